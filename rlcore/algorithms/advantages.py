@@ -1,0 +1,108 @@
+"""Advantages: how much better a token or a completion was than expected.
+
+Completions stand in padded rows, [S, T]; ``mask`` is True on the tokens that the policy produced (False on padding and
+on tool output). Rewards are float64, so that equal rewards stay equal; a reward that is NaN was not scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+EQUAL_REWARDS = 1e-8  # rewards of a group that differ by no more than this carry no signal
+STD_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Episodes:
+    """What an advantage is computed from, for S completions of up to T tokens.
+
+    ``rewards``: float64 [S], the score plus every per-token penalty; NaN where the grader failed.
+    ``group``: int64 [S], completions of one prompt share a number.
+    ``token_rewards``: float64 [S, T], the penalties per token, with the score on the last token.
+    ``values``: float32 [S, T], zeros without a critic. ``mask``: bool [S, T].
+    """
+
+    rewards: torch.Tensor
+    group: torch.Tensor
+    token_rewards: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor
+
+
+#: Episodes -> advantages float32 [S, T], 0 where masked
+AdvantageFn = Callable[[Episodes], torch.Tensor]
+
+
+def gae(episodes: Episodes, *, gamma: float, lam: float) -> torch.Tensor:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16): float32 [S, T].
+
+    ``delta[t] = r[t] + gamma * V[t+1] - V[t]``, ``A[t] = delta[t] + gamma * lam * A[t+1]``, with V = 0 beyond the end.
+    Masked tokens (tool output) are stepped over: next value and running sum are carried across them without decay,
+    which equals the computation on the compressed sequence of the policy's own tokens.
+    """
+    mask, rewards, values = episodes.mask, episodes.token_rewards, episodes.values.double()
+    advantages = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[:, 0])
+    next_value = torch.zeros_like(running)
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        running = torch.where(mask[:, t], delta + gamma * lam * running, running)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = running
+    return advantages.masked_fill(~mask, 0.0).float()
+
+
+def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and variance 1 over the unmasked tokens of [S, T]; only centred where they are all equal."""
+    kept = advantages[mask].double()
+    if kept.numel() == 0:
+        return advantages
+    std = kept.std(unbiased=False)
+    scale = 1.0 / std if float(std) > EQUAL_REWARDS else 1.0
+    return ((advantages - kept.mean()) * scale).masked_fill(~mask, 0.0).float()
+
+
+def group_normalized(episodes: Episodes) -> torch.Tensor:
+    """``(R - mean) / std`` within the group, population std (GRPO, Shao et al. 2024, section 4.1.2)."""
+    return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) / (rewards.std(unbiased=False) + STD_EPSILON))
+
+
+def group_centred(episodes: Episodes) -> torch.Tensor:
+    """``R - mean`` within the group: no division by the std (Dr. GRPO, Liu et al. 2025)."""
+    return _by_group(episodes, lambda rewards: rewards - rewards.mean())
+
+
+def leave_one_out(episodes: Episodes) -> torch.Tensor:
+    """``R_i - mean of the others`` within the group (RLOO, Kool et al. 2019; Ahmadian et al. 2024)."""
+    return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1)))
+
+
+def batch_normalized(episodes: Episodes) -> torch.Tensor:
+    """``(R - mean) / std`` over the whole batch (REINFORCE++, Hu 2025)."""
+    rewards, scored = episodes.rewards, episodes.rewards.isfinite()
+    advantages = torch.zeros_like(rewards)
+    kept = rewards[scored]
+    if has_signal(kept):
+        advantages[scored] = (kept - kept.mean()) / (kept.std(unbiased=False) + STD_EPSILON)
+    return _per_token(advantages, episodes.mask)
+
+
+def has_signal(rewards: torch.Tensor) -> bool:
+    """Whether rewards differ at all: decided by max - min, never by a std plus a tiny epsilon."""
+    return len(rewards) > 1 and float(rewards.max() - rewards.min()) > EQUAL_REWARDS
+
+
+def _by_group(episodes: Episodes, normalise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    advantages = torch.zeros_like(episodes.rewards)
+    for number in episodes.group.unique():
+        members = (episodes.group == number) & episodes.rewards.isfinite()
+        if has_signal(episodes.rewards[members]):
+            advantages[members] = normalise(episodes.rewards[members])
+    return _per_token(advantages, episodes.mask)
+
+
+def _per_token(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return advantages[:, None].expand(mask.shape).masked_fill(~mask, 0.0).float()

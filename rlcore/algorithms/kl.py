@@ -1,0 +1,74 @@
+"""KL divergence to the reference policy: estimators, losses with the right gradient, and the adaptive coefficient.
+
+With d = policy_logprobs - ref_logprobs on tokens that the policy sampled (Schulman 2020, "Approximating KL divergence"):
+
+    k1 = d                    unbiased, may be negative; the form for the reward
+    k2 = d^2 / 2              its gradient is exactly that of the reverse KL
+    k3 = exp(-d) + d - 1      unbiased, never negative; the one to report; its plain gradient is that of the FORWARD KL
+
+As a loss, k1 alone has zero gradient in expectation and k3 alone the wrong one. Multiplied by the differentiable ratio
+both are exact; so is k2 times the detached importance weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+#: (d [N], log_ratio [N]) -> loss [N]; both differentiable, 0 where masked
+KlLossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def k1(d: torch.Tensor) -> torch.Tensor:
+    """``d`` [N]."""
+    return d
+
+
+def k2(d: torch.Tensor) -> torch.Tensor:
+    """``d^2 / 2`` [N]."""
+    return 0.5 * d.square()
+
+
+def k3(d: torch.Tensor) -> torch.Tensor:
+    """``exp(-d) + d - 1`` [N], never negative."""
+    return torch.expm1(-d) + d
+
+
+def k1_ratio_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    """``ratio * k1``: gradient of the reverse KL, also off-policy."""
+    return log_ratio.exp() * k1(d)
+
+
+def k2_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    """``ratio.detach() * k2``: gradient of the reverse KL, with the importance weight detached."""
+    return log_ratio.detach().exp() * k2(d)
+
+
+def k3_ratio_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    """``ratio * k3``: gradient of the reverse KL with the low variance of k3. The value is never clamped: a clamp
+    would remove the gradient exactly where the policy has dropped a token."""
+    return log_ratio.exp() * k3(d)
+
+
+KL_LOSSES: Mapping[str, KlLossFn] = {"k1_ratio": k1_ratio_loss, "k2": k2_loss, "k3_ratio": k3_ratio_loss}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlController:
+    """The KL coefficient beta; adaptive when ``target`` > 0 (Ziegler et al. 2019, section 2.2).
+
+    ``target`` is in nats per completion, ``horizon`` in completions.
+    """
+
+    coefficient: float
+    target: float = 0.0
+    horizon: int = 10_000
+
+    def updated(self, measured: float, num_samples: int) -> KlController:
+        """The controller after ``num_samples`` completions with mean KL ``measured`` (proportional, error clipped at 0.2)."""
+        if self.target == 0.0:
+            return self
+        error = min(max(measured / self.target - 1.0, -0.2), 0.2)
+        return replace(self, coefficient=self.coefficient * (1.0 + error * num_samples / self.horizon))

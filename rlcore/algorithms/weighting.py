@@ -1,0 +1,36 @@
+"""What each token counts in the loss. Weights are decided once over the whole optimizer step, the loss is a plain sum:
+packing, micro-batches and data parallelism cannot change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+#: loss_mask of every sequence of the optimizer step, padded: bool [S, T] -> weights float32 [S, T]
+WeightingFn = Callable[[torch.Tensor], torch.Tensor]
+
+
+def token_mean(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Every token counts the same: ``1 / (number of tokens of the step)`` (DAPO, Yu et al. 2025, eq. 8)."""
+    mask = loss_mask.float()
+    return mask / mask.sum().clamp(min=1.0)
+
+
+def sequence_mean(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Every sequence counts the same: ``1 / (S * its tokens)`` (GRPO, Shao et al. 2024, eq. 3).
+
+    S counts the sequences that have a token to train; one that is masked as a whole is in neither sum.
+    """
+    mask = loss_mask.float()
+    lengths = mask.sum(1, keepdim=True)
+    num_sequences = (lengths > 0).sum().clamp(min=1)
+    return mask / lengths.clamp(min=1.0) / num_sequences
+
+
+def constant(loss_mask: torch.Tensor, *, length: int) -> torch.Tensor:
+    """``1 / (S * length)`` for a fixed length, so that long answers are not favoured (Dr. GRPO, Liu et al. 2025)."""
+    mask = loss_mask.float()
+    num_sequences = mask.any(1).sum().clamp(min=1)
+    return mask / (num_sequences * float(length))

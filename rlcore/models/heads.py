@@ -1,0 +1,121 @@
+"""A language model with a scalar head: the critic (a value per token) and the reward model (a score per completion)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlcore.errors import ModelError
+from rlcore.models.policy import hidden_states, scatter_tokens
+from rlcore.packing import PackedBatch, TokenSequence, pack
+
+HEAD_FILE = "scalar_head.safetensors"
+
+
+class ScalarModel(nn.Module):
+    """A trunk and one bias-free linear map of its hidden state to a scalar."""
+
+    def __init__(self, backbone: PreTrainedModel, head: nn.Linear) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    @classmethod
+    def with_zero_head(cls, backbone: PreTrainedModel) -> ScalarModel:
+        """A critic that predicts 0 everywhere at first, on its own copy of the trunk."""
+        head = _new_head(backbone)
+        nn.init.zeros_(head.weight)
+        return cls(copy.deepcopy(backbone), head)
+
+    @classmethod
+    def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarModel:
+        """A reward model with head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, appendix B.1)."""
+        head = _new_head(backbone)
+        std = (head.in_features + 1) ** -0.5
+        with torch.no_grad():
+            head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
+        return cls(copy.deepcopy(backbone), head)
+
+    def token_values(self, batch: PackedBatch) -> torch.Tensor:
+        """Value of the state before each completion token: float32 [N]."""
+        return self._scalars(batch, batch.predictors)
+
+    def sequence_scores(self, batch: PackedBatch) -> torch.Tensor:
+        """Score of each sequence, read at its last token: float32 [S], in the order of ``batch.sequences``."""
+        return self._scalars(batch, batch.last_positions)
+
+    def _scalars(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
+        states = hidden_states(self.backbone, batch).flatten(0, 1)[positions]
+        values: torch.Tensor = self.head(states.to(self.head.weight.dtype)).squeeze(-1).float()
+        return values
+
+    def train_last_layers(self, count: int) -> None:
+        """Freeze the trunk but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""
+        layers = getattr(self.backbone.base_model, "layers", None)
+        if count < 0:
+            return
+        if layers is None:
+            raise ModelError(
+                f"{type(self.backbone).__name__} has no list of layers to freeze",
+                fix="set reward_model.trainable_layers = -1",
+            )
+        self.backbone.requires_grad_(False)
+        if count:
+            layers[-count:].requires_grad_(True)
+            self.backbone.base_model.norm.requires_grad_(True)
+
+
+def _new_head(backbone: PreTrainedModel) -> nn.Linear:
+    return nn.Linear(backbone.config.hidden_size, 1, bias=False, device=backbone.device, dtype=torch.float32)
+
+
+@torch.no_grad()
+def score_values(
+    critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+) -> list[torch.Tensor]:
+    """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
+    results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
+    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        scatter_tokens(critic.token_values(batch.to(critic.backbone.device)), batch, results)
+    return results
+
+
+@torch.no_grad()
+def score_rewards(
+    reward_model: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+) -> torch.Tensor:
+    """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
+    scores = torch.empty(len(sequences))
+    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        scores[batch.sequences] = reward_model.sequence_scores(batch.to(reward_model.backbone.device)).cpu()
+    return scores
+
+
+def save_head(model: ScalarModel, folder: Path) -> None:
+    """Write the head's weight beside the trunk's checkpoint."""
+    save_file({"weight": model.head.weight.detach().cpu().contiguous()}, folder / HEAD_FILE)
+
+
+def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarModel:
+    """A trunk that was loaded from ``folder`` with the head that lies beside it.
+
+    Raises:
+        ModelError: no head there, or one of another width.
+    """
+    path = folder / HEAD_FILE
+    if not path.is_file():
+        raise ModelError("there is no scalar head", where=str(path), fix="name the folder of a trained reward model")
+    weight = load_file(path)["weight"]
+    head = _new_head(backbone)
+    if weight.shape != head.weight.shape:
+        raise ModelError(
+            f"the head is {tuple(weight.shape)}, the trunk wants {tuple(head.weight.shape)}", where=str(path)
+        )
+    with torch.no_grad():
+        head.weight.copy_(weight)
+    return ScalarModel(backbone, head)

@@ -1,0 +1,59 @@
+"""Log-probabilities and entropy from hidden states, in chunks: the [N, V] logits never stand in memory as a whole."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def chunked_logprobs(
+    hidden: torch.Tensor,
+    head_weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int = 1024,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each target and entropy of each distribution ``softmax(hidden @ head_weight.T / temperature)``.
+
+    Args:
+        hidden: [N, H], the states that predict the targets.
+        head_weight: [V, H].
+        targets: int64 [N].
+        temperature: of the distribution that was sampled from.
+        chunk_size: how many of the N rows have their [chunk, V] logits in memory at once; the backward pass computes
+            them again instead of keeping them.
+        entropy_gradient: whether the entropy is to be differentiated (it costs a second softmax backward).
+
+    Returns:
+        logprobs, entropy: float32 [N] each, in nats.
+    """
+    results = [
+        checkpoint(
+            _logprobs_of_chunk,
+            hidden[start : start + chunk_size],
+            head_weight,
+            targets[start : start + chunk_size],
+            temperature,
+            entropy_gradient,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, len(targets), chunk_size)
+    ]
+    logprobs, entropy = zip(*results, strict=True)
+    return torch.cat(logprobs), torch.cat(entropy)
+
+
+def _logprobs_of_chunk(
+    hidden: torch.Tensor, head_weight: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = (hidden @ head_weight.T).float() / temperature
+    log_normaliser = logits.logsumexp(-1)
+    logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
+    if not entropy_gradient:
+        logits, log_normaliser = logits.detach(), log_normaliser.detach()
+    # H = log Z - E[logit]
+    probabilities = (logits - log_normaliser[:, None]).exp()
+    return logprobs, log_normaliser - (probabilities * logits).sum(-1)

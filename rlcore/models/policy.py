@@ -1,0 +1,80 @@
+"""A causal language model as a policy: packed batch in, log-probabilities of the completion tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.errors import ModelError
+from rlcore.models.logprobs import chunked_logprobs
+from rlcore.packing import PackedBatch, TokenSequence, pack
+
+
+def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+    """Last hidden states of the trunk, [B, T, H]."""
+    output = model.base_model(
+        input_ids=batch.token_ids,
+        position_ids=batch.position_ids,
+        attention_mask=batch.attention_mask,
+        use_cache=False,
+    )
+    states: torch.Tensor = output.last_hidden_state
+    return states
+
+
+def completion_logprobs(
+    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy of each completion token, float32 [N] each, in the order of ``batch.targets``."""
+    states = hidden_states(model, batch).flatten(0, 1)[batch.predictors]
+    head = model.get_output_embeddings()
+    return chunked_logprobs(
+        states, head.weight, batch.targets, temperature=temperature, entropy_gradient=entropy_gradient
+    )
+
+
+@torch.no_grad()
+def score_sequences(
+    model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float = 1.0
+) -> list[torch.Tensor]:
+    """Log-probabilities of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
+    results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
+    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        logprobs, _ = completion_logprobs(model, batch.to(model.device), temperature=temperature)
+        scatter_tokens(logprobs, batch, results)
+    return results
+
+
+def scatter_tokens(values: torch.Tensor, batch: PackedBatch, results: Sequence[torch.Tensor]) -> None:
+    """Write the flat per-token ``values`` [N] of a batch into the per-sequence tensors ``results`` (one [T] each)."""
+    flat = values.detach().float().cpu()
+    lengths = [len(results[number]) for number in batch.sequences.tolist()]
+    for number, piece in zip(batch.sequences.tolist(), flat.split(lengths), strict=True):
+        results[number].copy_(piece)
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Make sure that ``hidden @ head.T`` is all there is between the trunk and the logits.
+
+    Models that cap, scale or bias their logits would get wrong log-probabilities without any sign of it.
+
+    Raises:
+        ModelError: the model's own logits differ from ours.
+    """
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    tokens = tuple(token % vocabulary for token in (7, 3, 11, 5))
+    batch = pack([TokenSequence(prompt_ids=tokens[:1], completion_ids=tokens[1:])], tokens_per_microbatch=8)[0]
+    ours, _ = completion_logprobs(model, batch.to(model.device))
+    logits = model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0, :-1].float()
+    theirs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:], device=model.device)[:, None]).squeeze(-1)
+    bound = 1e-3 if model.dtype == torch.float32 else 0.3
+    difference = float((ours - theirs).abs().max())
+    if not difference <= bound:
+        raise ModelError(
+            f"the log-probabilities of {type(model).__name__} differ from its own logits by {difference:.3g} nats",
+            where=str(model.config._name_or_path),
+            fix="use a model whose logits are hidden @ head.T (no soft-capping, scaling or bias of the logits)",
+        )

@@ -1,0 +1,163 @@
+"""Sequences to packed micro-batches: completions of one prompt share its tokens, and nothing is scored that is prompt.
+
+A row is a tree: the prompt once, then its completions, each of which sees the prompt and itself:
+
+    token_ids     p0 p1 p2 | a0 a1 | b0 b1 b2 | pad
+    position_ids   0  1  2 |  3  4 |  3  4  5 |  0
+    segment        0  0  0 |  1  1 |  2  2  2 | -1
+    predictors           the token a0 is predicted by p2, a1 by a0, b0 by p2, b1 by b0, ...
+
+Attention: a token sees what stands before it in the row and is prompt or of its own segment. Everything after the
+trunk works on the N completion tokens alone, flat, in the order of the sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """A prompt and one completion as token ids."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedBatch:
+    """A micro-batch of B rows of T positions, holding S sequences with N completion tokens in all.
+
+    ``token_ids``, ``position_ids``: int64 [B, T]. ``attention_mask``: bool [B, 1, T, T], True where attention is
+    allowed. ``predictors``: int64 [N], index into the flattened [B*T] positions of the hidden state that predicts
+    the token. ``targets``: int64 [N]. ``sequence_index``: int64 [N], which of the caller's sequences the token is of.
+    ``token_index``: int64 [N], its place in that completion. ``last_positions``: int64 [S], flat position of each
+    sequence's last token; ``sequences``: int64 [S], the caller's numbers of the sequences in this batch.
+    """
+
+    token_ids: torch.Tensor
+    position_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    predictors: torch.Tensor
+    targets: torch.Tensor
+    sequence_index: torch.Tensor
+    token_index: torch.Tensor
+    last_positions: torch.Tensor
+    sequences: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of completion tokens, N."""
+        return int(self.targets.numel())
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same batch on another device."""
+        return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    prompt_ids: tuple[int, ...]
+    members: tuple[tuple[int, tuple[int, ...]], ...]  # (number of the sequence, completion ids)
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + sum(len(completion) for _, completion in self.members)
+
+
+def pack(sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, pad_id: int = 0) -> list[PackedBatch]:
+    """Pack sequences into micro-batches of at most ``tokens_per_microbatch`` positions, padding included.
+
+    A single sequence longer than the budget gets a micro-batch of its own. Which sequences stand together changes
+    neither a loss nor a gradient: weights are decided over the whole optimizer step before packing.
+
+    Raises:
+        ValueError: an empty prompt or completion, which has no predictor or no token to score.
+    """
+    for number, sequence in enumerate(sequences):
+        if not sequence.prompt_ids or not sequence.completion_ids:
+            raise ValueError(f"sequence {number} has an empty prompt or completion")
+    trees = sorted(_trees(sequences, tokens_per_microbatch), key=len, reverse=True)
+    batches: list[PackedBatch] = []
+    rows: list[_Tree] = []
+    for tree in trees:  # longest first, so the first row of a batch fixes its width
+        if rows and len(rows[0]) * (len(rows) + 1) > tokens_per_microbatch:
+            batches.append(_lay_out(rows, pad_id))
+            rows = []
+        rows.append(tree)
+    if rows:
+        batches.append(_lay_out(rows, pad_id))
+    return batches
+
+
+def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
+    by_prompt: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+    for number, sequence in enumerate(sequences):
+        by_prompt.setdefault(sequence.prompt_ids, []).append((number, sequence.completion_ids))
+    trees: list[_Tree] = []
+    for prompt_ids, members in by_prompt.items():
+        chosen: list[tuple[int, tuple[int, ...]]] = []
+        length = len(prompt_ids)
+        for member in members:
+            if chosen and length + len(member[1]) > limit:
+                trees.append(_Tree(prompt_ids, tuple(chosen)))
+                chosen, length = [], len(prompt_ids)
+            chosen.append(member)
+            length += len(member[1])
+        trees.append(_Tree(prompt_ids, tuple(chosen)))
+    return trees
+
+
+def _lay_out(trees: Sequence[_Tree], pad_id: int) -> PackedBatch:
+    width = max(map(len, trees))
+    token_ids = torch.full((len(trees), width), pad_id)
+    position_ids = torch.zeros((len(trees), width), dtype=torch.int64)
+    segment = torch.full((len(trees), width), -1)
+    predictors: list[int] = []
+    targets: list[int] = []
+    sequence_index: list[int] = []
+    token_index: list[int] = []
+    last_positions: list[int] = []
+    for row, tree in enumerate(trees):
+        prompt_length = start = len(tree.prompt_ids)
+        token_ids[row, :start] = torch.tensor(tree.prompt_ids)
+        position_ids[row, :start] = torch.arange(start)
+        segment[row, :start] = 0
+        origin = row * width
+        for branch, (number, completion) in enumerate(tree.members, start=1):
+            end = start + len(completion)
+            token_ids[row, start:end] = torch.tensor(completion)
+            position_ids[row, start:end] = torch.arange(prompt_length, prompt_length + len(completion))
+            segment[row, start:end] = branch
+            predictors += [origin + prompt_length - 1, *range(origin + start, origin + end - 1)]
+            targets += completion
+            sequence_index += [number] * len(completion)
+            token_index += range(len(completion))
+            last_positions.append(origin + end - 1)
+            start = end
+    members = [number for tree in trees for number, _ in tree.members]
+    return PackedBatch(
+        token_ids=token_ids,
+        position_ids=position_ids,
+        attention_mask=tree_mask(segment),
+        predictors=torch.tensor(predictors),
+        targets=torch.tensor(targets),
+        sequence_index=torch.tensor(sequence_index),
+        token_index=torch.tensor(token_index),
+        last_positions=torch.tensor(last_positions),
+        sequences=torch.tensor(members),
+    )
+
+
+def tree_mask(segment: torch.Tensor) -> torch.Tensor:
+    """Attention mask of rows of segments: int [B, T] (0 prompt, k the k-th completion, -1 padding) to bool [B, 1, T, T].
+
+    A padding position sees itself alone: a row of the mask without any True would make its softmax NaN.
+    """
+    query, key = segment[:, :, None], segment[:, None, :]
+    causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool).tril()
+    visible = causal & ((key == query) | (key == 0)) & (query >= 0)
+    itself = torch.eye(segment.shape[1], dtype=torch.bool)
+    return (visible | itself)[:, None]

@@ -1,0 +1,196 @@
+"""Checkpoints of a learner: everything that has state in one folder, whole or not there at all.
+
+    .tmp-<step>/ -> weights.safetensors, optimizer.safetensors, ..., state.json -> fsync -> MANIFEST.json (size and
+    SHA-256 of each) -> fsync -> rename to step-<step>/ -> fsync of the parent -> prune
+
+The newest folder whose manifest verifies is loaded; a damaged one is renamed aside, never loaded and never deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from rlcore.algorithms.kl import KlController
+from rlcore.errors import CheckpointError, StorageError
+from rlcore.training.learner import Learner
+
+MANIFEST = "MANIFEST.json"
+STATE = "state.json"
+Tensors = Mapping[str, torch.Tensor]
+
+
+def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], keep: int = 2) -> Path:
+    """Write the learner and ``run_state`` (JSON-able: iteration, identity hashes, history ...) atomically.
+
+    Raises:
+        StorageError: the disk is full or refuses; earlier checkpoints are untouched.
+    """
+    temporary, final = root / f".tmp-{step}", root / f"step-{step:06d}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, tensors in _tensors(learner).items():
+            save_file({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
+        state = {"learner": _scalars(learner), "run": dict(run_state)}
+        (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
+        _seal(temporary)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _fsync(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(
+            f"the checkpoint of step {step} could not be written: {error}",
+            where=str(root),
+            fix="free space or correct the permissions, then start the same command again: it resumes",
+        ) from error
+    for old in _steps(root)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def load_newest(root: Path, learner: Learner, *, identity: Mapping[str, str]) -> dict[str, Any] | None:
+    """Restore the learner from the newest intact checkpoint; returns its run state, or None where there is none.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs).
+    """
+    for folder in reversed(_steps(root)):
+        if not is_intact(folder):
+            folder.rename(folder.with_name(f"damaged-{folder.name}"))
+            continue
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        stored = state["run"].get("identity", {})
+        differing = sorted(key for key in {*stored, *identity} if stored.get(key) != identity.get(key))
+        if differing:
+            raise CheckpointError(
+                f"the checkpoint was made with another {', '.join(differing)}",
+                where=str(folder),
+                fix="remove this folder to start anew, or restore what changed",
+            )
+        _restore(folder, learner, state["learner"])
+        run_state: dict[str, Any] = state["run"]
+        return run_state
+    return None
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether every file of a checkpoint has the size and the SHA-256 that its manifest states."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return all(_describe(folder / name) == entry for name, entry in manifest.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _tensors(learner: Learner) -> dict[str, Tensors]:
+    # state_dict() names tied weights twice; safetensors refuses shared memory, so the parameters are saved by name once.
+    tensors: dict[str, Tensors] = {
+        "policy": _weights(learner.policy),
+        "optimizer": _optimizer_tensors(learner.optimizer),
+    }
+    if learner.critic is not None:
+        tensors["critic"] = _weights(learner.critic)
+        tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer)
+    return tensors
+
+
+def _weights(module: torch.nn.Module) -> Tensors:
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}/{name}": value
+        for number, entry in state.items()
+        for name, value in entry.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _scalars(learner: Learner) -> dict[str, Any]:
+    scalars = {
+        "policy_version": learner.policy_version,
+        "kl_coefficient": learner.kl.coefficient,
+        "scheduler_step": learner.scheduler.last_epoch,
+    }
+    if learner.critic is not None:
+        scalars["critic_scheduler_step"] = learner.critic_scheduler.last_epoch
+    return scalars
+
+
+def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None:
+    _restore_weights(learner.policy, folder / "policy.safetensors")
+    _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
+    _restore_scheduler(learner.scheduler, scalars["scheduler_step"])
+    if learner.critic is not None:
+        _restore_weights(learner.critic, folder / "critic.safetensors")
+        _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
+        _restore_scheduler(learner.critic_scheduler, scalars["critic_scheduler_step"])
+    learner.policy_version = scalars["policy_version"]
+    learner.kl = KlController(
+        coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon
+    )
+
+
+@torch.no_grad()
+def _restore_weights(module: torch.nn.Module, path: Path) -> None:
+    stored = load_file(path)
+    parameters = dict(module.named_parameters())
+    if stored.keys() != parameters.keys():
+        raise CheckpointError("the checkpoint holds other parameters than the model", where=str(path))
+    for name, parameter in parameters.items():
+        parameter.copy_(stored[name])
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    restored: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in load_file(path).items():
+        number, name = key.split("/")
+        restored.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _restore_scheduler(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
+    scheduler.last_epoch = step
+    for group, base, factor in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(step)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _steps(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("step-*") if path.is_dir())
+
+
+def _seal(folder: Path) -> None:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    manifest = {path.name: _describe(path) for path in files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in (*files, folder / MANIFEST, folder):
+        _fsync(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

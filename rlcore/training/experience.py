@@ -1,0 +1,194 @@
+"""Scored rollouts to training samples: reference and value passes, penalties, advantages, returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.algorithms.advantages import Episodes, has_signal, whiten
+from rlcore.algorithms.kl import k1, k3
+from rlcore.algorithms.ratios import LOG_RATIO_LIMIT
+from rlcore.algorithms.table import Algorithm
+from rlcore.algorithms.values import explained_variance
+from rlcore.config import KlConfig
+from rlcore.errors import TrainingError
+from rlcore.models.heads import ScalarModel, score_values
+from rlcore.models.policy import score_sequences
+from rlcore.packing import TokenSequence
+from rlcore.types import ScoredRollout, TrainingSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Judges:
+    """The models that look at a rollout before the update. ``reference`` and ``critic`` are None when not needed."""
+
+    policy: PreTrainedModel
+    reference: PreTrainedModel | None
+    critic: ScalarModel | None
+    temperature: float
+    tokens_per_microbatch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Experience:
+    """The samples of one iteration and what was measured while making them.
+
+    ``mean_kl``: nats per completion to the reference, what the adaptive coefficient looks at.
+    """
+
+    samples: tuple[TrainingSample, ...]
+    metrics: Mapping[str, float]
+    mean_kl: float
+
+
+def build_experience(
+    groups: Sequence[Sequence[ScoredRollout]],
+    algorithm: Algorithm,
+    judges: Judges,
+    *,
+    kl: KlConfig,
+    kl_coefficient: float,
+    truncated: str,
+    need_old_logprobs: bool,
+) -> Experience:
+    """Turn the scored groups of one iteration into training samples.
+
+    A rollout that was not scored (or, with ``truncated="mask"``, was cut by the limit) is left out of the baseline and
+    of the loss: numerator and denominator state the same set. ``truncated="zero"`` scores a cut completion 0.
+
+    Raises:
+        TrainingError: not one rollout could be used.
+    """
+    numbered = [(number, item) for number, group in enumerate(groups) for item in group]
+    kept = [(number, item) for number, item in numbered if is_usable(item, truncated)]
+    if not kept:
+        raise TrainingError(
+            "none of the iteration's rollouts can be trained on: all are unscored or truncated",
+            fix="look at the errors in the rollout table; raise sampling.max_new_tokens if all are truncated",
+        )
+    rollouts = [item.rollout for _, item in kept]
+    sequences = [
+        TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
+        for rollout in rollouts
+    ]
+    budget = judges.tokens_per_microbatch
+    zeros = [torch.zeros(len(rollout.completion_ids)) for rollout in rollouts]
+    needs_policy = need_old_logprobs or (kl.placement == "reward" and judges.reference is not None)
+    old = ref = values = zeros
+    if needs_policy:
+        old = score_sequences(judges.policy, sequences, tokens_per_microbatch=budget, temperature=judges.temperature)
+    if judges.reference is not None:
+        ref = score_sequences(judges.reference, sequences, tokens_per_microbatch=budget, temperature=judges.temperature)
+    if judges.critic is not None:
+        values = score_values(judges.critic, sequences, tokens_per_microbatch=budget)
+
+    masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
+    in_reward = judges.reference is not None and kl.placement == "reward"
+    gaps = [
+        (o - r).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).masked_fill(~mask, 0.0) if in_reward else torch.zeros_like(o)
+        for o, r, mask in zip(old, ref, masks, strict=True)
+    ]
+    penalties = [-kl_coefficient * k1(gap).double() for gap in gaps]
+    rewards = [reward_of(item, truncated) for _, item in kept]
+    episodes = lay_out_episodes(rewards, [number for number, _ in kept], penalties, values, masks)
+    raw = algorithm.advantage(episodes)
+    advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
+    samples = tuple(
+        TrainingSample(
+            prompt_ids=rollout.prompt.token_ids,
+            completion_ids=rollout.completion_ids,
+            loss_mask=masks[i],
+            sampler_logprobs=torch.tensor(rollout.sampler_logprobs),
+            old_logprobs=old[i],
+            ref_logprobs=ref[i],
+            advantages=advantages[i, : len(masks[i])],
+            values=values[i],
+            returns=raw[i, : len(masks[i])] + values[i],
+        )
+        for i, rollout in enumerate(rollouts)
+    )
+    metrics = _metrics(numbered, kept, samples, episodes, uses_critic=algorithm.uses_critic)
+    if in_reward:
+        metrics["kl/ref"] = float(torch.cat([k3(gap)[mask] for gap, mask in zip(gaps, masks, strict=True)]).mean())
+    mean_kl = float(torch.stack([gap.sum() for gap in gaps]).mean())
+    return Experience(samples=samples, metrics=metrics, mean_kl=mean_kl)
+
+
+def is_usable(item: ScoredRollout, truncated: str) -> bool:
+    """Whether a rollout may be trained on: it was scored, and is not a masked truncation."""
+    masked = truncated == "mask" and item.rollout.finish_reason == "length"
+    return item.score.value is not None and math.isfinite(item.score.value) and not masked
+
+
+def reward_of(item: ScoredRollout, truncated: str) -> float:
+    """The reward of a usable rollout under the setting for truncated completions."""
+    if truncated == "zero" and item.rollout.finish_reason == "length":
+        return 0.0
+    return float(item.score.value or 0.0)
+
+
+def lay_out_episodes(
+    rewards: Sequence[float],
+    group: Sequence[int],
+    penalties: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+) -> Episodes:
+    """Ragged completions to padded rows; the score goes to the last token that the policy produced."""
+    width = max(map(len, masks))
+    shape = (len(masks), width)
+    token_rewards = torch.zeros(shape, dtype=torch.float64)
+    padded_values, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    totals = []
+    for row, reward in enumerate(rewards):
+        length = len(masks[row])
+        token_rewards[row, :length] = penalties[row]
+        padded_values[row, :length] = values[row]
+        mask[row, :length] = masks[row]
+        totals.append(reward + float(penalties[row].sum()))
+        token_rewards[row, int(masks[row].nonzero()[-1])] += reward
+    return Episodes(
+        rewards=torch.tensor(totals, dtype=torch.float64),
+        group=torch.tensor(group),
+        token_rewards=token_rewards,
+        values=padded_values,
+        mask=mask,
+    )
+
+
+def _metrics(
+    numbered: Sequence[tuple[int, ScoredRollout]],
+    kept: Sequence[tuple[int, ScoredRollout]],
+    samples: Sequence[TrainingSample],
+    episodes: Episodes,
+    *,
+    uses_critic: bool,
+) -> dict[str, float]:
+    scores = torch.tensor([float(item.score.value or 0.0) for _, item in kept], dtype=torch.float64)
+    lengths = [len(item.rollout.completion_ids) for _, item in numbered]
+    cut = [item.rollout.finish_reason == "length" for _, item in numbered]
+    numbers = torch.tensor([number for number, _ in kept])
+    without_signal = [not has_signal(scores[numbers == number]) for number in numbers.unique()]
+    advantages = torch.cat([sample.advantages[sample.loss_mask] for sample in samples])
+    metrics = {
+        "reward/mean": float(scores.mean()),
+        "reward/std": float(scores.std(unbiased=False)),
+        "reward/errors": float(sum(item.score.value is None for _, item in numbered)),
+        "completion/length": sum(lengths) / len(lengths),
+        "completion/truncated": sum(cut) / len(cut),
+        "groups/zero_signal": sum(without_signal) / len(without_signal),
+        "advantage/mean": float(advantages.mean()),
+        "advantage/std": float(advantages.std(unbiased=False)),
+    }
+    for name in sorted({name for _, item in kept for name in item.score.parts}):
+        parts = [item.score.parts[name] for _, item in kept if name in item.score.parts]
+        metrics[f"reward/part/{name}"] = sum(parts) / len(parts)
+    if uses_critic:
+        values = torch.cat([sample.values[sample.loss_mask] for sample in samples])
+        returns = torch.cat([sample.returns[sample.loss_mask] for sample in samples])
+        metrics["value/explained_variance"] = explained_variance(values, returns)
+    return metrics

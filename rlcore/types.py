@@ -1,0 +1,113 @@
+"""The stages of a rollout's life, each a frozen type. A later stage is a new type, never a half-filled earlier one.
+
+    Prompt -> Rollout | FailedRollout -> ScoredRollout -> TrainingSample -> (packing) Batch
+
+Per-token fields of a completion have one entry per completion token, aligned with the token that they score:
+
+    completion_ids    [ 5,    9,    2  ]      2 is the end-of-sequence token, an action like any other
+    sampler_logprobs  [-0.1, -1.2, -0.01]     natural logarithm, of the tempered distribution
+    loss_mask         [True, True, True ]     False on tool output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+FinishReason = Literal["stop", "length"]
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What the policy is asked, as text and as tokens.
+
+    ``Prompt(prompt_id="add-17", messages=(Message(role="user", content="3 + 4 = ?"),), token_ids=(1, 8, 9),
+    reference="7", task="arithmetic")``
+
+    ``reference`` is what the verifier needs (a ground truth, or JSON for a task's own scorer); ``""`` when the
+    reward does not need one. ``task`` names the family of problems, for per-task figures and verifiers.
+    """
+
+    prompt_id: str
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    reference: str
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One completion of a prompt, exactly as sampled (token ids in, token ids out).
+
+    ``finish_reason`` is the engine's word: ``"length"`` means cut by the token limit. ``text`` is the decoded
+    completion without special tokens, for verifiers and people; it is never tokenized again.
+    """
+
+    prompt: Prompt
+    completion_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...]
+    loss_mask: tuple[bool, ...]
+    policy_version: int
+    finish_reason: FinishReason
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedRollout:
+    """A completion that the engine could not produce: counted, never trained on."""
+
+    prompt: Prompt
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A grader's verdict.
+
+    ``value`` is the total reward, or ``None`` when the *grader* failed (then ``error`` says why): such a rollout
+    leaves the group's baseline and has advantage 0. A wrong or unparsable *answer* is a value, not an error.
+    ``parts`` holds each component before weighting, by name.
+    """
+
+    value: float | None
+    parts: Mapping[str, float]
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredRollout:
+    """A rollout with its score."""
+
+    rollout: Rollout
+    score: Score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainingSample:
+    """One completion ready for the update; the tensors are 1-D, one entry per completion token, on the CPU.
+
+    ``advantages``, ``old_logprobs``, ``sampler_logprobs``, ``ref_logprobs``, ``values``, ``returns``: float32 [T].
+    Where a term of the loss is off (no reference at beta = 0, no critic), its tensor is zeros and is not read.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    loss_mask: torch.Tensor
+    sampler_logprobs: torch.Tensor
+    old_logprobs: torch.Tensor
+    ref_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    values: torch.Tensor
+    returns: torch.Tensor
