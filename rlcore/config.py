@@ -249,6 +249,7 @@ class EvaluationConfig:
 
     num_problems: PositiveInt
     max_new_tokens: PositiveInt
+    verifier: Literal["math", "procedural"] = "math"  # what decides right or wrong, whatever the reward mixes in
     num_samples: NonNegativeInt = 0  # 0: greedy only
     num_sampled_problems: PositiveInt = 64
     temperature: PositiveFloat = 1.0
@@ -272,6 +273,7 @@ class RunConfig:
     grpo: RlConfig
     ppo: RlConfig
     evaluation: EvaluationConfig
+    runs: tuple[Literal["grpo", "ppo"], ...] = ("grpo", "ppo")  # the RL runs that post-training does and compares
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 

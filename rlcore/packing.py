@@ -152,7 +152,7 @@ def _lay_out(trees: Sequence[_Tree], pad_id: int) -> PackedBatch:
 
 
 def tree_mask(segment: torch.Tensor) -> torch.Tensor:
-    """Attention mask of rows of segments: int [B, T] (0 prompt, k the k-th completion, -1 padding) to bool [B, 1, T, T].
+    """Attention mask of rows of segments, int [B, T] (0 prompt, k the k-th completion, -1 padding): bool [B, 1, T, T].
 
     A padding position sees itself alone: a row of the mask without any True would make its softmax NaN.
     """

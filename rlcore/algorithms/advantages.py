@@ -56,13 +56,12 @@ def gae(episodes: Episodes, *, gamma: float, lam: float) -> torch.Tensor:
 
 
 def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and variance 1 over the unmasked tokens of [S, T]; only centred where they are all equal."""
+    """Mean 0 and variance 1 over the unmasked tokens of [S, T]: float32; exactly 0 where they are all equal."""
     kept = advantages[mask].double()
-    if kept.numel() == 0:
-        return advantages
-    std = kept.std(unbiased=False)
-    scale = 1.0 / std if float(std) > EQUAL_REWARDS else 1.0
-    return ((advantages - kept.mean()) * scale).masked_fill(~mask, 0.0).float()
+    if not has_signal(kept):
+        return torch.zeros_like(advantages, dtype=torch.float32)
+    whitened = (advantages.double() - kept.mean()) / kept.std(unbiased=False)
+    return whitened.masked_fill(~mask, 0.0).float()
 
 
 def group_normalized(episodes: Episodes) -> torch.Tensor:
@@ -97,7 +96,7 @@ def has_signal(rewards: torch.Tensor) -> bool:
 
 def _by_group(episodes: Episodes, normalise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     advantages = torch.zeros_like(episodes.rewards)
-    for number in episodes.group.unique():
+    for number in set(episodes.group.tolist()):
         members = (episodes.group == number) & episodes.rewards.isfinite()
         if has_signal(episodes.rewards[members]):
             advantages[members] = normalise(episodes.rewards[members])

@@ -1,6 +1,7 @@
 """KL divergence to the reference policy: estimators, losses with the right gradient, and the adaptive coefficient.
 
-With d = policy_logprobs - ref_logprobs on tokens that the policy sampled (Schulman 2020, "Approximating KL divergence"):
+With d = policy_logprobs - ref_logprobs on tokens that the policy sampled (Schulman 2020, "Approximating KL
+divergence"):
 
     k1 = d                    unbiased, may be negative; the form for the reward
     k2 = d^2 / 2              its gradient is exactly that of the reverse KL
@@ -67,7 +68,7 @@ class KlController:
     horizon: int = 10_000
 
     def updated(self, measured: float, num_samples: int) -> KlController:
-        """The controller after ``num_samples`` completions with mean KL ``measured`` (proportional, error clipped at 0.2)."""
+        """The controller after ``num_samples`` completions with mean KL ``measured``; the error is clipped at ±0.2."""
         if self.target == 0.0:
             return self
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)

@@ -117,7 +117,7 @@ def mismatch_correction(
     kept = raw.masked_fill(~mask, 0.0)
     sums = {
         "mismatch/mean_abs": difference.abs().sum(),
-        "mismatch/kl": k3(difference).sum(),  # KL(sampler || trainer), tokens drawn from the sampler
+        "mismatch/kl": k3(-difference).sum(),  # KL(sampler || trainer): the tokens were drawn from the sampler
         "mismatch/rejected": rejected.sum(),
         "mismatch/weight": kept.sum(),
         "mismatch/weight_squared": kept.square().sum(),

@@ -47,7 +47,7 @@ def cispo(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """``-clip(ratio).detach() * A * logprob`` (MiniMax-M1 2025, eq. 4): the weight is cut, every token keeps a gradient."""
+    """``-clip(ratio).detach() * A * logprob`` (MiniMax-M1 2025, eq. 4): every token keeps a gradient."""
     ratio = log_ratio.detach().exp()
     loss = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages * policy_logprobs
     return Surrogate(loss, clipped_low=ratio < 1.0 - clip_low, clipped_high=ratio > 1.0 + clip_high)

@@ -1,4 +1,4 @@
-"""Every algorithm as a row of pure functions. A new one is one row here and one test; nothing else knows their names."""
+"""Every algorithm as a row of pure functions. A new one is one row here and one test; nothing else knows the names."""
 
 from __future__ import annotations
 

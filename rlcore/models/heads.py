@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.models.logprobs import at_least_float32
 from rlcore.models.policy import hidden_states, scatter_tokens
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
@@ -51,8 +52,7 @@ class ScalarModel(nn.Module):
 
     def _scalars(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
         states = hidden_states(self.backbone, batch).flatten(0, 1)[positions]
-        values: torch.Tensor = self.head(states.to(self.head.weight.dtype)).squeeze(-1).float()
-        return values
+        return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
 
     def train_last_layers(self, count: int) -> None:
         """Freeze the trunk but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""

@@ -15,7 +15,7 @@ def chunked_logprobs(
     chunk_size: int = 1024,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target and entropy of each distribution ``softmax(hidden @ head_weight.T / temperature)``.
+    """Log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.
 
     Args:
         hidden: [N, H], the states that predict the targets.
@@ -27,7 +27,7 @@ def chunked_logprobs(
         entropy_gradient: whether the entropy is to be differentiated (it costs a second softmax backward).
 
     Returns:
-        logprobs, entropy: float32 [N] each, in nats.
+        logprobs, entropy: float32 [N] each, in nats (float64 for a float64 model).
     """
     results = [
         checkpoint(
@@ -49,7 +49,7 @@ def chunked_logprobs(
 def _logprobs_of_chunk(
     hidden: torch.Tensor, head_weight: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = (hidden @ head_weight.T).float() / temperature
+    logits = at_least_float32(hidden @ head_weight.T) / temperature
     log_normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
     if not entropy_gradient:
@@ -57,3 +57,8 @@ def _logprobs_of_chunk(
     # H = log Z - E[logit]
     probabilities = (logits - log_normaliser[:, None]).exp()
     return logprobs, log_normaliser - (probabilities * logits).sum(-1)
+
+
+def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    """Half precision to float32; float64 stays, so that exactness can be checked in it."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

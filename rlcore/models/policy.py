@@ -27,7 +27,10 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
 def completion_logprobs(
     model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy of each completion token, float32 [N] each, in the order of ``batch.targets``."""
+    """Log-probability and entropy of each completion token in nats, [N] each, in the order of ``batch.targets``.
+
+    float32 whatever the model's precision is, but float64 for a float64 model.
+    """
     states = hidden_states(model, batch).flatten(0, 1)[batch.predictors]
     head = model.get_output_embeddings()
     return chunked_logprobs(
@@ -51,7 +54,7 @@ def scatter_tokens(values: torch.Tensor, batch: PackedBatch, results: Sequence[t
     """Write the flat per-token ``values`` [N] of a batch into the per-sequence tensors ``results`` (one [T] each)."""
     flat = values.detach().float().cpu()
     lengths = [len(results[number]) for number in batch.sequences.tolist()]
-    for number, piece in zip(batch.sequences.tolist(), flat.split(lengths), strict=True):
+    for number, piece in zip(batch.sequences.tolist(), torch.split(flat, lengths), strict=True):
         results[number].copy_(piece)
 
 
@@ -59,7 +62,8 @@ def scatter_tokens(values: torch.Tensor, batch: PackedBatch, results: Sequence[t
 def check_head(model: PreTrainedModel) -> None:
     """Make sure that ``hidden @ head.T`` is all there is between the trunk and the logits.
 
-    Models that cap, scale or bias their logits would get wrong log-probabilities without any sign of it.
+    Models that cap, scale or bias their logits would get wrong log-probabilities without any sign of it, and so
+    would an attention that does not understand a boolean mask.
 
     Raises:
         ModelError: the model's own logits differ from ours.
@@ -76,5 +80,6 @@ def check_head(model: PreTrainedModel) -> None:
         raise ModelError(
             f"the log-probabilities of {type(model).__name__} differ from its own logits by {difference:.3g} nats",
             where=str(model.config._name_or_path),
-            fix="use a model whose logits are hidden @ head.T (no soft-capping, scaling or bias of the logits)",
+            fix="use a model whose logits are hidden @ head.T (no soft-capping, scaling or bias of the logits), "
+            "loaded with attn_implementation='sdpa'",
         )

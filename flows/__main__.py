@@ -1,0 +1,74 @@
+"""Command line: ``python -m flows run|plan|ui --preset tiny --set grpo.learning_rate=2e-6``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from rlcore.errors import ConfigError, RlcoreError
+from tasks.settings import configure_environment, configure_logging, find_home
+
+USAGE_ERROR, FAILURE = 2, 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An error that we know ends with its message alone, without a traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        configure_environment(find_home())
+        configure_logging()
+        return _COMMANDS[options.command](options)
+    except RlcoreError as error:
+        sys.stderr.write(f"\nerror ({type(error).__name__}): {error}\n")
+        return USAGE_ERROR if isinstance(error, ConfigError) else FAILURE
+
+
+def _run(options: argparse.Namespace) -> int:
+    from flows.presets import open_preset
+
+    open_preset(options.preset, options.set)  # refused here, before anything is started
+    from flows.post_train import post_train
+    from tasks.engine import call_flow
+    from tasks.summary import summarise
+
+    started = time.perf_counter()
+    refs = call_flow(post_train, preset=options.preset, overrides=tuple(options.set))
+    sys.stdout.write(summarise(find_home(), refs, seconds=time.perf_counter() - started))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from flows.run import plan_targets, targets_of_post_training
+    from tasks.pipeline import format_plan
+
+    targets = targets_of_post_training(options.preset, options.set)
+    sys.stdout.write(format_plan(plan_targets(options.preset, options.set, targets)) + "\n")
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from tasks.interfaces import serve
+
+    return serve(find_home(), mlflow_port=options.mlflow_port, prefect_port=options.prefect_port)
+
+
+_COMMANDS = {"run": _run, "plan": _plan, "ui": _ui}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m flows", description="Post-training of a language model.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("run", "run every stage of a preset"), ("plan", "say what would run, and why")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--preset", default="tiny", help="a committed preset or the path of a .toml file")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
+    ui = commands.add_parser("ui", help="open the MLflow and Prefect interfaces over the results")
+    ui.add_argument("--mlflow-port", type=int, default=5000)
+    ui.add_argument("--prefect-port", type=int, default=4200)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

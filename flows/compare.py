@@ -1,0 +1,14 @@
+"""Flow: the checkpoints of a preset side by side."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_targets
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="compare", persist_result=False)
+def compare(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """What each step of training was worth, with paired tests on the same problems."""
+    return run_targets(preset, overrides, ["compare"])

@@ -1,0 +1,14 @@
+"""Flow: import the starting checkpoint."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_targets
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="import-sft", persist_result=False)
+def import_sft(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """Bring the preset's model into the store as verified safetensors."""
+    return run_targets(preset, overrides, ["import_sft"])

@@ -1,0 +1,15 @@
+"""Flow: read, gate and snapshot the preset's datasets."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_targets
+from flows.stages import DATASETS
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="prepare-data", persist_result=False)
+def prepare_data(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots."""
+    return run_targets(preset, overrides, DATASETS)

@@ -1,0 +1,26 @@
+"""Presets by name or path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.config import RunConfig, load_preset
+from rlcore.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a committed preset (``tiny``) or of a file (``path/to/mine.toml``), with overrides.
+
+    Raises:
+        ConfigError: no such preset, or a fault in it (all faults are named at once).
+    """
+    path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.toml")))
+        raise ConfigError(
+            f"there is no preset {preset!r}", where=str(path), fix=f"name one of {known}, or the path of a .toml file"
+        )
+    return load_preset(path, overrides)

@@ -1,0 +1,14 @@
+"""Flow: reward-model training."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_targets
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="reward-model", persist_result=False)
+def reward_model(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """Train and judge the reward model on the preset's preferences."""
+    return run_targets(preset, overrides, ["reward_model"])

@@ -1,0 +1,14 @@
+"""Flow: supervised fine-tuning."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_targets
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="sft", persist_result=False)
+def sft(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """Train the imported checkpoint on the demonstrations and evaluate it."""
+    return run_targets(preset, overrides, ["evaluate_sft"])

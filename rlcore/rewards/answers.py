@@ -1,0 +1,128 @@
+r"""Which part of a completion is its answer. Every search is one pass over the text: linear time for any input.
+
+An answer is marked by ``\boxed{...}`` (also ``\box``, ``\fbox``), by ``#### ...`` at the start of a line, or by
+``<answer>...</answer>``. The marker that ends last wins, and only text after the last ``</think>`` counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+_BRACES = re.compile(r"\\(?:boxed|fbox|box)[ ]?\{|\\.|[{}]", re.DOTALL)
+_HASHES = re.compile(r"^[ \t]*####(?!#)(.*)$", re.MULTILINE)
+_TAGS = re.compile(r"<answer>|</answer>")
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+_MAX_UNWRAPS = 4  # a bound, because each round reads the text again
+# A number in running text, not inside a word, an exponent or a group: the sign is only a sign after a non-operand.
+_NUMBER = re.compile(
+    r"(?<![\w.^{}\\])(?:(?<![0-9)\]}])(?<![0-9)\]}] )[-+])?"
+    r"(?:\\[dt]?frac\{[-+]?[0-9]{1,40}\}\{[0-9]{1,40}\}"
+    r"|(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9])|[0-9]{1,200}(?![0-9]))(?:\.[0-9]{1,200})?(?:/[0-9]{1,40})?"
+    r"|\.[0-9]{1,200})(?:\\?%)?(?!\^)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """One marked answer: its kind, where the marker begins and ends in the text, and where its content does.
+
+    Positions, because the contents of deeply nested boxes together are quadratic in the length of the text.
+    """
+
+    kind: str
+    start: int
+    end: int
+    inner: tuple[int, int]
+
+
+def final_part(text: str) -> str | None:
+    """The text after the last ``</think>``; None when a ``<think>`` is still open (the thinking was cut off)."""
+    tail = text.rpartition(_THINK_CLOSE)[2]
+    return None if _THINK_OPEN in tail else tail
+
+
+def marked_answers(text: str) -> list[Marked]:
+    """All marked answers of ``text``, in the order in which they end."""
+    found = [*_boxes(text), *_tagged(text), *_hashed(text)]
+    return sorted(found, key=lambda marked: (marked.end, -marked.start))
+
+
+def last_marked_answer(text: str) -> str | None:
+    r"""The content of the last marker, cleaned: ``<answer>\boxed{$5$.}</answer>`` gives ``5``."""
+    found = marked_answers(text)
+    if not found:
+        return None
+    answer, kind = text[slice(*found[-1].inner)], found[-1].kind
+    for _ in range(_MAX_UNWRAPS):
+        box = max(_boxes(answer), key=lambda marked: marked.end, default=None)
+        if box is None or (kind == "box" and box.end - box.start < len(answer.strip())):
+            break
+        answer, kind = answer[slice(*box.inner)], "box"
+    return clean(answer)
+
+
+def last_number(text: str) -> str | None:
+    """The last plain number or fraction of running text: ``= 5*7 = 35`` gives ``35``."""
+    found = None
+    for match in _NUMBER.finditer(text):
+        found = match.group()
+    return found
+
+
+def clean(answer: str) -> str:
+    """Strip blanks, a final full stop or comma, and math or emphasis delimiters around the whole answer."""
+    text = answer.strip()
+    for _ in range(_MAX_UNWRAPS):  # nested delimiters: **$5$.**
+        before = text
+        text = text.rstrip(".,;").strip() if not text.endswith("...") else text
+        for opening, closing in _WRAPPERS:
+            if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
+                text = text[len(opening) : -len(closing)].strip()
+        if text == before:
+            break
+    return text
+
+
+def brace_depth(text: str) -> int:
+    """The deepest nesting of braces, brackets and parentheses."""
+    depth = deepest = 0
+    for character in text:
+        if character in "{[(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "}])":
+            depth = max(depth - 1, 0)
+    return deepest
+
+
+def _boxes(text: str) -> Iterator[Marked]:
+    """Balanced boxes, in the order in which they close; an unbalanced one is none."""
+    open_braces: list[tuple[int, int] | None] = []
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            opened = open_braces.pop() if open_braces else None
+            if opened is not None:
+                yield Marked("box", opened[0], match.end(), (opened[1], match.start()))
+        elif token == "{":
+            open_braces.append(None)
+        elif token.endswith("{") and len(token) > 2:  # an escaped brace, \{, is text
+            open_braces.append(match.span())
+
+
+def _tagged(text: str) -> Iterator[Marked]:
+    opened: re.Match[str] | None = None
+    for match in _TAGS.finditer(text):
+        if match.group() == "<answer>":
+            opened = match
+        elif opened is not None:
+            yield Marked("tag", opened.start(), match.end(), (opened.end(), match.start()))
+            opened = None
+
+
+def _hashed(text: str) -> Iterator[Marked]:
+    for match in _HASHES.finditer(text):
+        yield Marked("hashes", match.start(), match.end(), match.span(1))

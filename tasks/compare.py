@@ -1,0 +1,155 @@
+"""What each step of training was worth: the checkpoints side by side on the same held-out problems."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rlcore.evaluation import PairedDifference, paired_difference
+
+from tasks import plots
+from tasks.stages import StageContext, StageResult
+from tasks.storage import read_table
+
+LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO", "ppo": "PPO"}
+CONTRASTS = (("SFT", "base"), ("GRPO", "SFT"), ("PPO", "SFT"), ("GRPO", "PPO"))
+
+
+def run_compare(context: StageContext) -> StageResult:
+    """A table with intervals, paired tests, curves and the answers that changed; nothing is computed anew."""
+    folders = {
+        label: context.inputs[f"evaluate_{name}"]
+        for name, label in LABELS.items()
+        if f"evaluate_{name}" in context.inputs
+    }
+    summaries = {label: _json(folder / "summary.json") for label, folder in folders.items()}
+    answers = {label: greedy_answers(folder) for label, folder in folders.items()}
+    seed, confidence = context.seed, context.config.evaluation.confidence
+    differences = {
+        f"{new} - {old}": paired_difference(
+            answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence, seed=seed
+        )
+        for new, old in CONTRASTS
+        if new in folders and old in folders
+    }
+    histories = {
+        label: _json(context.inputs[label.lower()] / "history.json") for label in ("GRPO", "PPO") if label in folders
+    }
+    page = render(context.config.name, summaries, differences, histories, answers)
+    page += "\n" + reward_model_section(_json(context.inputs["reward_model"] / "metrics.json"))
+    folder = context.folder
+    (folder / "comparison.md").write_text(page, encoding="utf-8")
+    bars = {
+        label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
+        for label, row in summaries.items()
+    }
+    plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{context.config.name}: held-out greedy accuracy")
+    plots.comparison_curves(histories, folder / "curves.png", title=f"{context.config.name}: GRPO and PPO")
+    for name in ("comparison.md", "accuracy.png", "curves.png"):
+        context.tracker.log_artifact(folder / name, "comparison")
+    metrics = {f"accuracy/{label}": row["eval/accuracy"] for label, row in summaries.items()}
+    metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
+    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    context.tracker.log_metrics(metrics, step=0)
+    context.progress("\n" + accuracy_table(summaries))
+    return StageResult(metrics=metrics, summary=page)
+
+
+def greedy_answers(folder: Path) -> pd.DataFrame:
+    """The greedy answers of one checkpoint, in the order of the problems."""
+    table = read_table(folder / "answers.parquet")
+    return table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
+
+
+def render(
+    name: str,
+    summaries: Mapping[str, Mapping[str, float]],
+    differences: Mapping[str, PairedDifference],
+    histories: Mapping[str, list[dict[str, float]]],
+    answers: Mapping[str, pd.DataFrame],
+) -> str:
+    """The page, as Markdown."""
+    parts = [
+        f"# {name}: what each step was worth",
+        accuracy_table(summaries),
+        "## Differences on the same problems (paired bootstrap interval, exact McNemar test)",
+        difference_table(differences),
+        "## Cost of the two RL runs",
+        cost_table(histories),
+        *(
+            f"## Problems that {label} solves and SFT did not\n\n{changed_answers(answers['SFT'], answers[label])}"
+            for label in histories
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
+    """Accuracy with interval, pass@k where sampled, length."""
+    lines = [
+        "| checkpoint | greedy accuracy | 95 % interval | problems | pass@1 | pass@k | length |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for label, row in summaries.items():
+        ks = sorted((key for key in row if key.startswith("eval/pass@") and "_" not in key), key=lambda k: int(k[10:]))
+        first = f"{row[ks[0]]:.3f}" if ks else "–"
+        best = f"{row[ks[-1]]:.3f} (k={ks[-1][10:]})" if ks else "–"
+        lines.append(
+            f"| {label} | {row['eval/accuracy']:.3f} | [{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}] "
+            f"| {row['eval/problems']:.0f} | {first} | {best} | {row['completion/length']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def difference_table(differences: Mapping[str, PairedDifference]) -> str:
+    """Difference in points with its interval and p value."""
+    lines = ["| contrast | difference | interval | p |", "|---|---|---|---|"]
+    for name, paired in differences.items():
+        d = paired.difference
+        lines.append(f"| {name} | {d.mean:+.3f} | [{d.low:+.3f}, {d.high:+.3f}] | {paired.p_value:.2g} |")
+    return "\n".join(lines)
+
+
+def cost_table(histories: Mapping[str, list[dict[str, float]]]) -> str:
+    """Seconds by part, summed over the iterations."""
+    names = ("rollout", "score", "update", "sync", "evaluate")
+    lines = [
+        "| run | iterations | " + " | ".join(f"{name} s" for name in names) + " |",
+        "|---" * (2 + len(names)) + "|",
+    ]
+    for label, history in histories.items():
+        seconds = [sum(row.get(f"seconds/{name}", 0.0) for row in history) for name in names]
+        lines.append(f"| {label} | {len(history)} | " + " | ".join(f"{value:.1f}" for value in seconds) + " |")
+    return "\n".join(lines)
+
+
+def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5) -> str:
+    """A few problems that were wrong and are right now, with both answers."""
+    both = before.merge(after, on="prompt_id", suffixes=("_before", "_after"))
+    changed = both[~both["correct_before"] & both["correct_after"]].head(count)
+    lines = ["| problem | before | after |", "|---|---|---|"]
+    for row in changed.itertuples():
+        lines.append(f"| {row.prompt_id} | {_cell(row.completion_before)} | {_cell(row.completion_after)} |")
+    return "\n".join(lines) if len(changed) else "None."
+
+
+def reward_model_section(metrics: Mapping[str, float]) -> str:
+    """The reward model's held-out figures."""
+    return (
+        "## Reward model on held-out pairs\n\n"
+        f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
+        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] "
+        f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
+        f"calibration error {metrics['rm/ece']:.3f}.\n"
+    )
+
+
+def _cell(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")[:160]
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,116 @@
+"""Held-out evaluation of a checkpoint: greedy accuracy, sampled accuracy and pass@k, each with its interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from rlcore.evaluation import accuracy, bootstrap_mean, pass_at_k
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.tokenization import ChatTokenizer
+
+from data_contracts import evaluations as contract
+from rlcore.config import EvaluationConfig
+from rlcore.rewards.base import RewardFn
+from rlcore.seeding import derive_seed
+from rlcore.types import Prompt, Rollout
+from tasks.data import read_prompts
+from tasks.rl_run import MODEL, verifier
+from tasks.runtime import open_runtime
+from tasks.stages import StageContext, StageResult
+from tasks.storage import write_table
+from tasks.tokens import tokenize_prompts
+
+RIGHT = 1.0
+
+
+def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
+    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts."""
+    model = context.inputs[checkpoint]
+    config = context.config.evaluation
+    tokenizer = ChatTokenizer.load(model / MODEL)
+    rows = read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")[: config.num_problems]
+    prompts = tokenize_prompts(rows, tokenizer)
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime, verifier(context.config) as grade:
+        sampler = NativeSampler(runtime.load_frozen(model / MODEL), tokenizer, max_concurrent=config.max_concurrent)
+        greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
+        table = answers(sampler, prompts, greedy, grade, seed=0)
+        if config.num_samples:
+            sampled = SamplingParams(
+                temperature=config.temperature, max_new_tokens=config.max_new_tokens, num_samples=config.num_samples
+            )
+            seed = derive_seed(context.seed, "evaluation")
+            chosen = prompts[: config.num_sampled_problems]
+            table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
+    contract.check_evaluations(table)
+    write_table(table, context.folder / "answers.parquet")
+    summary = summarise(table, config, seed=context.seed)
+    (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    context.tracker.log_metrics(summary, step=0)
+    context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
+    context.progress(
+        f"greedy accuracy {summary['eval/accuracy']:.3f} "
+        f"[{summary['eval/accuracy_low']:.3f}, {summary['eval/accuracy_high']:.3f}] on {len(prompts)} held-out problems"
+    )
+    return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
+
+
+def answers(
+    sampler: NativeSampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
+) -> pd.DataFrame:
+    """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason."""
+    groups = sampler.sample(prompts, params, seed=seed)
+    flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
+    scores = iter(grade([rollout for _, rollout in flat if isinstance(rollout, Rollout)]))
+    rows: list[dict[str, Any]] = []
+    for index, rollout in flat:
+        row = {
+            "prompt_id": rollout.prompt.prompt_id,
+            "task": rollout.prompt.task,
+            "mode": "greedy" if params.greedy else "sampled",
+            "sample_index": index,
+        }
+        if isinstance(rollout, Rollout):
+            value = next(scores).value
+            row |= {
+                "correct": value == RIGHT,
+                "value": float("nan") if value is None else value,
+                "completion": rollout.text,
+                "num_tokens": len(rollout.completion_ids),
+                "finish_reason": rollout.finish_reason,
+            }
+        else:
+            row |= {
+                "correct": False,
+                "value": 0.0,
+                "completion": rollout.reason,
+                "num_tokens": 0,
+                "finish_reason": "length",
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
+    """Figures over problems: Wilson interval for the greedy accuracy, bootstrap over problems for the sampled ones."""
+    greedy = table[table["mode"] == "greedy"]
+    interval = accuracy(greedy["correct"].tolist(), confidence=config.confidence)
+    summary = {
+        "eval/accuracy": interval.mean,
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+        "eval/problems": float(interval.n),
+        "completion/length": float(greedy["num_tokens"].mean()),
+        "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
+    }
+    sampled = table[table["mode"] == "sampled"]
+    if len(sampled):
+        right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
+        for k in sorted({1, config.num_samples}):
+            values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
+            mean = bootstrap_mean(values, confidence=config.confidence, seed=seed)
+            summary |= {f"eval/pass@{k}": mean.mean, f"eval/pass@{k}_low": mean.low, f"eval/pass@{k}_high": mean.high}
+    return summary

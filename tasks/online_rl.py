@@ -1,0 +1,215 @@
+"""Online RL: rollouts, scoring, update, weight sync with its canary, periodic evaluation, checkpoint; resumable."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from rlcore.canaries import SyncProbe, reward_canary, sync_canary
+from rlcore.evaluation import accuracy
+from rlcore.metrics import check_names
+from rlcore.models.loading import save_model
+from rlcore.sampling.base import SamplingParams
+
+from rlcore.models.policy import score_sequences
+from rlcore.packing import TokenSequence
+from rlcore.rewards.base import check_error_rate
+from rlcore.seeding import derive_seed
+from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.experience import build_experience
+from rlcore.types import Rollout, ScoredRollout
+from tasks import plots
+from tasks.engine import report_progress, task
+from tasks.rl_run import MODEL, RlRun, open_run
+from tasks.rollout_tables import write_rollouts
+from tasks.runtime import peak_memory_gib
+from tasks.stages import StageContext, StageResult
+
+MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
+
+
+def run_online_rl(context: StageContext, *, section: str) -> StageResult:
+    """All iterations of one run, from its newest checkpoint if there is one; the artifact is the trained policy."""
+    with open_run(context, section) as run:
+        check_rewards(run)
+        done = resume(run)
+        for iteration in range(done + 1, run.rl.num_iterations + 1):
+            run_iteration(run, iteration)
+            report_progress(f"{section} iterations", iteration, run.rl.num_iterations)
+        return finish(run, section)
+
+
+def resume(run: RlRun) -> int:
+    """Restore the newest checkpoint; returns the number of iterations done. The engine gets the restored weights."""
+    identity = {"stage": run.context.stage_key}
+    state = load_newest(run.context.work / "checkpoints", run.learner, identity=identity)
+    if state is None:
+        return 0
+    run.history = state["history"]
+    iteration = int(state["iteration"])
+    run.context.progress(f"goes on after iteration {iteration} of {run.rl.num_iterations}")
+    sync_weights(run, moved=False)
+    return iteration
+
+
+@task(name="iteration", run_name="iteration {iteration}")
+def run_iteration(run: RlRun, iteration: int) -> None:
+    """One iteration: every step of it is timed, and what it measured is logged and kept."""
+    metrics: dict[str, float] = {}
+    seconds = {}
+    started = time.perf_counter()
+    groups = collect_rollouts(run, iteration)
+    seconds["rollout"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    scored = score_rollouts(run, groups)
+    seconds["score"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    moved = update_policy(run, scored, iteration, metrics)
+    seconds["update"] = time.perf_counter() - started
+
+    started = time.perf_counter()
+    metrics |= sync_weights(run, moved=moved)
+    seconds["sync"] = time.perf_counter() - started
+
+    every = run.rl.eval_every
+    if every and (iteration % every == 0 or iteration == run.rl.num_iterations):
+        started = time.perf_counter()
+        metrics |= monitor(run)
+        seconds["evaluate"] = time.perf_counter() - started
+
+    num_tokens = sum(len(item.rollout.completion_ids) for group in scored for item in group)
+    metrics["tokens_per_second"] = num_tokens / sum(seconds.values())
+    metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+    record(run, iteration, metrics)
+    write_rollouts(run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored)
+    if iteration % run.rl.checkpoint_every == 0 or iteration == run.rl.num_iterations:
+        checkpoint(run, iteration)
+
+
+def collect_rollouts(run: RlRun, iteration: int) -> list[list[Rollout]]:
+    """A group of completions for each of the iteration's prompts; what the engine could not produce is left out."""
+    params = SamplingParams(
+        temperature=run.rl.sampling.temperature,
+        max_new_tokens=run.rl.sampling.max_new_tokens,
+        num_samples=run.rl.group_size,
+    )
+    seed = derive_seed(run.seed, "rollouts", iteration)
+    groups = run.sampler.sample(run.prompts_of(iteration), params, seed=seed)
+    return [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
+
+
+def score_rollouts(run: RlRun, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+    """Scores in one batched call over all groups; a grader that fails too often stops the run."""
+    flat = [rollout for group in groups for rollout in group]
+    scores = iter(run.reward(flat))
+    scored = [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
+    check_error_rate([item.score for group in scored for item in group], max_rate=MAX_REWARD_ERRORS)
+    return scored
+
+
+def update_policy(
+    run: RlRun, scored: Sequence[Sequence[ScoredRollout]], iteration: int, metrics: dict[str, float]
+) -> bool:
+    """Advantages, then the optimizer steps; adds to ``metrics`` and says whether the weights moved."""
+    learner = run.learner
+    experience = build_experience(
+        scored,
+        run.algorithm,
+        run.judges,
+        kl=run.rl.kl,
+        kl_coefficient=learner.kl.coefficient,
+        truncated=run.rl.update.truncated,
+        need_old_logprobs=learner.needs_old_logprobs,
+    )
+    stats = learner.update(experience.samples, seed=derive_seed(run.seed, "update", iteration))
+    learner.observe_kl(experience.mean_kl, len(experience.samples))
+    # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
+    metrics |= {**stats.metrics, **experience.metrics}
+    return stats.moved
+
+
+def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
+    """Push the learner's weights to the engine, then prove that it serves them."""
+    probe = SyncProbe(prompt_ids=run.prompts[0].token_ids, completion_ids=run.prompts[0].token_ids[:16])
+    before = run.sampler.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
+    run.sampler.load_weights(run.learner.policy.state_dict(), policy_version=run.learner.policy_version)
+    return sync_canary(
+        run.sampler,
+        partial(trainer_logprobs, run),
+        [probe],
+        policy_version=run.learner.policy_version,
+        before=[before],
+        moved=moved,
+        dtype=run.runtime.compute_dtype,
+    )
+
+
+def trainer_logprobs(run: RlRun, probe: SyncProbe) -> list[float]:
+    """The learner's log-probabilities of a probe text."""
+    sequence = TokenSequence(prompt_ids=tuple(probe.prompt_ids), completion_ids=tuple(probe.completion_ids))
+    budget = run.rl.update.tokens_per_microbatch
+    logprobs: list[float] = score_sequences(run.learner.policy, [sequence], tokens_per_microbatch=budget)[0].tolist()
+    return logprobs
+
+
+def monitor(run: RlRun) -> dict[str, float]:
+    """Greedy accuracy on the first held-out problems: for the curve; the stage ``evaluate`` gives the figure."""
+    params = SamplingParams(temperature=1.0, max_new_tokens=run.rl.sampling.max_new_tokens, num_samples=1, greedy=True)
+    groups = run.sampler.sample(run.monitor_prompts, params, seed=0)
+    rollouts = [rollout for group in groups for rollout in group if isinstance(rollout, Rollout)]
+    right = [score.value == 1.0 for score in run.verifier(rollouts)]
+    interval = accuracy(right, confidence=run.context.config.evaluation.confidence)
+    return {"eval/accuracy": interval.mean, "eval/accuracy_low": interval.low, "eval/accuracy_high": interval.high}
+
+
+def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:
+    """Log one iteration's metrics; a name that the glossary does not know is an error."""
+    finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    check_names(finite)
+    run.history.append({"iteration": iteration, **finite})
+    run.context.tracker.log_metrics(finite, step=iteration)
+    accuracy_text = f", held-out {finite['eval/accuracy']:.3f}" if "eval/accuracy" in finite else ""
+    run.context.progress(
+        f"iteration {iteration}/{run.rl.num_iterations}: reward {finite['reward/mean']:.3f}, "
+        f"length {finite['completion/length']:.1f}, KL {finite.get('kl/ref', 0.0):.4f}{accuracy_text}"
+    )
+
+
+def checkpoint(run: RlRun, iteration: int) -> None:
+    """Everything that has state, after a whole iteration."""
+    state: dict[str, Any] = {
+        "iteration": iteration,
+        "identity": {"stage": run.context.stage_key},
+        "history": run.history,
+    }
+    save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state)
+
+
+def check_rewards(run: RlRun) -> None:
+    """Known right answers score above wrong ones, or the run does not start."""
+    reward_canary(run.verifier, run.prompts[:4])
+
+
+def finish(run: RlRun, section: str) -> StageResult:
+    """The artifact: the policy, every rollout, the history and its plot."""
+    folder = run.context.folder
+    save_model(run.learner.policy, run.context.inputs["sft"] / MODEL, folder / MODEL)
+    shutil.copytree(run.rollouts_folder, folder / "rollouts")
+    (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")
+    plots.training_curves(run.history, folder / "curves.png", title=run.rl.algorithm)
+    run.context.tracker.log_artifact(folder / "curves.png", "plots")
+    run.context.tracker.log_artifacts(folder / "rollouts", "rollouts")
+    last = {name: value for name, value in run.history[-1].items() if name != "iteration"}
+    memory = {"memory/peak_gib": peak_memory_gib(run.runtime.device)}
+    del run.learner
+    torch.cuda.empty_cache()
+    name = f"{run.context.config.name}-{section}"
+    return StageResult(metrics=last | memory, rows=len(run.history), model_name=name)

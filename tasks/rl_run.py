@@ -1,0 +1,140 @@
+"""The live objects of one online-RL run: learner, sampler, judges, rewards, prompts."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from rlcore.sampling.native import NativeSampler
+from rlcore.tokenization import ChatTokenizer
+
+from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
+from rlcore.config import RewardTerm, RlConfig, RunConfig
+from rlcore.errors import ConfigError
+from rlcore.models.heads import ScalarModel, load_scalar_model, score_rewards
+from rlcore.models.policy import check_head
+from rlcore.packing import TokenSequence
+from rlcore.rewards import RewardResources, build_rewards
+from rlcore.rewards.base import RewardFn
+from rlcore.seeding import shuffled
+from rlcore.training.experience import Judges
+from rlcore.training.learner import Learner
+from rlcore.types import Prompt
+from tasks.data import read_prompts
+from tasks.runtime import Runtime, open_runtime
+from tasks.stages import StageContext
+from tasks.tokens import tokenize_prompts
+
+MODEL = "model"  # the checkpoint's folder inside an artifact
+ScoreFn = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], torch.Tensor]
+
+
+class RlRun:
+    """Everything that an iteration works on. Not a dataclass: Prefect would walk through a dataclass's tensors."""
+
+    def __init__(self, context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> None:
+        self.context, self.rl, self.runtime, self.tokenizer = context, rl, runtime, tokenizer
+        self.seed = context.seed
+        self.algorithm: Algorithm = resolve_algorithm(rl)
+        start = context.inputs["sft"] / MODEL
+        policy = runtime.load_trainable(start)
+        check_head(policy)
+        critic = _critic(context, rl, runtime, self.algorithm)
+        self.learner = Learner(policy, critic, algorithm=self.algorithm, config=rl)
+        self.judges = Judges(
+            policy=policy,
+            reference=runtime.load_frozen(start) if rl.kl.coefficient > 0.0 else None,
+            critic=critic,
+            temperature=rl.sampling.temperature,
+            tokens_per_microbatch=rl.update.tokens_per_microbatch,
+        )
+        self.sampler = NativeSampler(runtime.load_frozen(start), tokenizer, max_concurrent=rl.sampling.max_concurrent)
+        self.reward: RewardFn
+        self.verifier: RewardFn
+        prompts = context.inputs["prepare_prompts"]
+        self.prompts = tokenize_prompts(read_prompts(prompts / "train.parquet"), tokenizer)
+        held_out = tokenize_prompts(read_prompts(prompts / "eval.parquet"), tokenizer)
+        self.monitor_prompts = held_out[: context.config.evaluation.num_monitor_problems]
+        self.rollouts_folder = context.work / "rollouts"
+        self.rollouts_folder.mkdir(parents=True, exist_ok=True)
+        self.history: list[dict[str, float]] = []
+
+    def prompts_of(self, iteration: int) -> list[Prompt]:
+        """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""
+        count = self.rl.prompts_per_iteration
+        return list(_window(self.prompts, (iteration - 1) * count, count, seed=self.seed))
+
+
+@contextmanager
+def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
+    """Load the models and the rewards of one run; workers of the rewards are ended on the way out."""
+    rl: RlConfig = getattr(context.config, section)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        tokenizer = ChatTokenizer.load(context.inputs["sft"] / MODEL)
+        run = RlRun(context, rl, runtime, tokenizer)
+        resources = reward_resources(context, runtime, rl)
+        run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
+        run.verifier = stack.enter_context(verifier(context.config))
+        yield run
+
+
+def verifier(config: RunConfig) -> RewardFn:
+    """The grader of held-out answers: right or wrong, whatever else the reward mixes in."""
+    return build_rewards((RewardTerm(kind=config.evaluation.verifier),), resources=RewardResources())
+
+
+def resolve_algorithm(rl: RlConfig) -> Algorithm:
+    """The row of the table that the configuration names, with its constants.
+
+    Raises:
+        ConfigError: no such row.
+    """
+    if rl.algorithm not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
+    constants = {"gamma": rl.critic.gamma, "lam": rl.critic.lam}
+    return algorithms(**constants, max_new_tokens=rl.sampling.max_new_tokens)[rl.algorithm]
+
+
+def uses_reward_model(rl: RlConfig) -> bool:
+    """Whether a run needs the reward model: as a reward, or to start the critic from."""
+    in_reward = any(term.kind == "reward_model" for term in rl.rewards)
+    in_critic = ALGORITHMS[rl.algorithm].uses_critic and rl.critic.initialise_from == "reward_model"
+    return in_reward or in_critic
+
+
+def _critic(context: StageContext, rl: RlConfig, runtime: Runtime, algorithm: Algorithm) -> ScalarModel | None:
+    if not algorithm.uses_critic:
+        return None
+    source = "reward_model" if rl.critic.initialise_from == "reward_model" else "sft"
+    return ScalarModel.with_zero_head(runtime.load_trainable(context.inputs[source] / MODEL))
+
+
+def reward_resources(context: StageContext, runtime: Runtime, rl: RlConfig) -> RewardResources:
+    """What reward terms need beside their options: here, the trained reward model as a scoring function."""
+    if not any(term.kind == "reward_model" for term in rl.rewards):
+        return RewardResources()
+    folder = context.inputs["reward_model"] / MODEL
+    model = load_scalar_model(runtime.load_frozen(folder), folder).requires_grad_(False)
+    centring = json.loads((folder / "centring.json").read_text(encoding="utf-8"))
+
+    def score(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
+        sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
+        raw = score_rewards(model, sequences, tokens_per_microbatch=rl.update.tokens_per_microbatch)
+        return (raw - centring["shift"]) / centring["scale"]
+
+    return RewardResources(score_tokens=score)
+
+
+def _window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> Iterator[Prompt]:
+    for place in range(start, start + count):
+        epoch, offset = divmod(place, len(prompts))
+        yield prompts[_order(len(prompts), seed, epoch)[offset]]
+
+
+@functools.lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> list[int]:
+    return shuffled(count, seed, "prompts", epoch)

@@ -1,0 +1,50 @@
+"""Where and in which precision a stage computes."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rlcore.models.loading import choose_device_and_dtype, load_policy
+from transformers import PreTrainedModel
+
+from rlcore.config import HardwareConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """``compute_dtype``: of the matrix products; weights that learn are always float32."""
+
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    def load_trainable(self, folder: Path) -> PreTrainedModel:
+        """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
+        return load_policy(folder, device=self.device, dtype=torch.float32)
+
+    def load_frozen(self, folder: Path) -> PreTrainedModel:
+        """A model for inference alone, in the compute precision."""
+        model = load_policy(folder, device=self.device, dtype=self.compute_dtype)
+        return model.requires_grad_(False)
+
+
+@contextlib.contextmanager
+def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
+    """Set threads and the global seed (only dropout draws from it) and compute in the configured precision."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    torch.manual_seed(seed)
+    device, dtype = choose_device_and_dtype(config)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        yield Runtime(device=device, compute_dtype=dtype)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Peak memory in GiB: of the GPU's allocator, or resident memory of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,45 @@
+"""Supervised fine-tuning on the demonstrations: the cold start that gives RL something to sharpen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlcore.models.loading import save_model
+from rlcore.tokenization import ChatTokenizer
+
+from rlcore.models.policy import check_head
+from rlcore.training.sft import train_sft
+from tasks import plots
+from tasks.data import read_demonstrations
+from tasks.rl_run import MODEL
+from tasks.runtime import open_runtime, peak_memory_gib
+from tasks.stages import StageContext, StageResult
+from tasks.tokens import tokenize_demonstrations
+
+
+def run_sft(context: StageContext) -> StageResult:
+    """Train the imported checkpoint; the artifact is a checkpoint of the same form."""
+    start, data = context.inputs["import_sft"] / MODEL, context.inputs["prepare_demonstrations"]
+    config = context.config.sft
+    tokenizer = ChatTokenizer.load(start)
+    train = tokenize_demonstrations(read_demonstrations(data / "train.parquet"), tokenizer)
+    held_out = tokenize_demonstrations(read_demonstrations(data / "eval.parquet"), tokenizer)
+    history: list[Mapping[str, float]] = []
+    every = max(1, config.num_steps // 10)
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % every == 0 or step == config.num_steps:
+            context.progress(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
+
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        model = runtime.load_trainable(start)
+        check_head(model)
+        train_sft(model, train, held_out, config, seed=context.seed, report=report)
+        save_model(model, start, context.folder / MODEL)
+        memory = peak_memory_gib(runtime.device)
+    plots.loss_curve(history, "sft/loss", context.folder / "loss.png", title="SFT")
+    context.tracker.log_artifact(context.folder / "loss.png", "plots")
+    result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
+    return StageResult(metrics=result | {"memory/peak_gib": memory}, model_name=f"{context.config.name}-sft")

@@ -1,0 +1,51 @@
+"""Contract rows to token sequences: the one place where text meets the tokenizer on its way into training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlcore.tokenization import ChatTokenizer
+
+from rlcore.packing import TokenSequence
+from rlcore.training.reward_model import TokenPair
+from rlcore.types import Prompt
+from tasks.data import DemonstrationRow, PairRow, PromptRow
+
+
+def tokenize_prompts(rows: Sequence[PromptRow], tokenizer: ChatTokenizer) -> list[Prompt]:
+    """Rows with the token ids that the policy will see, generation prompt included."""
+    return [
+        Prompt(
+            prompt_id=row.prompt_id,
+            messages=row.messages,
+            token_ids=tokenizer.render_prompt(row.messages),
+            reference=row.reference,
+            task=row.task,
+        )
+        for row in rows
+    ]
+
+
+def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[TokenSequence]:
+    """Prompt and completion ids; the completion ends with the end-of-turn token."""
+    rendered = [tokenizer.render_demonstration(row.messages, row.completion) for row in rows]
+    return [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in rendered]
+
+
+def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tokens: int) -> list[TokenPair]:
+    """Both sides cut to the token budget. The gate has refused pairs that the cut makes equal."""
+    pairs = []
+    for row in rows:
+        prompt_ids, chosen_ids = tokenizer.render_demonstration(row.messages, row.chosen)
+        _, rejected_ids = tokenizer.render_demonstration(row.messages, row.rejected)
+        room = max_tokens - len(prompt_ids)
+        pairs.append(
+            TokenPair(
+                prompt_ids=prompt_ids,
+                chosen_ids=chosen_ids[:room],
+                rejected_ids=rejected_ids[:room],
+                margin=row.margin,
+                weight=row.weight,
+            )
+        )
+    return pairs

@@ -1,0 +1,308 @@
+"""The one place that knows MLflow: runs, metrics, datasets, registered models.
+
+MLflow takes seconds to import, so each function that needs it imports it. Everything goes through run ids: MLflow's
+"active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from rlcore.errors import ModelError
+from tasks.artifacts import file_sha256
+from tasks.locks import file_lock
+from tasks.settings import Home
+from tasks.stage_keys import flatten
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+PARENT_TAG = "mlflow.parentRunId"  # what MLflow's interface nests runs by
+_MAX_PARAM, _MAX_DIGEST, _PARAMS_PER_CALL = 500, 36, 100  # MLflow's limits: characters, characters, entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelVersion:
+    """A version in the registry. ``sha256`` is that of the artifact, empty for a model that we did not register."""
+
+    name: str
+    version: int
+    model_id: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedDataset:
+    """A dataset as MLflow knows it."""
+
+    name: str
+    digest: str
+
+
+def open_tracker(home: Home) -> Tracker:
+    """MLflow's server if ``MLFLOW_TRACKING_URI`` names one, else the database in the home."""
+    uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # a new database tells of sixty migrations
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    with file_lock(home.root / "mlflow.lock"):  # two processes that make the tables at once fail
+        client.search_experiments(max_results=1)
+    return Tracker(client, None if uri.startswith("http") else home.mlartifacts.as_uri())
+
+
+def download_model(uri: str, folder: Path) -> Path:
+    """The files of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+    except (MlflowException, OSError) as error:
+        raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
+
+
+class Tracker:
+    """MLflow's server or database, for one home."""
+
+    def __init__(self, client: MlflowClient, artifact_root: str | None) -> None:
+        self.client = client
+        self._artifact_root = artifact_root  # None: the server decides
+
+    def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
+        """Begin a run; ``parent`` is the id of the run that it belongs to."""
+        nested = {PARENT_TAG: parent} if parent else {}
+        run = self.client.create_run(self._experiment_id(experiment), run_name=name, tags={**tags, **nested})
+        return RunTracker(self.client, run.info.run_id, run.info.experiment_id)
+
+    def reopen_run(self, run_id: str, *, parent: str = "") -> RunTracker | None:
+        """Go on with a run that was interrupted, or None when MLflow no longer has it.
+
+        Metrics of steps that it has already are dropped from now on: MLflow would keep both.
+        """
+        run = _or_none(self.client.get_run, run_id)
+        if run is None:
+            return None
+        self.client.update_run(run_id, status="RUNNING")
+        if parent:
+            self.client.set_tag(run_id, PARENT_TAG, parent)
+        return RunTracker(self.client, run_id, run.info.experiment_id, resumed=True)
+
+    def find_run(self, experiment: str, tag: str, value: str) -> str:
+        """The id of the newest run of an experiment with that tag, or an empty text."""
+        query = f"tags.`{tag}` = '{value}'"
+        found = self.client.search_runs([self._experiment_id(experiment)], query, max_results=1)
+        return str(found[0].info.run_id) if found else ""
+
+    def kill_runs(self, run_id: str) -> int:
+        """Mark a dead pipeline's run, and its stages' runs, as killed where they are said to run; how many were."""
+        run = _or_none(self.client.get_run, run_id)
+        if run is None:
+            return 0
+        children = self.client.search_runs([run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run_id}'")
+        running = [each.info.run_id for each in (*children, run) if each.info.status == "RUNNING"]
+        for each in running:
+            self.client.set_terminated(each, "KILLED")
+        return len(running)
+
+    def model_version(self, name: str, alias: str) -> ModelVersion | None:
+        """The version that carries an alias (``champion``), or None."""
+        found = _or_none(self.client.get_model_version_by_alias, name, alias)
+        return None if found is None else _model_version(found)
+
+    def set_alias(self, version: ModelVersion, alias: str) -> None:
+        """Point an alias at a version: the promotion of a model, and its roll-back."""
+        self.client.set_registered_model_alias(version.name, alias, str(version.version))
+
+    def _experiment_id(self, name: str) -> str:
+        known = self.client.get_experiment_by_name(name)
+        if known is not None:
+            return str(known.experiment_id)
+        location = f"{self._artifact_root}/{name}" if self._artifact_root else None
+        _unless_exists(self.client.create_experiment, name, artifact_location=location)
+        return self._experiment_id(name)
+
+
+class RunTracker:
+    """One run: a pipeline's or a stage's. Use it as a context manager: leaving it ends the run with its status."""
+
+    def __init__(self, client: MlflowClient, run_id: str, experiment_id: str, *, resumed: bool = False) -> None:
+        self.client, self.run_id, self.experiment_id = client, run_id, experiment_id
+        self._resumed = resumed
+        self._last_steps: dict[str, int] = {}
+        self._pending: list[Any] = []
+
+    def __enter__(self) -> RunTracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self.end("FINISHED")
+            return
+        self.set_tags({"error": f"{type(error).__name__}: {error}"[:5000]})
+        self.end("FAILED" if isinstance(error, Exception) else "KILLED")
+
+    @property
+    def url(self) -> str:
+        """The run's page, empty when MLflow is a database without a server."""
+        base = os.environ.get("MLFLOW_TRACKING_URI", "")
+        place = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return base.rstrip("/") + place if base.startswith("http") else ""
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log parameters; nested ones get dotted names, long ones are cut at 500 characters."""
+        from mlflow.entities import Param
+
+        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in flatten(params).items()]
+        for start in range(0, len(entries), _PARAMS_PER_CALL):
+            self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log numbers at a step, in the background; :meth:`flush` waits for them and raises what went wrong.
+
+        A reopened run drops what it has already: after a resume the last iterations come a second time.
+        """
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        fresh = [Metric(name, float(value), now, step) for name, value in metrics.items() if self._is_new(name, step)]
+        if fresh:
+            self._pending.append(self.client.log_batch(self.run_id, metrics=fresh, synchronous=False))
+
+    def log_summary(self, metrics: Mapping[str, float]) -> None:
+        """Log the figures of a finished stage, except those whose curve the run has already."""
+        self.flush()
+        known = self.client.get_run(self.run_id).data.metrics
+        self.log_metrics({name: value for name, value in metrics.items() if name not in known})
+
+    def flush(self) -> None:
+        """Wait until every metric so far is stored."""
+        pending, self._pending = self._pending, []
+        for operation in pending:
+            operation.wait()
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def log_artifact(self, path: Path, folder: str) -> None:
+        """Copy a file into the run's folder: a plot, a table, the rollouts of one iteration."""
+        self.client.log_artifact(self.run_id, str(path), folder)
+
+    def log_artifacts(self, path: Path, folder: str) -> None:
+        """Copy a folder's files into the run's folder."""
+        self.client.log_artifacts(self.run_id, str(path), folder)
+
+    def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
+        """Name a Parquet file as this run's data: under the SHA-256 of its bytes, with its columns and row count.
+
+        ``context`` says what for: ``train`` or ``eval``. MLflow cuts a digest at 36 characters; the tag has all.
+        """
+        import pyarrow.parquet as parquet
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        digest = file_sha256(path)
+        described = parquet.read_metadata(path)
+        columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
+        dataset = Dataset(
+            name=name,
+            digest=digest[:_MAX_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": path.name}),
+            schema=json.dumps({"columns": columns}),
+            profile=json.dumps({"num_rows": described.num_rows}),
+        )
+        tags = [InputTag("mlflow.data.context", context), InputTag("sha256", digest)]
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
+        return LoggedDataset(name=name, digest=dataset.digest)
+
+    def log_model(self, folder: Path, *, name: str, tags: Mapping[str, str]) -> ModelVersion:
+        """Store a checkpoint's files as a logged model of this run and register them as the next version of ``name``.
+
+        ``tags`` must hold ``sha256``, the digest of the artifact.
+        """
+        client = self.client
+        model = client.create_logged_model(
+            self.experiment_id, name=name, source_run_id=self.run_id, tags=dict(tags), model_type="checkpoint"
+        )
+        client.log_model_artifacts(model.model_id, str(folder))
+        client.finalize_logged_model(model.model_id, "READY")
+        _unless_exists(client.create_registered_model, name)
+        version = client.create_model_version(
+            name, f"models:/{model.model_id}", run_id=self.run_id, tags=dict(tags), model_id=model.model_id
+        )
+        return _model_version(version)
+
+    def log_model_metrics(
+        self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
+    ) -> None:
+        """Log what this run measured of a logged model, on which data: MLflow compares models by these."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        on = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
+        entries = [
+            Metric(name, float(value), now, 0, model_id=model_id, run_id=self.run_id, **on)
+            for name, value in metrics.items()
+        ]
+        self.client.log_batch(self.run_id, metrics=entries)
+
+    def end(self, status: Status) -> None:
+        self.flush()
+        self.client.set_terminated(self.run_id, status)
+
+    def _is_new(self, name: str, step: int) -> bool:
+        if not self._resumed:
+            return True
+        if name not in self._last_steps:
+            history = _or_none(self.client.get_metric_history, self.run_id, name) or []
+            self._last_steps[name] = max((metric.step for metric in history), default=-1)
+        return step > self._last_steps[name]
+
+
+def _or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return read(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        create(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _model_version(version: MlflowVersion) -> ModelVersion:
+    return ModelVersion(
+        name=version.name,
+        version=int(version.version),
+        model_id=version.model_id or "",
+        sha256=version.tags.get("sha256", ""),
+    )

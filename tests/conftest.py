@@ -1,0 +1,80 @@
+"""What all tests share: a state folder of their own, and one embedded Prefect API for those marked ``prefect``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.settings import Home, configure_environment
+
+# Set before any test module imports Prefect or MLflow; nothing may reach the state of the person who runs the tests.
+_SESSION_HOME = Home(Path(tempfile.mkdtemp(prefix="rlcore-tests-")))
+for _name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))]:
+    del os.environ[_name]
+configure_environment(_SESSION_HOME)
+
+# Warnings are errors here; these come from inside libraries, which we cannot change.
+_FOREIGN_WARNINGS = (
+    # MLflow 3.17 on SQLAlchemy 2.1: "The ``noload`` loader strategy is deprecated".
+    "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in _FOREIGN_WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_SESSION_HOME.root, ignore_errors=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """An empty state folder, named by ``RLCORE_HOME``; the engine is ``inline`` unless the test says otherwise."""
+    made = Home(tmp_path / "home")
+    for name in ("RLCORE_HOME", "RLCORE_ENGINE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    configure_environment(made)
+    monkeypatch.setenv("RLCORE_ENGINE", "inline")
+    return made
+
+
+@pytest.fixture(scope="session")
+def _empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables: to make them takes two seconds, to copy them none."""
+    from tasks.tracking import open_tracker
+
+    home = Home(tmp_path_factory.mktemp("mlflow"))
+    previous = os.environ.pop("MLFLOW_TRACKING_URI")
+    open_tracker(home)
+    os.environ["MLFLOW_TRACKING_URI"] = previous
+    return home.root / "mlflow.db"
+
+
+@pytest.fixture
+def tracked_home(home: Home, _empty_mlflow_database: Path) -> Home:
+    """A state folder whose MLflow database is ready."""
+    shutil.copyfile(_empty_mlflow_database, home.root / "mlflow.db")
+    return home
+
+
+@pytest.fixture(scope="session")
+def _prefect_api() -> Iterator[None]:
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    # Without heartbeats: ending a flow run waits for their thread.
+    with prefect_test_harness(server_startup_timeout=180), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _prefect_when_marked(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("prefect"):
+        request.getfixturevalue("_prefect_api")
