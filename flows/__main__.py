@@ -14,7 +14,7 @@ USAGE_ERROR, FAILURE = 2, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. An error that we know ends with its message alone, without a traceback."""
+    """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
     options = _parser().parse_args(arguments)
     try:
         configure_environment(find_home())

@@ -1,56 +1,22 @@
 """Configuration: frozen dataclasses built strictly from a preset (TOML) and overrides; a wrong key is an error.
 
-A field without a default is required. Bounds stand in the type (``Annotated[int, AtLeast(1)]``) and are checked by
-:func:`build`, which names the path of every fault (``grpo.learning_rate``) before anything runs.
+A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
+names the path of every fault (``grpo.learning_rate``) before anything runs.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import tomllib
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 from rlcore.errors import ConfigError
+from rlcore.strict import Above, AtLeast, Below, Between, apply_override, build
+from rlcore.strict import to_dict as to_dict  # part of this module's interface
 
-T = TypeVar("T")
 Scalar = str | int | float | bool
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """Bound: value >= ``low``."""
-
-    low: float
-
-    def fault(self, value: float) -> str:
-        return "" if value >= self.low else f"must be at least {self.low}"
-
-
-@dataclass(frozen=True)
-class Above:
-    """Bound: value > ``low``."""
-
-    low: float
-
-    def fault(self, value: float) -> str:
-        return "" if value > self.low else f"must be greater than {self.low}"
-
-
-@dataclass(frozen=True)
-class Between:
-    """Bound: ``low`` <= value <= ``high``."""
-
-    low: float
-    high: float
-
-    def fault(self, value: float) -> str:
-        return "" if self.low <= value <= self.high else f"must be between {self.low} and {self.high}"
 
 
 PositiveInt = Annotated[int, AtLeast(1)]
@@ -58,6 +24,7 @@ NonNegativeInt = Annotated[int, AtLeast(0)]
 PositiveFloat = Annotated[float, Above(0.0)]
 NonNegativeFloat = Annotated[float, AtLeast(0.0)]
 Fraction = Annotated[float, Between(0.0, 1.0)]
+Decay = Annotated[float, AtLeast(0.0), Below(1.0)]  # of a running average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +46,12 @@ class ShapeConfig:
     num_kv_heads: PositiveInt = 6
     intermediate_size: PositiveInt = 512
     max_positions: PositiveInt = 256
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % (2 * self.num_heads):
+            raise ConfigError("hidden_size must be a multiple of 2 * num_heads (rotary positions pair dimensions)")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError("num_heads must be a multiple of num_kv_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +96,8 @@ class OptimConfig:
     """AdamW with linear warm-up, then the named schedule."""
 
     weight_decay: NonNegativeFloat = 0.0
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
     max_grad_norm: PositiveFloat = 1.0
     warmup_steps: NonNegativeInt = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -179,6 +152,10 @@ class KlConfig:
     target: NonNegativeFloat = 0.0
     horizon: PositiveInt = 10_000
 
+    def __post_init__(self) -> None:
+        if self.target > 0.0 and (self.placement == "loss" or self.coefficient == 0.0):
+            raise ConfigError("target > 0 needs placement = 'reward' and a coefficient > 0 to start from")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
@@ -200,6 +177,10 @@ class MismatchConfig:
     level: Literal["token", "sequence"] = "token"
     low: NonNegativeFloat = 0.5
     high: PositiveFloat = 2.0
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ConfigError("low must not be above high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,135 +271,5 @@ def load_preset(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the preset is not valid TOML: {error}", where=str(path)) from error
     for override in overrides:
-        _apply_override(document, override)
+        apply_override(document, override)
     return build(RunConfig, document, source=str(path))
-
-
-def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configuration") -> T:
-    """Build a frozen dataclass from nested mappings, strictly.
-
-    Raises:
-        ConfigError: with every fault found, one per line, each with its path.
-    """
-    faults: list[str] = []
-    value = _build(kind, document, "", faults)
-    if faults:
-        raise ConfigError(
-            "the configuration is refused:\n    " + "\n    ".join(faults),
-            where=source,
-            fix="correct the named keys; nothing has been run",
-        )
-    return typing.cast(T, value)
-
-
-def to_dict(value: Any) -> Any:
-    """The JSON-able form of a configuration value, with keys in field order."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: to_dict(value[key]) for key in sorted(value)}
-    if isinstance(value, tuple | list):
-        return [to_dict(item) for item in value]
-    return value
-
-
-def _apply_override(document: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override {override!r} is not of the form path.to.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string: prompts.path=data/my.jsonl
-    *parents, leaf = key.strip().split(".")
-    node: Any = document
-    for parent in parents:
-        if isinstance(node, list):
-            node = _list_item(node, parent, override)
-            continue
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict | list):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
-    if isinstance(node, list):
-        raise ConfigError(f"override {override!r}: name an item of the list by its number, then its key")
-    node[leaf] = value
-
-
-def _list_item(items: list[Any], index: str, override: str) -> Any:
-    if not index.isdigit() or int(index) >= len(items):
-        raise ConfigError(f"override {override!r}: {index!r} is not a number below {len(items)}")
-    return items[int(index)]
-
-
-def _build(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        built = _build(arguments[0], value, path, faults)
-        message = next((m for bound in arguments[1:] if (m := _bound_fault(bound, built))), "")
-        if message:
-            faults.append(f"{path} = {value!r}: {message}")
-        return built
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(type, kind), value, path, faults)
-    if origin is Literal:
-        if value not in arguments:
-            faults.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, arguments))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            faults.append(f"{path} = {value!r}: must be a list")
-            return ()
-        return tuple(_build(arguments[0], item, f"{path}.{i}", faults) for i, item in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            faults.append(f"{path} = {value!r}: must be a table of names and values")
-            return {}
-        return {key: _build(arguments[1], item, f"{path}.{key}", faults) for key, item in value.items()}
-    if isinstance(kind, types.UnionType):
-        if not isinstance(value, kind):
-            faults.append(f"{path} = {value!r}: must be a text, a number or a boolean")
-        return value
-    return _build_scalar(kind, value, path, faults)
-
-
-def _build_dataclass(kind: type, value: Any, path: str, faults: list[str]) -> Any:
-    if not isinstance(value, Mapping):
-        faults.append(f"{path or 'preset'} = {value!r}: must be a section")
-        return None
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    prefix = f"{path}." if path else ""
-    for key in value:
-        if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known: {', '.join(fields)}"
-            faults.append(f"{prefix}{key}: unknown key{hint}")
-    built = {}
-    before = len(faults)
-    for name, described in fields.items():
-        if name in value:
-            built[name] = _build(hints[name], value[name], f"{prefix}{name}", faults)
-        elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
-            faults.append(f"{prefix}{name}: required, but missing")
-    return kind(**built) if len(faults) == before else None
-
-
-def _build_scalar(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        faults.append(f"{path} = {value!r}: must be {_name(kind)}, not {_name(type(value))}")
-    elif kind is float and value - value != 0:  # NaN and infinity
-        faults.append(f"{path} = {value!r}: must be a finite number")
-    return value
-
-
-def _bound_fault(bound: Any, value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return typing.cast(str, bound.fault(value)) if is_number else ""
-
-
-def _name(kind: type) -> str:
-    return {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "a table"}.get(
-        kind, kind.__name__
-    )

@@ -27,7 +27,7 @@ PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 NEUTRAL = frozenset(
     {"rlcore.config", "rlcore.errors"}
     | {f"tasks.{name}" for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks")}
-    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline")}
+    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry")}
 )
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rlcore.evaluation import PairedDifference, paired_difference
 
+from rlcore.evaluation import PairedDifference, paired_difference
 from tasks import plots
 from tasks.stages import StageContext, StageResult
 from tasks.storage import read_table
@@ -94,12 +95,13 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for label, row in summaries.items():
-        ks = sorted((key for key in row if key.startswith("eval/pass@") and "_" not in key), key=lambda k: int(k[10:]))
-        first = f"{row[ks[0]]:.3f}" if ks else "–"
-        best = f"{row[ks[-1]]:.3f} (k={ks[-1][10:]})" if ks else "–"
+        ks = sorted(int(key.removeprefix("eval/pass_")) for key in row if re.fullmatch(r"eval/pass_\d+", key))
+        first = f"{row[f'eval/pass_{ks[0]}']:.3f}" if ks else "–"
+        best = f"{row[f'eval/pass_{ks[-1]}']:.3f} (k={ks[-1]})" if ks else "–"
+        interval = f"[{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]"
         lines.append(
-            f"| {label} | {row['eval/accuracy']:.3f} | [{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}] "
-            f"| {row['eval/problems']:.0f} | {first} | {best} | {row['completion/length']:.1f} |"
+            f"| {label} | {row['eval/accuracy']:.3f} | {interval} | {row['eval/problems']:.0f} "
+            f"| {first} | {best} | {row['completion/length']:.1f} |"
         )
     return "\n".join(lines)
 
@@ -131,8 +133,10 @@ def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5
     both = before.merge(after, on="prompt_id", suffixes=("_before", "_after"))
     changed = both[~both["correct_before"] & both["correct_after"]].head(count)
     lines = ["| problem | before | after |", "|---|---|---|"]
-    for row in changed.itertuples():
-        lines.append(f"| {row.prompt_id} | {_cell(row.completion_before)} | {_cell(row.completion_after)} |")
+    lines += [
+        f"| {row.prompt_id} | {_cell(row.completion_before)} | {_cell(row.completion_after)} |"
+        for row in changed.itertuples()
+    ]
     return "\n".join(lines) if len(changed) else "None."
 
 

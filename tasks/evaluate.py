@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from rlcore.evaluation import accuracy, bootstrap_mean, pass_at_k
-from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
 
 from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
+from rlcore.evaluation import accuracy, bootstrap_mean, pass_at_k
 from rlcore.rewards.base import RewardFn
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
+from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.data import read_prompts
 from tasks.rl_run import MODEL, verifier
@@ -112,5 +112,5 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
         for k in sorted({1, config.num_samples}):
             values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
             mean = bootstrap_mean(values, confidence=config.confidence, seed=seed)
-            summary |= {f"eval/pass@{k}": mean.mean, f"eval/pass@{k}_low": mean.low, f"eval/pass@{k}_high": mean.high}
+            summary |= {f"eval/pass_{k}": mean.mean, f"eval/pass_{k}_low": mean.low, f"eval/pass_{k}_high": mean.high}
     return summary

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlcore.models.loading import import_model
-
 from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
+from rlcore.models.loading import import_model
 from tasks import tracking
 from tasks.rl_run import MODEL
 from tasks.stages import StageContext, StageResult

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.errors import StorageError
+
+logger = logging.getLogger(__name__)
 
 _held: set[int] = set()
 
@@ -81,10 +84,13 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
         except OSError as error:
             raise StorageError(f"cannot make the lock file: {error.strerror}", where=str(path)) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
-            return None
+            if not wait:
+                os.close(descriptor)
+                return None
+            logger.info("waiting for another process that holds %s", path.name)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_at(path, descriptor):
             _held.add(descriptor)
             return descriptor

@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any
 
 import torch
+
 from rlcore.canaries import SyncProbe, reward_canary, sync_canary
 from rlcore.evaluation import accuracy
 from rlcore.metrics import check_names
 from rlcore.models.loading import save_model
-from rlcore.sampling.base import SamplingParams
-
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.rewards.base import check_error_rate
+from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
@@ -146,8 +146,7 @@ def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
         partial(trainer_logprobs, run),
         [probe],
         policy_version=run.learner.policy_version,
-        before=[before],
-        moved=moved,
+        before=[before] if moved else None,
         dtype=run.runtime.compute_dtype,
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +20,6 @@ from tasks.stages import PipelineRun, Stage, ingredients_of, run_stage
 from tasks.tracking import RunTracker, Tracker, open_tracker
 
 logger = logging.getLogger(__name__)
-
-FLOW_RUN_TAG = "prefect.flow_run_id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +88,12 @@ def run_pipeline(
     Under Prefect each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the
     pipeline, with one run below it for every stage that was computed.
     """
+    ordered = order_stages(stages, targets)
     for line in heal(home):
         logger.warning("%s", line)
-    ordered = order_stages(stages, targets)
     flow_run = current_flow_run()
     tracker = open_tracker(home)
-    parent = _open_parent(tracker, experiment, config, flow_run)
+    parent = open_pipeline_run(tracker, experiment, config, flow_run)
     flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
     refs: dict[str, ArtifactRef] = {}
     with hold_lease(home, mlflow_run_id=parent.run_id, flow_run_id=flow_run_id, attempt=attempt), parent:
@@ -142,11 +138,10 @@ def _plan_stage(
     return PlanRow(stage=stage.name, state="cached", reason=""), record.ref
 
 
-def _open_parent(tracker: Tracker, experiment: str, config: RunConfig, flow_run: FlowRun | None) -> RunTracker:
+def open_pipeline_run(tracker: Tracker, experiment: str, config: RunConfig, flow_run: FlowRun | None) -> RunTracker:
     """The pipeline's MLflow run; a later attempt of the same flow run goes on with that of the first."""
     values = to_dict(config)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    attempt_of = f"{flow_run.flow_run_id}/{digest[:16]}" if flow_run else ""
+    attempt_of = f"{flow_run.flow_run_id}/{key_of(values)[:16]}" if flow_run else ""
     if flow_run and flow_run.attempt > 1:
         known = tracker.find_run(experiment, "attempt_of", attempt_of)
         reopened = tracker.reopen_run(known) if known else None
@@ -154,7 +149,11 @@ def _open_parent(tracker: Tracker, experiment: str, config: RunConfig, flow_run:
             return reopened
     tags = {"preset": config.name, "code": code_version()}
     if flow_run:
-        tags |= {FLOW_RUN_TAG: flow_run.flow_run_id, "prefect.flow_run_url": flow_run.url, "attempt_of": attempt_of}
+        tags |= {
+            "prefect.flow_run_id": flow_run.flow_run_id,
+            "prefect.flow_run_url": flow_run.url,
+            "attempt_of": attempt_of,
+        }
     parent = tracker.start_run(experiment, flow_run.name if flow_run else config.name, tags=tags)
     parent.log_params(values)
     if parent.url:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 from data_contracts.gate import GateReport
-from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
 
 from rlcore.config import DatasetConfig, RewardTerm, RunConfig
-from rlcore.rewards import RewardResources, build_rewards
+from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
+from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Rollout
 from tasks.data import (
     DatasetKind,

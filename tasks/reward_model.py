@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 import torch
-from rlcore.evaluation import Interval, accuracy, expected_calibration_error
-from rlcore.models.loading import save_model
-from rlcore.tokenization import ChatTokenizer
 
 from rlcore.errors import TrainingError
+from rlcore.evaluation import Interval, accuracy, expected_calibration_error
 from rlcore.models.heads import ScalarModel, save_head
+from rlcore.models.loading import save_model
 from rlcore.seeding import generator
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.reward_model import TokenPair, centre, score_pairs, train_reward_model
 from tasks import plots
 from tasks.data import read_pairs

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
 
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.config import RewardTerm, RlConfig, RunConfig
@@ -17,9 +15,12 @@ from rlcore.errors import ConfigError
 from rlcore.models.heads import ScalarModel, load_scalar_model, score_rewards
 from rlcore.models.policy import check_head
 from rlcore.packing import TokenSequence
-from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.base import RewardFn
+from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import shuffled
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.experience import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt
@@ -82,7 +83,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         yield run
 
 
-def verifier(config: RunConfig) -> RewardFn:
+def verifier(config: RunConfig) -> MixedReward:
     """The grader of held-out answers: right or wrong, whatever else the reward mixes in."""
     return build_rewards((RewardTerm(kind=config.evaluation.verifier),), resources=RewardResources())
 

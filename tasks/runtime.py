@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rlcore.models.loading import choose_device_and_dtype, load_policy
 from transformers import PreTrainedModel
 
 from rlcore.config import HardwareConfig
+from rlcore.models.loading import choose_device_and_dtype, load_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

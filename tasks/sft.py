@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcore.models.loading import save_model
-from rlcore.tokenization import ChatTokenizer
-
 from rlcore.models.policy import check_head
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from tasks import plots
 from tasks.data import read_demonstrations

@@ -21,13 +21,13 @@ from typing import Any
 
 from rlcore.errors import StorageError
 from tasks.artifacts import ArtifactRef
-from tasks.storage import write_json
+from tasks.storage import read_json, write_json
 
 Ingredients = Mapping[str, Any]
 
 _FORMAT = 1
 _MAX_NAMES = 5
-_LIBRARIES = ("torch", "transformers")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "reasoning-gym", "math-verify")  # numbers and data come from these
 _WORDS = {  # the ingredients, with the words in which a plan names a change
     "stage": "stage changed",
     "inputs": "data changed",
@@ -59,9 +59,16 @@ def key_of(ingredients: Ingredients) -> str:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """The versions that numbers depend on, by name."""
+    """The versions that results depend on, by name; a library that is not installed has an empty one."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"python": python, **{name: metadata.version(name) for name in _LIBRARIES}}
+    return {"python": python, **{name: _version(name) for name in _LIBRARIES}}
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
@@ -78,7 +85,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
         items = iter(enumerate(value))
     else:
-        return {path: value}
+        return {path: value} if path or not isinstance(value, Mapping) else {}
     flat: dict[str, Any] = {}
     for name, item in items:
         flat |= flatten(item, f"{path}.{name}" if path else str(name))
@@ -138,9 +145,7 @@ class StageCache:
             "created": record.created,
             "seconds": record.seconds,
         }
-        path = self.folder / stage / f"{record.key}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(document, path)
+        write_json(document, self.folder / stage / f"{record.key}.json")
 
 
 def now() -> str:
@@ -150,7 +155,7 @@ def now() -> str:
 
 def _read(path: Path) -> Record | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         if document["format"] != _FORMAT:
             return None
         return Record(
@@ -160,5 +165,5 @@ def _read(path: Path) -> Record | None:
             created=document["created"],
             seconds=document["seconds"],
         )
-    except (OSError, ValueError, KeyError, TypeError, StorageError):
+    except (KeyError, TypeError, StorageError):
         return None

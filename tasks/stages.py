@@ -23,6 +23,7 @@ from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import closure_digests, code_version
 from tasks.engine import report_markdown
 from tasks.locks import file_lock
+from tasks.registry import register_model
 from tasks.settings import Home
 from tasks.stage_keys import Ingredients, Record, StageCache, function_of, key_of, now, versions
 from tasks.storage import read_json, write_json
@@ -207,6 +208,6 @@ def _commit(stage: Stage, context: StageContext, result: StageResult, store: Art
         return ref
     parents = ",".join(sorted(each.model_id for each in context.input_refs.values() if each.model_id))
     folder = store.path(ref) / result.model_folder
-    version = tracker.log_model(folder, name=result.model_name, tags={**tags, "parents": parents})
+    version = register_model(tracker, folder, name=result.model_name, tags={**tags, "parents": parents})
     tracker.log_model_metrics(version.model_id, result.metrics)
     return dataclasses.replace(ref, model_id=version.model_id)

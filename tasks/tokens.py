@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcore.tokenization import ChatTokenizer
-
 from rlcore.packing import TokenSequence
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.reward_model import TokenPair
 from rlcore.types import Prompt
 from tasks.data import DemonstrationRow, PairRow, PromptRow

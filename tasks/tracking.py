@@ -1,4 +1,4 @@
-"""The one place that knows MLflow: runs, metrics, datasets, registered models.
+"""The one place that imports MLflow: runs, metrics, datasets; the registry of models is in ``tasks.registry``.
 
 MLflow takes seconds to import, so each function that needs it imports it. Everything goes through run ids: MLflow's
 "active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles.
@@ -24,23 +24,16 @@ from tasks.stage_keys import flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+    from mlflow.entities import Metric
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARENT_TAG = "mlflow.parentRunId"  # what MLflow's interface nests runs by
-_MAX_PARAM, _MAX_DIGEST, _PARAMS_PER_CALL = 500, 36, 100  # MLflow's limits: characters, characters, entries
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelVersion:
-    """A version in the registry. ``sha256`` is that of the artifact, empty for a model that we did not register."""
-
-    name: str
-    version: int
-    model_id: str
-    sha256: str
+_MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
+_PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
+# Between two writes of metrics. Not MLflow's own queue: it takes up to a second to stop, at the end of every run.
+_WRITE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +90,7 @@ class Tracker:
 
         Metrics of steps that it has already are dropped from now on: MLflow would keep both.
         """
-        run = _or_none(self.client.get_run, run_id)
+        run = or_none(self.client.get_run, run_id)
         if run is None:
             return None
         self.client.update_run(run_id, status="RUNNING")
@@ -113,7 +106,7 @@ class Tracker:
 
     def kill_runs(self, run_id: str) -> int:
         """Mark a dead pipeline's run, and its stages' runs, as killed where they are said to run; how many were."""
-        run = _or_none(self.client.get_run, run_id)
+        run = or_none(self.client.get_run, run_id)
         if run is None:
             return 0
         children = self.client.search_runs([run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run_id}'")
@@ -122,21 +115,12 @@ class Tracker:
             self.client.set_terminated(each, "KILLED")
         return len(running)
 
-    def model_version(self, name: str, alias: str) -> ModelVersion | None:
-        """The version that carries an alias (``champion``), or None."""
-        found = _or_none(self.client.get_model_version_by_alias, name, alias)
-        return None if found is None else _model_version(found)
-
-    def set_alias(self, version: ModelVersion, alias: str) -> None:
-        """Point an alias at a version: the promotion of a model, and its roll-back."""
-        self.client.set_registered_model_alias(version.name, alias, str(version.version))
-
     def _experiment_id(self, name: str) -> str:
         known = self.client.get_experiment_by_name(name)
         if known is not None:
             return str(known.experiment_id)
         location = f"{self._artifact_root}/{name}" if self._artifact_root else None
-        _unless_exists(self.client.create_experiment, name, artifact_location=location)
+        unless_exists(self.client.create_experiment, name, artifact_location=location)
         return self._experiment_id(name)
 
 
@@ -147,7 +131,8 @@ class RunTracker:
         self.client, self.run_id, self.experiment_id = client, run_id, experiment_id
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
-        self._pending: list[Any] = []
+        self._waiting: list[Metric] = []
+        self._written = 0.0
 
     def __enter__(self) -> RunTracker:
         return self
@@ -175,16 +160,17 @@ class RunTracker:
             self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log numbers at a step, in the background; :meth:`flush` waits for them and raises what went wrong.
+        """Log numbers at a step; :meth:`flush` makes sure that they are stored.
 
-        A reopened run drops what it has already: after a resume the last iterations come a second time.
+        A quick loop's steps are written together, twice a second at most. A reopened run drops what it has already:
+        after a resume the last iterations come a second time.
         """
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        fresh = [Metric(name, float(value), now, step) for name, value in metrics.items() if self._is_new(name, step)]
-        if fresh:
-            self._pending.append(self.client.log_batch(self.run_id, metrics=fresh, synchronous=False))
+        self._waiting += [Metric(name, float(x), now, step) for name, x in metrics.items() if self._is_new(name, step)]
+        if time.monotonic() - self._written > _WRITE_SECONDS or len(self._waiting) > _METRICS_PER_CALL:
+            self.flush()
 
     def log_summary(self, metrics: Mapping[str, float]) -> None:
         """Log the figures of a finished stage, except those whose curve the run has already."""
@@ -193,10 +179,11 @@ class RunTracker:
         self.log_metrics({name: value for name, value in metrics.items() if name not in known})
 
     def flush(self) -> None:
-        """Wait until every metric so far is stored."""
-        pending, self._pending = self._pending, []
-        for operation in pending:
-            operation.wait()
+        """Write every metric that waits; afterwards no kill can lose one."""
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=waiting[start : start + _METRICS_PER_CALL])
+        self._written = time.monotonic()
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -234,23 +221,6 @@ class RunTracker:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
         return LoggedDataset(name=name, digest=dataset.digest)
 
-    def log_model(self, folder: Path, *, name: str, tags: Mapping[str, str]) -> ModelVersion:
-        """Store a checkpoint's files as a logged model of this run and register them as the next version of ``name``.
-
-        ``tags`` must hold ``sha256``, the digest of the artifact.
-        """
-        client = self.client
-        model = client.create_logged_model(
-            self.experiment_id, name=name, source_run_id=self.run_id, tags=dict(tags), model_type="checkpoint"
-        )
-        client.log_model_artifacts(model.model_id, str(folder))
-        client.finalize_logged_model(model.model_id, "READY")
-        _unless_exists(client.create_registered_model, name)
-        version = client.create_model_version(
-            name, f"models:/{model.model_id}", run_id=self.run_id, tags=dict(tags), model_id=model.model_id
-        )
-        return _model_version(version)
-
     def log_model_metrics(
         self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
     ) -> None:
@@ -273,12 +243,13 @@ class RunTracker:
         if not self._resumed:
             return True
         if name not in self._last_steps:
-            history = _or_none(self.client.get_metric_history, self.run_id, name) or []
+            history = or_none(self.client.get_metric_history, self.run_id, name) or []
             self._last_steps[name] = max((metric.step for metric in history), default=-1)
         return step > self._last_steps[name]
 
 
-def _or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """What ``read`` gives, or None when MLflow has no such thing."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -289,7 +260,8 @@ def _or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | Non
         raise
 
 
-def _unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+def unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call ``create``; it is no error when the thing is there already, perhaps since a moment ago."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -297,12 +269,3 @@ def _unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _model_version(version: MlflowVersion) -> ModelVersion:
-    return ModelVersion(
-        name=version.name,
-        version=int(version.version),
-        model_id=version.model_id or "",
-        sha256=version.tags.get("sha256", ""),
-    )

@@ -22,12 +22,20 @@ configure_environment(_SESSION_HOME)
 _FOREIGN_WARNINGS = (
     # MLflow 3.17 on SQLAlchemy 2.1: "The ``noload`` loader strategy is deprecated".
     "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",
+    # Prefect 3.7's server tables on SQLAlchemy 2.1: "Type object ... does not refer to an OperatorClass".
+    "ignore:Type object <class 'prefect:DeprecationWarning",
 )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for line in _FOREIGN_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("prefect"):
+            item.add_marker(pytest.mark.xdist_group("prefect"))  # one worker, one API
 
 
 def pytest_unconfigure() -> None:
@@ -70,7 +78,10 @@ def _prefect_api() -> Iterator[None]:
     from prefect.testing.utilities import prefect_test_harness
 
     # Without heartbeats: ending a flow run waits for their thread.
-    with prefect_test_harness(server_startup_timeout=180), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    with (
+        prefect_test_harness(server_startup_timeout=180),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
         yield
 
 

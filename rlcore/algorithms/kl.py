@@ -72,4 +72,5 @@ class KlController:
         if self.target == 0.0:
             return self
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
-        return replace(self, coefficient=self.coefficient * (1.0 + error * num_samples / self.horizon))
+        share = min(1.0, num_samples / self.horizon)  # a batch beyond the horizon must not turn the sign
+        return replace(self, coefficient=self.coefficient * (1.0 + error * share))

@@ -1,4 +1,18 @@
-"""Graders: from rollouts to scores. :mod:`rlcore.rewards.table` names them and builds the reward of a run.
+"""Graders: from rollouts to scores. The names are those of :mod:`rlcore.rewards.table`."""
 
-This file imports nothing: the grader processes load modules of this package and must start without torch.
-"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore.rewards.table import REWARDS, RewardResources, build_rewards
+
+__all__ = ["REWARDS", "RewardResources", "build_rewards"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the table at its first use: the grader processes import this package and must start without torch."""
+    if name in __all__:
+        return getattr(importlib.import_module("rlcore.rewards.table"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlcore.types import Rollout
+
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _BRACES = re.compile(r"\\(?:boxed|fbox|box)[ ]?\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"^[ \t]*####(?!#)(.*)$", re.MULTILINE)
@@ -38,6 +40,21 @@ class Marked:
     inner: tuple[int, int]
 
 
+def find_answer(rollout: Rollout, *, last_number_counts: bool) -> str | None:
+    """The answer of a completion as it is written; None when there is none.
+
+    The last marked answer; without one, the last number if that counts. A number at the end of a completion that was
+    cut by the limit may be half a number: it does not count.
+    """
+    text = final_part(rollout.text)
+    if text is None:
+        return None
+    marked = last_marked_answer(text)
+    if marked is None and last_number_counts and rollout.finish_reason == "stop":
+        return last_number(text)
+    return marked
+
+
 def final_part(text: str) -> str | None:
     """The text after the last ``</think>``; None when a ``<think>`` is still open (the thinking was cut off)."""
     tail = text.rpartition(_THINK_CLOSE)[2]
@@ -51,7 +68,7 @@ def marked_answers(text: str) -> list[Marked]:
 
 
 def last_marked_answer(text: str) -> str | None:
-    r"""The content of the last marker, cleaned: ``<answer>\boxed{$5$.}</answer>`` gives ``5``."""
+    r"""The content of the last marker, without blanks around it: ``<answer>\boxed{$5$}</answer>`` gives ``$5$``."""
     found = marked_answers(text)
     if not found:
         return None
@@ -61,7 +78,7 @@ def last_marked_answer(text: str) -> str | None:
         if box is None or (kind == "box" and box.end - box.start < len(answer.strip())):
             break
         answer, kind = answer[slice(*box.inner)], "box"
-    return clean(answer)
+    return answer.strip()
 
 
 def last_number(text: str) -> str | None:

@@ -1,10 +1,13 @@
-"""What a reward function is, and the two helpers that every grader shares."""
+"""What a reward function is, and what every grader shares."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from rlcore.errors import RewardError
+from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import Rollout, Score
 
 CORRECT_FROM = 0.99
@@ -36,3 +39,34 @@ def ungraded(error: str) -> Score:
 def is_correct(score: Score) -> bool:
     """Whether a score counts as a correct answer in an evaluation; an unscored rollout does not."""
     return score.value is not None and score.value >= CORRECT_FROM
+
+
+def check_error_rate(scores: Sequence[Score], *, max_rate: float) -> None:
+    """Stop a run whose grader, not whose answers, fails.
+
+    Raises:
+        RewardError: more than ``max_rate`` (0..1) of the scores are None; says the most frequent error.
+    """
+    errors = [score.error for score in scores if score.value is None]
+    if len(errors) > max_rate * len(scores):
+        most, count = Counter(errors).most_common(1)[0]
+        raise RewardError(
+            f"{len(errors)} of {len(scores)} rollouts could not be scored (allowed: {max_rate:.0%}); "
+            f"{count} times: {most}",
+            fix="look at the errors in the rollout table; raise timeout_seconds if the machine is busy",
+        )
+
+
+def score_all(
+    prepared: Sequence[Score | Mapping[str, Any]], pool: GraderPool, to_score: Callable[[Any], Score]
+) -> list[Score]:
+    """The scores that were decided at once, and for each request its graded value as a score, or its error."""
+    outcomes = iter(pool.grade_all([item for item in prepared if not isinstance(item, Score)]))
+    scores = []
+    for item in prepared:
+        if isinstance(item, Score):
+            scores.append(item)
+            continue
+        outcome = next(outcomes)
+        scores.append(ungraded(outcome.error) if outcome.error else to_score(outcome.value))
+    return scores

@@ -2,8 +2,9 @@ r"""Plain numbers, read exactly: integers, decimals, ``1e3``, fractions, percent
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 _DIGITS = r"[0-9]{1,200}"
@@ -20,13 +21,15 @@ _CURRENCY = re.compile(r"^([-+]?) ?\\?[$€£] ?(?=[0-9.])")
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """A number and whether it was written with a percent sign: ``50%`` is ``PlainNumber(Fraction(50), True)``.
+    """A number and whether it was written with a percent sign: ``50%`` is ``value=50, is_percent=True``.
 
-    Two plain numbers are equal when value *and* sign of percentage are: 50% is neither 0.5 nor 50.
+    Two plain numbers are equal when value *and* sign of percentage are: 50% is neither 0.5 nor 50. ``is_evaluated``
+    is False for a division that was left to be done (``6/2``, ``2/4``); it plays no part in equality.
     """
 
     value: Fraction
-    is_percent: bool = False
+    is_percent: bool
+    is_evaluated: bool = field(compare=False)
 
 
 def parse_number(text: str) -> PlainNumber | None:
@@ -36,22 +39,21 @@ def parse_number(text: str) -> PlainNumber | None:
     Digits are ASCII; an exponent has at most two digits and a number at most 200, so reading is always quick.
     """
     written = text.strip().replace("−", "-")
-    if not written.isascii() and _CURRENCY.match(written) is None:
-        return None
     percent = _PERCENT.search(written)
     written = _PERCENT.sub("", written) if percent else _CURRENCY.sub(r"\1", written)
-    value = _read(_GROUPED.sub(lambda match: _SEPARATOR.sub("", match.group()), written))
-    return None if value is None else PlainNumber(value, percent is not None)
+    return _read(_GROUPED.sub(lambda match: _SEPARATOR.sub("", match.group()), written), percent is not None)
 
 
-def _read(text: str) -> Fraction | None:
+def _read(text: str, is_percent: bool) -> PlainNumber | None:
     if _PLAIN.fullmatch(text):
-        return Fraction(text)
+        return PlainNumber(Fraction(text), is_percent, True)
     match = _SLASH.fullmatch(text) or _FRAC.fullmatch(text) or _SHORT_FRAC.fullmatch(text)
     if match is None:
         return None
-    sign, numerator, denominator = match.groups()
-    below = Fraction(denominator)
+    sign = -1 if match.group(1) == "-" else 1
+    above, below = Fraction(match.group(2)), Fraction(match.group(3))
     if below == 0:
         return None
-    return (-1 if sign == "-" else 1) * Fraction(numerator) / below
+    whole = above.denominator == below.denominator == 1 and below > 1
+    is_reduced = whole and math.gcd(above.numerator, below.numerator) == 1
+    return PlainNumber(sign * above / below, is_percent, is_reduced)

@@ -9,6 +9,7 @@ The newest folder whose manifest verifies is loaded; a damaged one is renamed as
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mappi
     """
     temporary, final = root / f".tmp-{step}", root / f"step-{step:06d}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _sweep(root)
         temporary.mkdir(parents=True)
         for name, tensors in _tensors(learner).items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
@@ -47,15 +48,17 @@ def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mappi
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         _fsync(root)
+        for old in _steps(root)[:-keep]:
+            # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
+            old.rename(root / f".tmp-{old.name}")
+        _sweep(root)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _sweep(root)
         raise StorageError(
             f"the checkpoint of step {step} could not be written: {error}",
             where=str(root),
             fix="free space or correct the permissions, then start the same command again: it resumes",
         ) from error
-    for old in _steps(root)[:-keep]:
-        shutil.rmtree(old)
     return final
 
 
@@ -63,11 +66,13 @@ def load_newest(root: Path, learner: Learner, *, identity: Mapping[str, str]) ->
     """Restore the learner from the newest intact checkpoint; returns its run state, or None where there is none.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs).
+        CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs), or there
+            were checkpoints and every one is damaged: a run must not begin anew without a word.
     """
-    for folder in reversed(_steps(root)):
+    folders = _steps(root)
+    for folder in reversed(folders):
         if not is_intact(folder):
-            folder.rename(folder.with_name(f"damaged-{folder.name}"))
+            _set_aside(folder)
             continue
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         stored = state["run"].get("identity", {})
@@ -81,6 +86,12 @@ def load_newest(root: Path, learner: Learner, *, identity: Mapping[str, str]) ->
         _restore(folder, learner, state["learner"])
         run_state: dict[str, Any] = state["run"]
         return run_state
+    if folders:
+        raise CheckpointError(
+            f"all {len(folders)} checkpoints were damaged; they have been renamed aside",
+            where=str(root),
+            fix="bring one back from a backup, or start the same command again to begin anew",
+        )
     return None
 
 
@@ -88,13 +99,13 @@ def is_intact(folder: Path) -> bool:
     """Whether every file of a checkpoint has the size and the SHA-256 that its manifest states."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return all(_describe(folder / name) == entry for name, entry in manifest.items())
-    except (OSError, ValueError, AttributeError):
+        return STATE in manifest and all(_describe(folder / name) == entry for name, entry in manifest.items())
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
 
 
 def _tensors(learner: Learner) -> dict[str, Tensors]:
-    # state_dict() names tied weights twice; safetensors refuses shared memory, so the parameters are saved by name once.
+    # state_dict() names tied weights twice and safetensors refuses shared memory: each parameter is saved once.
     tensors: dict[str, Tensors] = {
         "policy": _weights(learner.policy),
         "optimizer": _optimizer_tensors(learner.optimizer),
@@ -172,7 +183,18 @@ def _restore_scheduler(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) 
 
 
 def _steps(root: Path) -> list[Path]:
-    return sorted(path for path in root.glob("step-*") if path.is_dir())
+    return sorted(root.glob("step-*[0-9]"), key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a killed run has left half-written or half-deleted."""
+    for remains in root.glob(".tmp-*"):
+        shutil.rmtree(remains, ignore_errors=True)
+
+
+def _set_aside(folder: Path) -> None:
+    names = (f"damaged-{folder.name}" + (f".{number}" if number else "") for number in itertools.count())
+    folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
 
 
 def _seal(folder: Path) -> None:

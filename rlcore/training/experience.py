@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.advantages import Episodes, has_signal, whiten
 from rlcore.algorithms.kl import k1, k3
-from rlcore.algorithms.ratios import LOG_RATIO_LIMIT
+from rlcore.algorithms.ratios import clamped_difference
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
-from rlcore.errors import TrainingError
+from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel, score_values
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
-from rlcore.types import ScoredRollout, TrainingSample
+from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,8 +62,10 @@ def build_experience(
 
     Raises:
         TrainingError: not one rollout could be used.
+        NonFiniteError: a grader gave an infinite reward.
     """
     numbered = [(number, item) for number, group in enumerate(groups) for item in group]
+    _refuse_infinite([item for _, item in numbered])
     kept = [(number, item) for number, item in numbered if is_usable(item, truncated)]
     if not kept:
         raise TrainingError(
@@ -71,46 +73,18 @@ def build_experience(
             fix="look at the errors in the rollout table; raise sampling.max_new_tokens if all are truncated",
         )
     rollouts = [item.rollout for _, item in kept]
-    sequences = [
-        TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
-        for rollout in rollouts
-    ]
-    budget = judges.tokens_per_microbatch
-    zeros = [torch.zeros(len(rollout.completion_ids)) for rollout in rollouts]
-    needs_policy = need_old_logprobs or (kl.placement == "reward" and judges.reference is not None)
-    old = ref = values = zeros
-    if needs_policy:
-        old = score_sequences(judges.policy, sequences, tokens_per_microbatch=budget, temperature=judges.temperature)
-    if judges.reference is not None:
-        ref = score_sequences(judges.reference, sequences, tokens_per_microbatch=budget, temperature=judges.temperature)
-    if judges.critic is not None:
-        values = score_values(judges.critic, sequences, tokens_per_microbatch=budget)
-
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
     in_reward = judges.reference is not None and kl.placement == "reward"
-    gaps = [
-        (o - r).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).masked_fill(~mask, 0.0) if in_reward else torch.zeros_like(o)
-        for o, r, mask in zip(old, ref, masks, strict=True)
-    ]
-    penalties = [-kl_coefficient * k1(gap).double() for gap in gaps]
-    rewards = [reward_of(item, truncated) for _, item in kept]
-    episodes = lay_out_episodes(rewards, [number for number, _ in kept], penalties, values, masks)
-    raw = algorithm.advantage(episodes)
-    advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
-    samples = tuple(
-        TrainingSample(
-            prompt_ids=rollout.prompt.token_ids,
-            completion_ids=rollout.completion_ids,
-            loss_mask=masks[i],
-            sampler_logprobs=torch.tensor(rollout.sampler_logprobs),
-            old_logprobs=old[i],
-            ref_logprobs=ref[i],
-            advantages=advantages[i, : len(masks[i])],
-            values=values[i],
-            returns=raw[i, : len(masks[i])] + values[i],
-        )
-        for i, rollout in enumerate(rollouts)
+    passes = _forward_passes(rollouts, judges, needs_policy=need_old_logprobs or in_reward)
+    gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
+    episodes = lay_out_episodes(
+        [reward_of(item, truncated) for _, item in kept],
+        [number for number, _ in kept],
+        [-kl_coefficient * k1(gap).double() for gap in gaps],
+        passes.values,
+        masks,
     )
+    samples = _samples(rollouts, masks, passes, episodes, algorithm)
     metrics = _metrics(numbered, kept, samples, episodes, uses_critic=algorithm.uses_critic)
     if in_reward:
         metrics["kl/ref"] = float(torch.cat([k3(gap)[mask] for gap, mask in zip(gaps, masks, strict=True)]).mean())
@@ -119,9 +93,9 @@ def build_experience(
 
 
 def is_usable(item: ScoredRollout, truncated: str) -> bool:
-    """Whether a rollout may be trained on: it was scored, and is not a masked truncation."""
+    """Whether a rollout may be trained on: scored, with a token of the policy's own, and not a masked truncation."""
     masked = truncated == "mask" and item.rollout.finish_reason == "length"
-    return item.score.value is not None and math.isfinite(item.score.value) and not masked
+    return _is_scored(item) and any(item.rollout.loss_mask) and not masked
 
 
 def reward_of(item: ScoredRollout, truncated: str) -> float:
@@ -129,6 +103,76 @@ def reward_of(item: ScoredRollout, truncated: str) -> float:
     if truncated == "zero" and item.rollout.finish_reason == "length":
         return 0.0
     return float(item.score.value or 0.0)
+
+
+def _is_scored(item: ScoredRollout) -> bool:
+    return item.score.value is not None and not math.isnan(item.score.value)
+
+
+def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
+    for item in items:
+        if item.score.value is not None and math.isinf(item.score.value):
+            raise NonFiniteError(
+                f"the reward of a completion is {item.score.value}",
+                where=f"prompt {item.rollout.prompt.prompt_id!r}, parts {dict(item.score.parts)}",
+                fix="correct the reward function: a grader that cannot judge returns None",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Passes:
+    """Per completion a float32 [T] tensor of each model; zeros where the model was not asked."""
+
+    old: Sequence[torch.Tensor]
+    ref: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+
+
+def _forward_passes(rollouts: Sequence[Rollout], judges: Judges, *, needs_policy: bool) -> _Passes:
+    sequences = [
+        TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
+        for rollout in rollouts
+    ]
+    old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
+    budget, temperature = judges.tokens_per_microbatch, judges.temperature
+    if needs_policy:
+        old = score_sequences(judges.policy, sequences, tokens_per_microbatch=budget, temperature=temperature)
+    if judges.reference is not None:
+        ref = score_sequences(judges.reference, sequences, tokens_per_microbatch=budget, temperature=temperature)
+    if judges.critic is not None:
+        values = score_values(judges.critic, sequences, tokens_per_microbatch=budget)
+    return _Passes(old=old, ref=ref, values=values)
+
+
+def _reference_gaps(passes: _Passes, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``old_logprobs - ref_logprobs`` of the policy's own tokens."""
+    return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
+
+
+def _samples(
+    rollouts: Sequence[Rollout],
+    masks: Sequence[torch.Tensor],
+    passes: _Passes,
+    episodes: Episodes,
+    algorithm: Algorithm,
+) -> tuple[TrainingSample, ...]:
+    """With a critic the policy learns from whitened advantages, the critic from returns made of the raw ones."""
+    raw = algorithm.advantage(episodes)
+    advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
+    return tuple(
+        TrainingSample(
+            prompt_ids=rollout.prompt.token_ids,
+            completion_ids=rollout.completion_ids,
+            loss_mask=masks[i],
+            sampler_logprobs=torch.tensor(rollout.sampler_logprobs),
+            old_logprobs=passes.old[i],
+            ref_logprobs=passes.ref[i],
+            advantages=advantages[i, : len(masks[i])],
+            values=passes.values[i],
+            returns=raw[i, : len(masks[i])] + passes.values[i],
+        )
+        for i, rollout in enumerate(rollouts)
+    )
 
 
 def lay_out_episodes(
@@ -172,12 +216,12 @@ def _metrics(
     lengths = [len(item.rollout.completion_ids) for _, item in numbered]
     cut = [item.rollout.finish_reason == "length" for _, item in numbered]
     numbers = torch.tensor([number for number, _ in kept])
-    without_signal = [not has_signal(scores[numbers == number]) for number in numbers.unique()]
+    without_signal = [not has_signal(episodes.rewards[numbers == number]) for number in set(numbers.tolist())]
     advantages = torch.cat([sample.advantages[sample.loss_mask] for sample in samples])
     metrics = {
         "reward/mean": float(scores.mean()),
         "reward/std": float(scores.std(unbiased=False)),
-        "reward/errors": float(sum(item.score.value is None for _, item in numbered)),
+        "reward/errors": float(sum(not _is_scored(item) for _, item in numbered)),
         "completion/length": sum(lengths) / len(lengths),
         "completion/truncated": sum(cut) / len(cut),
         "groups/zero_signal": sum(without_signal) / len(without_signal),

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.kl import KlController
-from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
+from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import RlConfig
@@ -18,7 +18,8 @@ from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_logprobs
 from rlcore.packing import PackedBatch, TokenSequence, pack
 from rlcore.seeding import shuffled
-from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
+from rlcore.training.optim import clip_gradient, make_optimizer, make_scheduler, take_step
+from rlcore.training.totals import Totals
 from rlcore.types import TrainingSample
 
 
@@ -58,15 +59,17 @@ class Learner:
         """Train on the samples of one iteration.
 
         Raises:
-            NonFiniteError: NaN or infinity in a loss or gradient; the step that met it was not taken.
+            NonFiniteError: NaN or infinity in a sample, a loss or a gradient; the step that met it was not taken.
         """
-        totals = _Totals()
+        _require_finite(samples)
+        totals = Totals()
         update = self.config.update
         moved = False
         for epoch in range(update.epochs):
+            totals.begin_epoch()
             for minibatch in split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch):
                 moved |= self._step(minibatch, totals)
-            if update.max_kl > 0.0 and totals.mean("kl/old") > update.max_kl:
+            if update.max_kl > 0.0 and totals.epoch_mean("kl/old") > update.max_kl:
                 break
         self.policy_version += 1
         metrics = totals.means() | {
@@ -82,30 +85,44 @@ class Learner:
         """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
         self.kl = self.kl.updated(mean_kl, num_samples)
 
-    def _step(self, samples: Sequence[TrainingSample], totals: _Totals) -> bool:
-        """One optimizer step over a minibatch, its gradient accumulated over packed micro-batches."""
+    def _step(self, samples: Sequence[TrainingSample], totals: Totals) -> bool:
+        """One optimizer step over a minibatch, its gradient accumulated over packed micro-batches.
+
+        Returns whether the policy moved: where its gradient is zero, no step is taken, since momentum alone would move
+        it. Both gradients are checked before either model moves.
+        """
         weights = _weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
         sequences = [
             TokenSequence(prompt_ids=samples[i].prompt_ids, completion_ids=samples[i].completion_ids) for i in chosen
         ]
-        trains_policy = self.policy_version >= self.config.critic.warmup_iterations or self.critic is None
+        self._clear_gradients()  # an update that was given up may have left some behind
         for batch in pack(sequences, tokens_per_microbatch=self.config.update.tokens_per_microbatch):
             picked = _Columns([samples[i] for i in chosen], [weights[i] for i in chosen], batch)
-            if trains_policy:
+            if self._trains_policy:
                 self._backward_policy(picked, totals)
             if self.critic is not None:
                 self._backward_critic(self.critic, picked, totals)
+        max_grad_norm = self.config.update.optim.max_grad_norm
+        norm = clip_gradient(self.optimizer, max_grad_norm=max_grad_norm)
         if self.critic is not None:
-            norm = guarded_step(
-                self.critic_optimizer, self.critic_scheduler, max_grad_norm=self.config.update.optim.max_grad_norm
-            )
-            totals.record("critic/gradient_norm", norm)
-        if not trains_policy or not chosen:
+            totals.record("critic/gradient_norm", clip_gradient(self.critic_optimizer, max_grad_norm=max_grad_norm))
+            take_step(self.critic_optimizer, self.critic_scheduler)
+        if not self._trains_policy:
             return False
-        norm = guarded_step(self.optimizer, self.scheduler, max_grad_norm=self.config.update.optim.max_grad_norm)
         totals.record("gradient_norm", norm)
+        if norm > 0.0:
+            take_step(self.optimizer, self.scheduler)
         return norm > 0.0
+
+    @property
+    def _trains_policy(self) -> bool:
+        return self.critic is None or self.policy_version >= self.config.critic.warmup_iterations
+
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic_optimizer.zero_grad(set_to_none=True)
 
     def _has_gradient(self, sample: TrainingSample) -> bool:
         """A completion without advantage is left out before the forward pass where no other term needs it.
@@ -119,7 +136,7 @@ class Learner:
     def _kl_in_loss(self) -> float:
         return self.kl.coefficient if self.config.kl.placement == "loss" else 0.0
 
-    def _backward_policy(self, columns: _Columns, totals: _Totals) -> None:
+    def _backward_policy(self, columns: _Columns, totals: Totals) -> None:
         coefficients = Coefficients(
             kl=self._kl_in_loss,
             kl_estimator=self.config.kl.estimator,
@@ -153,18 +170,20 @@ class Learner:
         _backward(output.loss, "the policy's loss")
         totals.add(output)
 
-    def _backward_critic(self, critic: ScalarModel, columns: _Columns, totals: _Totals) -> None:
-        values = critic.token_values(columns.batch.to(critic.backbone.device))
-        device, mask = values.device, columns.get("loss_mask").to(values.device)
+    def _backward_critic(self, critic: ScalarModel, columns: _Columns, totals: Totals) -> None:
+        predicted = critic.token_values(columns.batch.to(critic.backbone.device))
+        device = predicted.device
+        # Filled before any arithmetic: the gradient of a square is 0 * NaN where a masked target is NaN.
+        masked = ~columns.get("loss_mask").to(device)
         per_token = value_loss(
-            values,
-            columns.get("values").to(device),
-            columns.get("returns").to(device),
+            predicted.masked_fill(masked, 0.0),
+            columns.get("values").to(device).masked_fill(masked, 0.0),
+            columns.get("returns").to(device).masked_fill(masked, 0.0),
             clip_range=self.config.critic.clip_range,
         )
-        loss = (columns.weights.to(device) * per_token).masked_fill(~mask, 0.0).sum()
+        loss = (columns.weights.to(device) * per_token).sum()
         _backward(loss, "the critic's loss")
-        totals.accumulate("loss/value", float(loss.detach()))
+        totals.add_loss("loss/value", float(loss.detach()))
 
 
 def split_by_prompt(
@@ -194,46 +213,6 @@ class _Columns:
         return torch.cat([getattr(sample, name) for sample in self._samples])
 
 
-class _Totals:
-    """Metrics of an update: sums over tokens, maxima, and averages over steps."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._maxima: dict[str, float] = {}
-        self._steps: dict[str, list[float]] = {}
-        self._num_tokens = 0
-        self._num_losses: dict[str, float] = {}
-
-    def add(self, output: LossOutput) -> None:
-        self._num_tokens += output.num_tokens
-        for name, value in output.sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value)
-        for name, value in output.maxima.items():
-            self._maxima[name] = max(self._maxima.get(name, 0.0), float(value))
-        self.accumulate("loss/policy", float(output.loss.detach()))
-
-    def accumulate(self, name: str, value: float) -> None:
-        self._num_losses[name] = self._num_losses.get(name, 0.0) + value
-
-    def record(self, name: str, value: float) -> None:
-        self._steps.setdefault(name, []).append(value)
-
-    def mean(self, name: str) -> float:
-        return self._sums.get(name, 0.0) / max(1, self._num_tokens)
-
-    def means(self) -> dict[str, float]:
-        num_steps = max(1, max((len(values) for values in self._steps.values()), default=1))
-        result = {name: self.mean(name) for name in self._sums}
-        weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
-        if self._num_tokens:
-            result["mismatch/ess"] = weight**2 / squared if squared else 0.0
-            result["clip/fraction"] = result["clip/low"] + result["clip/high"]
-        result |= self._maxima
-        result |= {name: total / num_steps for name, total in self._num_losses.items()}
-        result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
-        return result
-
-
 def _weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[torch.Tensor]:
     width = max(len(sample.loss_mask) for sample in samples)
     mask = torch.zeros(len(samples), width, dtype=torch.bool)
@@ -241,6 +220,19 @@ def _weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[to
         mask[row, : len(sample.loss_mask)] = sample.loss_mask
     weights = algorithm.weighting(mask)
     return [weights[row, : len(sample.loss_mask)] for row, sample in enumerate(samples)]
+
+
+def _require_finite(samples: Sequence[TrainingSample]) -> None:
+    names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+    for number, sample in enumerate(samples):
+        for name in names:
+            kept = getattr(sample, name)[sample.loss_mask]
+            if not bool(kept.isfinite().all()):
+                raise NonFiniteError(
+                    f"{name} of a completion hold NaN or infinity; no step was taken",
+                    where=f"sample {number} of the iteration, prompt token ids {list(sample.prompt_ids)}",
+                    fix="look at this completion in the rollout table: its reward, and the engine's log-probabilities",
+                )
 
 
 def _backward(loss: torch.Tensor, name: str) -> None:

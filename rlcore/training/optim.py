@@ -51,6 +51,17 @@ def guarded_step(
     Raises:
         NonFiniteError: the gradient holds NaN or infinity; the weights are untouched.
     """
+    norm = clip_gradient(optimizer, max_grad_norm=max_grad_norm)
+    take_step(optimizer, scheduler)
+    return norm
+
+
+def clip_gradient(optimizer: torch.optim.Optimizer, *, max_grad_norm: float) -> float:
+    """Scale the gradient to a norm of at most ``max_grad_norm``; returns the norm before.
+
+    Raises:
+        NonFiniteError: the gradient holds NaN or infinity; it is cleared.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
     if not math.isfinite(norm):
@@ -59,7 +70,11 @@ def guarded_step(
             f"the gradient norm is {norm}; no step was taken",
             fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration",
         )
+    return norm
+
+
+def take_step(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """One step of optimizer and schedule; clears the gradient."""
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm

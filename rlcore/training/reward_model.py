@@ -58,13 +58,13 @@ def train_reward_model(
 
 
 def _accumulate(model: ScalarModel, pairs: Sequence[TokenPair], config: RewardModelConfig) -> tuple[float, float]:
-    """Gradient of one minibatch; both sides of a pair share their prompt's row and stay in one micro-batch."""
+    """Gradient of one minibatch; the two sides of a pair stay together, and share the row of their prompt."""
     total_weight = sum(pair.weight for pair in pairs)
     loss_sum, num_right = 0.0, 0
     for group in _microbatches(pairs, config.tokens_per_microbatch):
-        (batch,) = pack(pair_sequences(group), tokens_per_microbatch=2**62)
-        scores = torch.empty(2 * len(group), device=model.backbone.device)
-        scores = scores.index_copy(0, batch.sequences.to(scores.device), model.sequence_scores(batch.to(scores.device)))
+        batches = pack(pair_sequences(group), tokens_per_microbatch=config.tokens_per_microbatch)
+        scores = torch.cat([model.sequence_scores(batch.to(model.backbone.device)) for batch in batches])
+        scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
         chosen, rejected = scores[0::2], scores[1::2]
         margins = scores.new_tensor([pair.margin + config.margin for pair in group])
         weights = scores.new_tensor([pair.weight / total_weight for pair in group])

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import SftConfig
-from rlcore.errors import NonFiniteError
+from rlcore.errors import DataError, NonFiniteError
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.packing import TokenSequence, pack
 from rlcore.seeding import shuffled
@@ -29,8 +29,11 @@ def train_sft(
     """Train ``model`` in place for ``num_steps`` steps; ``report(step, metrics)`` is called after each.
 
     Raises:
+        DataError: there is nothing to train on.
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
     """
+    if not train:
+        raise DataError("there is no demonstration to train on", fix="look at the report of prepare_demonstrations")
     optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_steps)
     for step, minibatch in enumerate(minibatches(train, config, seed=seed), start=1):

@@ -102,11 +102,11 @@ def test_a_users_package_is_followed_too(tree: Path, monkeypatch: pytest.MonkeyP
     package = tree / "elsewhere" / "rlcore_user_stage"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "stage.py").write_text("from rlcore_user_stage import helper\nfrom rlcore.errors import RlcoreError\n")
+    (package / "stage.py").write_text("from rlcore_user_stage import helper\nfrom rlcore.types import Prompt\n")
     (package / "helper.py").write_text("")
     monkeypatch.syspath_prepend(str(package.parent))
     assert closure("rlcore_user_stage.stage") == {
-        "rlcore_user_stage", "rlcore_user_stage.stage", "rlcore_user_stage.helper", "rlcore",
+        "rlcore_user_stage", "rlcore_user_stage.stage", "rlcore_user_stage.helper", "rlcore", "rlcore.types",
     }  # fmt: skip
 
 

@@ -1,0 +1,80 @@
+"""Checks of one column that several contracts share: a series in, a boolean per row out."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from data_contracts.fields import SPLITS
+
+ROLES = ("system", "user", "assistant")
+FINISH_REASONS = ("stop", "length")
+
+
+def is_filled(texts: pd.Series) -> pd.Series:
+    """Something else than blanks, and no NUL character."""
+    return (texts.str.strip() != "") & ~texts.str.contains("\0", regex=False)
+
+
+def is_split(values: pd.Series) -> pd.Series:
+    """``train`` or ``eval``."""
+    return values.isin(SPLITS)
+
+
+def is_finish_reason(values: pd.Series) -> pd.Series:
+    """``stop`` or ``length``."""
+    return values.isin(FINISH_REASONS)
+
+
+def is_question(conversations: pd.Series) -> pd.Series:
+    """A conversation that waits for an answer: see :func:`_is_question`."""
+    return conversations.map(_is_question).astype(bool)
+
+
+def is_list_of_texts(values: pd.Series) -> pd.Series:
+    """A list of at least two texts, none of them blank."""
+    return values.map(
+        lambda value: isinstance(value, list) and len(value) > 1 and all(_is_filled_text(item) for item in value)
+    ).astype(bool)
+
+
+def is_list_of_counts(values: pd.Series) -> pd.Series:
+    """A list, not empty, of integers from 0."""
+    return values.map(
+        lambda value: isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
+    ).astype(bool)
+
+
+def is_list_of_booleans(values: pd.Series) -> pd.Series:
+    """A list of true and false alone."""
+    return values.map(lambda value: isinstance(value, list) and all(type(item) is bool for item in value)).astype(bool)
+
+
+def is_list_of_logprobs(values: pd.Series) -> pd.Series:
+    """A list of finite numbers that are at most 0, up to the rounding of a float32 softmax (1e-6)."""
+    return values.map(
+        lambda value: (
+            isinstance(value, list)
+            and all(type(item) is float and math.isfinite(item) and item <= 1e-6 for item in value)
+        )
+    ).astype(bool)
+
+
+def _is_question(conversation: object) -> bool:
+    """An optional system message first, then turns that are not blank, of which the last is the user's."""
+    if not isinstance(conversation, list) or not conversation:
+        return False
+    if not all(isinstance(turn, dict) and set(turn) == {"role", "content"} for turn in conversation):
+        return False
+    roles = [turn["role"] for turn in conversation]
+    return (
+        roles[-1] == "user"
+        and "system" not in roles[1:]
+        and all(role in ROLES for role in roles)
+        and all(_is_filled_text(turn["content"]) for turn in conversation)
+    )
+
+
+def _is_filled_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value

@@ -1,0 +1,94 @@
+"""A contract: a named, versioned pandera model of rows, and how its complaints become (row, field, reason)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.errors import ContractError
+
+WHOLE_FRAME = -1
+# pandera's own names, in words.
+_REASONS = {
+    "column_in_dataframe": "a column of the contract is missing",
+    "column_in_schema": "a column that the contract does not know",
+    "not_nullable": "must not be null",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What rows of one kind must be.
+
+    ``name`` carries the version (``prompts/v1``): columns or rules that change make a new version. ``id_column`` names
+    a row, ``answers`` are the columns that hold completions, in the order in which they are compared.
+    """
+
+    name: str
+    model: type[pa.DataFrameModel]
+    id_column: str
+    answers: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns, in their order."""
+        return tuple(self.model.to_schema().columns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowComplaint:
+    """One broken rule; ``row`` is a position in the frame, or ``WHOLE_FRAME``."""
+
+    row: int
+    field: str
+    value: Any
+    reason: str
+
+
+def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
+    """Every row rule that a frame breaks, one entry per row and rule, by row; the frame's index must be 0, 1, 2, ….
+
+    Never pandera's ``drop_invalid_rows``: it drops in silence.
+    """
+    try:
+        contract.model.validate(frame, lazy=True)
+    except pa.errors.SchemaErrors as error:
+        cases = error.failure_cases
+    else:
+        return []
+    # A rule over several columns is reported once for each of them; one complaint is enough.
+    over_row = cases["schema_context"] == "DataFrameSchema"
+    cases = cases.assign(column=cases["column"].where(~over_row | cases["index"].isna(), "row"))
+    cases = cases.drop_duplicates(subset=["index", "column", "check"])
+    found = [
+        RowComplaint(
+            row=WHOLE_FRAME if pd.isna(row) else int(row), field=str(field), value=value, reason=_reason(str(check))
+        )
+        for row, field, value, check in cases[["index", "column", "failure_case", "check"]].itertuples(index=False)
+    ]
+    return sorted(found, key=lambda complaint: complaint.row)
+
+
+def _reason(check: str) -> str:
+    return "is not of the column's type" if check.startswith("dtype(") else _REASONS.get(check, check)
+
+
+def require(frame: pd.DataFrame, contract: Contract) -> None:
+    """Refuse a frame that we made ourselves: a broken rule is a fault of the program, so nothing is quarantined.
+
+    Raises:
+        ContractError: no rows, or broken rules, of which the first three are named.
+    """
+    if frame.empty:
+        raise ContractError(f"{contract.name}: there are no rows")
+    found = complaints(frame.reset_index(drop=True), contract)
+    if found:
+        first = "; ".join(
+            f"{'frame' if item.row == WHOLE_FRAME else f'row {item.row}'}, {item.field}: {item.reason} "
+            f"({item.value!r:.80})"
+            for item in found[:3]
+        )
+        raise ContractError(f"{contract.name}: {len(found)} broken rules: {first}", where=contract.name)

@@ -1,0 +1,48 @@
+"""``demonstrations/v1``: a question and the answer that supervised fine-tuning copies."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts import cells
+from data_contracts.contract import Contract
+
+
+class Demonstrations(pa.DataFrameModel):
+    """One row per demonstration.
+
+    ``messages``: list of {role, content}, the last one the user's. ``completion``: the assistant's answer, without any
+    control token. ``reference``: the ground truth where there is one, else ``""``.
+    """
+
+    demonstration_id: str
+    messages: object
+    completion: str
+    reference: str
+    task: str
+    split: str
+
+    class Config:
+        strict = True
+        name = "demonstrations/v1"
+
+    @pa.check("demonstration_id", "completion", "task", error="must not be blank")
+    @classmethod
+    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return cells.is_filled(texts)
+
+    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
+    @classmethod
+    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
+        return cells.is_question(values)
+
+    @pa.check("split", error="must be 'train' or 'eval'")
+    @classmethod
+    def split_is_known(cls, values: pd.Series) -> pd.Series:
+        return cells.is_split(values)
+
+
+CONTRACT = Contract(
+    name="demonstrations/v1", model=Demonstrations, id_column="demonstration_id", answers=("completion",)
+)

@@ -1,0 +1,103 @@
+"""Take one field out of a source row, with its type and never a conversion; the fault names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from data_contracts.errors import RowFault
+
+Row = Mapping[str, Any]
+Messages = list[dict[str, str]]
+SPLITS = ("train", "eval")
+
+
+def text(row: Row, name: str) -> str:
+    """The text in field ``name``, which may be empty.
+
+    Raises:
+        RowFault: missing, or not a text.
+    """
+    value = _present(row, name)
+    if not isinstance(value, str):
+        raise RowFault(name, f"must be a text, not {_kind(value)}", value)
+    return value
+
+
+def number(row: Row, name: str) -> float:
+    """The finite number in field ``name``.
+
+    Raises:
+        RowFault: missing, not a number (a boolean is none), or not finite.
+    """
+    value = _present(row, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowFault(name, f"must be a number, not {_kind(value)}", value)
+    try:
+        converted = float(value)
+    except OverflowError as error:
+        raise RowFault(name, "is beyond the range of a float", value) from error
+    if not math.isfinite(converted):
+        raise RowFault(name, "must be finite", value)
+    return converted
+
+
+def items(row: Row, name: str) -> list[Any]:
+    """The list in field ``name``.
+
+    Raises:
+        RowFault: missing, or not a list.
+    """
+    value = _present(row, name)
+    if not isinstance(value, list):
+        raise RowFault(name, f"must be a list, not {_kind(value)}", value)
+    return value
+
+
+def messages(row: Row, name: str = "messages") -> Messages:
+    """The conversation in field ``name``: objects with exactly ``role`` and ``content``, both texts.
+
+    Raises:
+        RowFault: naming the message and its field, ``messages.2.role``.
+    """
+    return [_message(turn, f"{name}.{place}") for place, turn in enumerate(items(row, name))]
+
+
+def optional_split(row: Row) -> dict[str, str]:
+    """The field ``split``, where the source has one: ``{"split": "train"}`` or nothing.
+
+    Raises:
+        RowFault: neither ``train`` nor ``eval``.
+    """
+    if row.get("split") is None:
+        return {}
+    value = text(row, "split")
+    if value not in SPLITS:
+        raise RowFault("split", "must be 'train' or 'eval'", value)
+    return {"split": value}
+
+
+def ask(question: str) -> Messages:
+    """A conversation of one question."""
+    return [{"role": "user", "content": question}]
+
+
+def _message(turn: object, path: str) -> dict[str, str]:
+    if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
+        raise RowFault(path, "must be an object with exactly 'role' and 'content'", turn)
+    for name in ("role", "content"):
+        if not isinstance(turn[name], str):
+            raise RowFault(f"{path}.{name}", f"must be a text, not {_kind(turn[name])}", turn[name])
+    return {"role": turn["role"], "content": turn["content"]}
+
+
+def _present(row: Row, name: str) -> Any:
+    if name not in row:
+        raise RowFault(name, f"missing column {name!r}; there are {', '.join(sorted(row)) or 'none'}"[:200])
+    return row[name]
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+    return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

@@ -1,0 +1,67 @@
+"""``preference_pairs/v1``: two answers to one question, of which the first is the better one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts import cells
+from data_contracts.contract import Contract
+
+
+class PreferencePairs(pa.DataFrameModel):
+    """One row per pair.
+
+    ``margin`` (>= 0): by how much the chosen answer's reward should lead, in units of reward. ``weight`` (in (0, 1]):
+    1 for a pair that was judged by itself, 2 / (K (K - 1)) for a pair out of a ranking of K answers without ties, so
+    that a ranking counts as much as one pair. ``source``: who or what made the pair.
+    """
+
+    pair_id: str
+    messages: object
+    chosen: str
+    rejected: str
+    margin: float
+    weight: float
+    source: str
+    split: str
+
+    class Config:
+        strict = True
+        name = "preference_pairs/v1"
+
+    @pa.check("pair_id", "chosen", "rejected", "source", error="must not be blank")
+    @classmethod
+    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return cells.is_filled(texts)
+
+    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
+    @classmethod
+    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
+        return cells.is_question(values)
+
+    @pa.check("margin", error="must be finite and at least 0")
+    @classmethod
+    def margin_is_no_penalty(cls, values: pd.Series) -> pd.Series:
+        return (values >= 0.0) & (values < np.inf)
+
+    @pa.check("weight", error="must be above 0 and at most 1")
+    @classmethod
+    def weight_is_a_share(cls, values: pd.Series) -> pd.Series:
+        return (values > 0.0) & (values <= 1.0)
+
+    @pa.check("split", error="must be 'train' or 'eval'")
+    @classmethod
+    def split_is_known(cls, values: pd.Series) -> pd.Series:
+        return cells.is_split(values)
+
+    @pa.dataframe_check(error="chosen and rejected are the same")
+    @classmethod
+    def sides_differ(cls, frame: pd.DataFrame) -> pd.Series:
+        return frame["chosen"] != frame["rejected"]
+
+
+CONTRACT = Contract(
+    name="preference_pairs/v1", model=PreferencePairs, id_column="pair_id", answers=("chosen", "rejected")
+)

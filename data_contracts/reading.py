@@ -1,0 +1,111 @@
+"""The strict reader: one source row per JSONL line or Parquet row; a bad line is set aside, a bad file is an error.
+
+Blank lines carry nothing and are not counted. Every other line is a row or a quarantined line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_contracts.errors import ContractError
+from data_contracts.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
+from data_contracts.strict_json import parse_object
+
+MAX_LINE_BYTES = 1_000_000
+_READERS = "a JSONL file (one JSON object a line, ending .jsonl) or a Parquet file (ending .parquet)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """All rows of a source and the lines that could not become rows; ``name`` is a path, or says who made the rows."""
+
+    name: str
+    rows: tuple[SourceRow, ...]
+    rejected: tuple[Quarantined, ...] = ()
+
+    @property
+    def num_lines(self) -> int:
+        """How many lines were read."""
+        return len(self.rows) + len(self.rejected)
+
+
+def read_source(path: Path) -> Source:
+    """Read a JSONL or Parquet file, by its ending.
+
+    Raises:
+        ContractError: no such file, no permission, neither format, a damaged Parquet file.
+    """
+    if path.suffix not in {".jsonl", ".parquet"}:
+        raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
+    try:
+        return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path)
+    except FileNotFoundError as error:
+        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ContractError(
+            f"not a readable Parquet file: {reason}", where=str(path), fix="write the file again from its source"
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ContractError(f"cannot read the file: {reason}", where=str(path), fix="check its permissions") from error
+
+
+def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
+    """Rows that are in memory already: generated, or of a table."""
+    numbered = (SourceRow(origin=Origin(line=number), values=row) for number, row in enumerate(rows, 1))
+    return Source(name=name, rows=tuple(numbered))
+
+
+def _read_jsonl(path: Path) -> Source:
+    rows: list[SourceRow] = []
+    rejected: list[Quarantined] = []
+    with path.open("rb") as file:
+        for origin, line, is_whole in _lines(file):
+            try:
+                if not is_whole:
+                    raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+                rows.append(SourceRow(origin=origin, values=parse_object(line)))
+            except ValueError as error:
+                text = excerpt(line[:400].decode("utf-8", "replace"))
+                rejected.append(Quarantined(origin=origin, field="", excerpt=text, reason=str(error)))
+    return Source(name=str(path), rows=tuple(rows), rejected=tuple(rejected))
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[Origin, bytes, bool]]:
+    """Each line that is not blank, its first MB, and whether that is all of it."""
+    offset, number = 0, 0
+    while chunk := file.readline(MAX_LINE_BYTES + 2):
+        number += 1
+        line, length = chunk.rstrip(b"\r\n"), len(chunk)
+        while not chunk.endswith(b"\n") and (chunk := file.readline(MAX_LINE_BYTES)):
+            length += len(chunk)
+        if line.strip():
+            origin = Origin(line=number, offset=offset, digest=hashlib.sha256(line).hexdigest())
+            yield origin, line, length <= MAX_LINE_BYTES + 2 and len(line) <= MAX_LINE_BYTES
+        offset += length
+
+
+def _read_parquet(path: Path) -> Source:
+    table = pq.read_table(path)
+    table.validate(full=True)
+    rows = tuple(
+        SourceRow(origin=Origin(line=number, digest=_row_digest(values)), values=values)
+        for number, values in enumerate(table.to_pylist(), 1)
+    )
+    return Source(name=str(path), rows=rows)
+
+
+def _row_digest(values: dict[str, Any]) -> str:
+    try:
+        spelled = canonical_json(values)
+    except (TypeError, ValueError):  # a date or NaN: the adapter says which field; the digest only names the row
+        spelled = repr(values).encode("utf-8", "replace")
+    return hashlib.sha256(spelled).hexdigest()

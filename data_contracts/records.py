@@ -1,0 +1,73 @@
+"""Where a row came from, and what is kept of a row that was refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EXCERPT_CHARACTERS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Place of a row in its source.
+
+    ``line``: line of a JSONL file or row of a table, from 1. ``offset``: bytes before the line (0 for tables and
+    generated rows). ``digest``: SHA-256 of the line's bytes without its line end (of its first MB,
+    when it is longer; of the row's canonical JSON for tables).
+    """
+
+    line: int
+    offset: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRow:
+    """One row as it was read, before any adapter."""
+
+    origin: Origin
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quarantined:
+    """One refused row: enough to find it and to see why, never the whole row."""
+
+    origin: Origin
+    field: str
+    excerpt: str
+    reason: str
+
+    def to_json(self) -> dict[str, str | int]:
+        """One line of ``quarantine.jsonl``."""
+        return {
+            "line": self.origin.line,
+            "offset": self.origin.offset,
+            "digest": self.origin.digest,
+            "field": self.field,
+            "excerpt": self.excerpt,
+            "reason": self.reason,
+        }
+
+    def __str__(self) -> str:
+        return f"line {self.origin.line}, {self.field or 'row'}: {self.reason} ({self.excerpt!r:.80})"
+
+
+def excerpt(value: object) -> str:
+    """At most 200 characters of a value, as text; lone surrogates, which no file can hold, are replaced."""
+    text = value if isinstance(value, str) else repr(value)
+    return text[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+
+
+def canonical_json(value: object) -> bytes:
+    """The one spelling of a JSON value: sorted keys, no blanks, UTF-8.
+
+    Raises:
+        ValueError: NaN, infinity, or a lone surrogate.
+        TypeError: a value that JSON does not have.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return text.encode("utf-8")

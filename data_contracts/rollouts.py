@@ -1,0 +1,153 @@
+"""``rollouts/v1`` and ``scores/v1``: what was sampled in an iteration and how it was graded, side by side in a table."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts import cells
+from data_contracts.contract import Contract, require
+from data_contracts.errors import ContractError
+
+KEYS = ("iteration", "prompt_id", "sample_index")
+
+
+class Rollouts(pa.DataFrameModel):
+    """One row per completion, exactly as sampled; the three lists have one entry per completion token.
+
+    ``sampler_logprobs``: natural logarithms of the tempered distribution, as the engine reported them.
+    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled.
+    """
+
+    iteration: int
+    prompt_id: str
+    sample_index: int
+    prompt: str
+    reference: str
+    text: str
+    completion_ids: object
+    sampler_logprobs: object
+    loss_mask: object
+    policy_version: int
+    finish_reason: str
+
+    class Config:
+        strict = True
+        name = "rollouts/v1"
+
+    @pa.check("iteration", "sample_index", "policy_version", error="must be at least 0")
+    @classmethod
+    def counts_are_counts(cls, values: pd.Series) -> pd.Series:
+        return values >= 0
+
+    @pa.check("prompt_id", error="must not be blank")
+    @classmethod
+    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return cells.is_filled(texts)
+
+    @pa.check("completion_ids", error="must be token ids, at least one")
+    @classmethod
+    def completion_is_tokens(cls, values: pd.Series) -> pd.Series:
+        return cells.is_list_of_counts(values)
+
+    @pa.check("sampler_logprobs", error="must be finite and at most 0")
+    @classmethod
+    def logprobs_are_logprobs(cls, values: pd.Series) -> pd.Series:
+        return cells.is_list_of_logprobs(values)
+
+    @pa.check("loss_mask", error="must be true or false")
+    @classmethod
+    def mask_is_boolean(cls, values: pd.Series) -> pd.Series:
+        return cells.is_list_of_booleans(values)
+
+    @pa.check("finish_reason", error="must be 'stop' or 'length'")
+    @classmethod
+    def finish_reason_is_known(cls, values: pd.Series) -> pd.Series:
+        return cells.is_finish_reason(values)
+
+    @pa.dataframe_check(error="completion_ids, sampler_logprobs and loss_mask differ in length")
+    @classmethod
+    def lists_are_aligned(cls, frame: pd.DataFrame) -> pd.Series:
+        lengths = frame[["completion_ids", "sampler_logprobs", "loss_mask"]].map(len)
+        return lengths.nunique(axis=1) == 1
+
+
+class Scores(pa.DataFrameModel):
+    """One row per completion: the total reward, or null and the grader's error; ``parts``: JSON, components by name."""
+
+    iteration: int
+    prompt_id: str
+    sample_index: int
+    value: float = pa.Field(nullable=True)
+    parts: str
+    error: str
+
+    class Config:
+        strict = True
+        name = "scores/v1"
+
+    @pa.check("value", error="must be finite")
+    @classmethod
+    def value_is_finite(cls, values: pd.Series) -> pd.Series:
+        return values.abs() < np.inf
+
+    @pa.check("parts", error="must be a JSON object of finite numbers")
+    @classmethod
+    def parts_are_numbers(cls, values: pd.Series) -> pd.Series:
+        return values.map(_are_parts).astype(bool)
+
+    @pa.dataframe_check(error="has neither a value nor an error")
+    @classmethod
+    def unscored_has_an_error(cls, frame: pd.DataFrame) -> pd.Series:
+        return frame["value"].notna() | (frame["error"] != "")
+
+
+ROLLOUTS = Contract(name="rollouts/v1", model=Rollouts, id_column="prompt_id", answers=("text",))
+SCORES = Contract(name="scores/v1", model=Scores, id_column="prompt_id")
+
+
+def check_rollouts(frame: pd.DataFrame) -> None:
+    """Refuse a table of scored rollouts (the columns of both contracts) that breaks one, or has incomplete groups.
+
+    Raises:
+        ContractError: naming the first rows or groups at fault.
+    """
+    unknown = set(frame.columns) - {*ROLLOUTS.columns, *SCORES.columns}
+    if unknown:
+        raise ContractError(f"{ROLLOUTS.name}: unknown columns {sorted(unknown)}", where=ROLLOUTS.name)
+    for contract in (ROLLOUTS, SCORES):
+        require(frame[[name for name in contract.columns if name in frame]], contract)
+    broken = incomplete_groups(frame)
+    if broken:
+        raise ContractError(
+            f"{ROLLOUTS.name}: {len(broken)} groups are not numbered 0, 1, 2, …; the first is {broken[0]}",
+            where=ROLLOUTS.name,
+        )
+
+
+def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
+    """(iteration, prompt_id) of the groups with a hole in their sample indices.
+
+    A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. So the rule is: no
+    index occurs more often than the index before it, and index 0 is there.
+    """
+    counts = frame.groupby(list(KEYS), sort=True).size().rename("count").reset_index()
+    groups = ["iteration", "prompt_id"]
+    expected = counts.groupby(groups).cumcount()
+    more_often = counts["count"] > counts.groupby(groups)["count"].shift(1, fill_value=len(frame))
+    broken = counts[(counts["sample_index"] != expected) | more_often]
+    return list(dict.fromkeys(zip(broken["iteration"].tolist(), broken["prompt_id"].tolist(), strict=True)))
+
+
+def _are_parts(text: object) -> bool:
+    try:
+        parts = json.loads(str(text))
+    except ValueError:
+        return False
+    return isinstance(parts, dict) and all(
+        type(part) in (int, float) and math.isfinite(part) for part in parts.values()
+    )

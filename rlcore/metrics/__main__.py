@@ -1,0 +1,7 @@
+"""Print the glossary."""
+
+import sys
+
+from rlcore.metrics import render
+
+sys.stdout.write(render())

@@ -1,0 +1,47 @@
+"""A soft penalty for completions that come near the length limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.config import PositiveInt
+from rlcore.errors import ConfigError
+from rlcore.rewards.base import graded
+from rlcore.types import Rollout, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """In tokens: ``limit`` is usually ``sampling.max_new_tokens``, ``buffer`` the last stretch before it."""
+
+    limit: PositiveInt
+    buffer: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.buffer > self.limit:
+            raise ConfigError(f"buffer {self.buffer} is longer than limit {self.limit}")
+
+
+class LengthReward:
+    """:func:`overlong_penalty` of the number of tokens that the policy produced (tool output is not counted)."""
+
+    name = "length"
+
+    def __init__(self, options: LengthOptions) -> None:
+        self._options = options
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        limit, buffer = self._options.limit, self._options.buffer
+        return [
+            graded(self.name, overlong_penalty(sum(rollout.loss_mask), limit=limit, buffer=buffer))
+            for rollout in rollouts
+        ]
+
+
+def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
+    """0 up to ``limit - buffer`` tokens, then linear down to -1 at ``limit``, -1 beyond (Yu et al. 2025, DAPO, eq. 13).
+
+    ``overlong_penalty(15, limit=20, buffer=10)`` is -0.5.
+    """
+    return -min(max(length - (limit - buffer), 0) / buffer, 1.0)

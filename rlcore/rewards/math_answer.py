@@ -1,0 +1,122 @@
+r"""Does the answer of a completion equal the reference? Plain numbers exactly and at once, the rest symbolically.
+
+Rules, strict on purpose, because a policy finds every loose one:
+
+- the last marked answer counts, ``\boxed{}``, ``####`` or ``<answer>`` (see :mod:`rlcore.rewards.answers`);
+- plain numbers and fractions are equal exactly, as rationals: 0.333 is not 1/3;
+- a percent sign stands on both sides or on neither: 50% is neither 0.5 nor 50;
+- no ``=`` unless the reference has one; no second box; no two numbers side by side; ASCII digits only;
+- a reference in words (``Paris``) is compared as text, without case;
+- everything else is compared by math_verify under further rules (:mod:`rlcore.rewards.math_verifier`), in a process
+  that is killed at a deadline. Units are not compared: ``5 cm`` answers ``5``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer
+from rlcore.rewards.base import graded, score_all
+from rlcore.rewards.grader_pool import GraderPool
+from rlcore.rewards.plain_numbers import parse_number
+from rlcore.types import Rollout, Score
+
+MAX_ANSWER_CHARACTERS = 1_500
+MAX_ANSWER_DEPTH = 25
+_LONG_DIGITS = re.compile(r"[0-9]{200}")
+_SIDE_BY_SIDE = re.compile(r"[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
+_EQUALS = re.compile(r"(?<![<>!])=")
+_WORDS = re.compile(r"(?:\\text\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
+_MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathOptions:
+    """``last_number``: an unmarked answer is the last number of a completion that ended by itself.
+
+    ``evaluated_only``: where the reference is a plain number the answer must be one too, fractions in lowest terms;
+    set it where the prompt is the expression itself and could be echoed (``3+4`` for 7, ``6/2`` for 3).
+    """
+
+    last_number: bool = True
+    evaluated_only: bool = False
+    timeout_seconds: PositiveFloat = 1.0
+    num_workers: PositiveInt = 2
+
+
+class MathReward:
+    r"""1.0 for an answer equal to ``rollout.prompt.reference``, else 0.0; None when the grader failed or timed out.
+
+    ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. A reference that is a whole worked solution
+    (``... #### 72``) counts as its last marked answer.
+    """
+
+    name = "math"
+
+    def __init__(self, options: MathOptions | None = None) -> None:
+        self._options = options or MathOptions()
+        self._pool = GraderPool(
+            "math", timeout_seconds=self._options.timeout_seconds, num_workers=self._options.num_workers
+        )
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
+
+    def close(self) -> None:
+        """End the grader processes."""
+        self._pool.close()
+
+    def _prepare(self, rollout: Rollout) -> Score | dict[str, str]:
+        found = find_answer(rollout, last_number_counts=self._options.last_number)
+        answer, reference = clean(found or ""), find_reference(rollout.prompt.reference)
+        verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only)
+        return {"answer": answer, "reference": reference} if verdict is None else self._score(verdict)
+
+    def _score(self, is_right: bool) -> Score:
+        return graded(self.name, float(is_right))
+
+
+def find_reference(reference: str) -> str:
+    """The answer inside a reference: its last marked answer, or all of it."""
+    marked = last_marked_answer(reference)
+    return clean(reference if marked is None else marked)
+
+
+def decide(answer: str, reference: str, *, evaluated_only: bool) -> bool | None:
+    """The verdict without symbolic mathematics; None when that is needed."""
+    if not answer or _is_refused(answer, reference):
+        return False
+    expected, given = parse_number(reference), parse_number(answer)
+    if expected is not None and given is not None:
+        return expected == given and (given.is_evaluated or answer == reference or not evaluated_only)
+    if expected is not None and evaluated_only:
+        return False
+    if answer == reference:
+        return True
+    words = _WORDS.fullmatch(reference)
+    if words is not None and len(words.group(1)) >= _MIN_WORD:
+        return _as_words(answer) == _as_words(reference)
+    return False if expected is not None and _WORDS.fullmatch(answer) else None
+
+
+def _is_refused(answer: str, reference: str) -> bool:
+    """The rules that stand before any comparison (module docstring), and the bounds on what a parser may see."""
+    return (
+        len(answer) > MAX_ANSWER_CHARACTERS
+        or brace_depth(answer) > MAX_ANSWER_DEPTH
+        or _LONG_DIGITS.search(answer) is not None
+        or any(character.isdigit() and not character.isascii() for character in answer)
+        or ("%" in answer) != ("%" in reference)
+        or (_EQUALS.search(answer) is not None and _EQUALS.search(reference) is None)
+        or (_SIDE_BY_SIDE.search(answer) is not None and parse_number(answer) is None)
+        or "\\box" in answer
+        or "\\fbox" in answer
+    )
+
+
+def _as_words(text: str) -> str:
+    match = _WORDS.fullmatch(text)
+    return " ".join((match.group(1) if match else text).casefold().split())

@@ -1,0 +1,98 @@
+"""Several rewards as one: a weighted sum that keeps its parts and never hides a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+from rlcore.errors import RewardError, RlcoreError
+from rlcore.rewards.base import RewardFn, ungraded
+from rlcore.types import Rollout, Score
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """A part that holds processes."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPart:
+    """One component of the reward."""
+
+    reward: RewardFn
+    weight: float
+
+
+class MixedReward:
+    """``value = Σ weight · part``; ``parts`` holds each component before weighting.
+
+    Where a part is unscored or NaN the total is unscored, with that part's error: a sum over the others would be
+    another reward. An exception inside a part leaves the whole batch unscored by it, and :func:`check_error_rate` then
+    stops the run. Use it in a ``with`` block to end the processes of its parts.
+    """
+
+    name = "mix"
+
+    def __init__(self, parts: Sequence[WeightedPart]) -> None:
+        self._parts = tuple(parts)
+
+    def __enter__(self) -> MixedReward:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """
+        Raises:
+            RewardError: an infinite value, or a part that scored another number of rollouts than it was given.
+        """
+        columns = [_guarded(part.reward, rollouts) for part in self._parts]
+        return [self._total(row) for row in zip(*columns, strict=True)] if rollouts else []
+
+    def close(self) -> None:
+        """End the processes of the parts that hold some."""
+        for part in self._parts:
+            if isinstance(part.reward, Closeable):
+                part.reward.close()
+
+    def _total(self, scores: Sequence[Score]) -> Score:
+        total, parts, errors = 0.0, dict[str, float](), list[str]()
+        for part, score in zip(self._parts, scores, strict=True):
+            error = _fault(part.reward.name, score)
+            if error or score.value is None:
+                errors.append(error)
+                continue
+            parts |= score.parts
+            total += part.weight * score.value
+        return Score(value=None, parts=parts, error="; ".join(errors)) if errors else Score(value=total, parts=parts)
+
+
+def _guarded(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
+    try:
+        scores = reward(rollouts)
+    except RlcoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a failing grader is an error value per rollout, counted, never a 0
+        return [ungraded(f"{type(error).__name__}: {error}")] * len(rollouts)
+    if len(scores) != len(rollouts):
+        raise RewardError(f"{reward.name} returned {len(scores)} scores for {len(rollouts)} rollouts")
+    return scores
+
+
+def _fault(name: str, score: Score) -> str:
+    """Why a part cannot be summed; empty when it can."""
+    if score.value is None:
+        return f"{name}: {score.error}"
+    if math.isnan(score.value):
+        return f"{name}: the score is not a number"
+    if math.isinf(score.value):
+        raise RewardError(f"{name} gave an infinite score", fix="bound the reward: clip, or a finite failure value")
+    return ""

@@ -1,0 +1,64 @@
+"""Procedural tasks: reasoning-gym's generator that made a problem also scores its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.rewards.answers import clean, find_answer
+from rlcore.rewards.base import CORRECT_FROM, graded, score_all, ungraded
+from rlcore.rewards.grader_pool import GraderPool
+from rlcore.types import Rollout, Score
+
+MAX_ANSWER_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProceduralOptions:
+    """``last_number``: an unmarked answer is the last number of a completion that ended by itself."""
+
+    last_number: bool = True
+    timeout_seconds: PositiveFloat = 5.0  # the first answer of a task also makes its scorer, up to half a second
+    num_workers: PositiveInt = 2
+
+
+class ProceduralReward:
+    """The scorer's value in 0..1; 1.0 exactly when it calls the answer correct (0.99 or more).
+
+    ``rollout.prompt.reference`` is JSON, ``{"dataset": "chain_sum", "entry": {"question": …, "answer": …,
+    "metadata": {…}}}``. Scorers give partial credit of their own (0.01 for a wrong answer is usual), and some need more
+    than JSON can hold (``arc_agi``, ``rearc``): the reward canary finds those before the first rollout.
+    """
+
+    name = "procedural"
+
+    def __init__(self, options: ProceduralOptions | None = None) -> None:
+        self._options = options or ProceduralOptions()
+        self._pool = GraderPool(
+            "procedural", timeout_seconds=self._options.timeout_seconds, num_workers=self._options.num_workers
+        )
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
+
+    def close(self) -> None:
+        """End the grader processes."""
+        self._pool.close()
+
+    def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
+        try:
+            problem = json.loads(rollout.prompt.reference)
+            request = {"dataset": problem["dataset"], "entry": problem["entry"]}
+        except (ValueError, KeyError, TypeError) as error:
+            return ungraded(f"the reference is no procedural problem: {type(error).__name__}: {error}")
+        answer = find_answer(rollout, last_number_counts=self._options.last_number)
+        if not answer or len(answer) > MAX_ANSWER_CHARACTERS:
+            return graded(self.name, 0.0)
+        # As written and without delimiters: a final full stop is noise after a number and text in a sentence.
+        return request | {"answers": list(dict.fromkeys((answer, clean(answer))))}
+
+    def _score(self, value: Any) -> Score:
+        return graded(self.name, 1.0 if value >= CORRECT_FROM else float(value))

@@ -1,0 +1,60 @@
+"""What every rollout engine can do: sample groups of completions, take new weights, and be probed.
+
+An engine holds a copy of the policy's weights under a version number. ``sampler_logprobs`` are those of the
+distribution that was sampled from: ``log_softmax(logits / temperature)``, over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How completions are drawn. There is no top-p, top-k or min-p: a filtered distribution biases the ratio.
+
+    ``greedy`` takes the likeliest token instead of a draw; ``temperature`` is then not used, and the log-probabilities
+    are those at temperature 1.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    num_samples: int
+    greedy: bool = False
+
+
+class Sampler(Protocol):
+    """A rollout engine."""
+
+    policy_version: int
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+    ) -> list[list[Rollout | FailedRollout]]:
+        """One group of ``params.num_samples`` completions per prompt, in the order of the prompts.
+
+        The draws of a completion are decided by ``seed``, the prompt's place and the sample's number, never by what
+        else is computed at the same time. The EOS token is the last of a completion that ended by itself.
+
+        Raises:
+            SamplingError: the engine is broken; a single completion that fails is a ``FailedRollout`` instead.
+        """
+        ...
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        """Serve these weights from now on.
+
+        Raises:
+            SamplingError: other names or shapes than the engine's; it then serves what it served before.
+        """
+        ...
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        """Natural log-probability of each completion token under the weights that are being served."""
+        ...

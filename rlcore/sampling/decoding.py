@@ -1,0 +1,149 @@
+"""Batched decoding: one forward pass per token for all live sequences, each with random numbers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from rlcore.sampling.kv_cache import BufferedLayer
+
+Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+_COMPACT_AT = 0.75  # share of live rows at which the ended ones are dropped: dropping copies the cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoded:
+    """Completions of S sequences: ``tokens`` int64 and ``logprobs`` float32, [S, N] each, of which the first
+    ``lengths`` [S] entries of a row count. ``stopped`` [S]: ended by an EOS id, which is the last token.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    lengths: torch.Tensor
+    stopped: torch.Tensor
+
+
+def decode(
+    model: PreTrainedModel,
+    prompts: Sequence[tuple[int, ...]],
+    uniforms: torch.Tensor,
+    *,
+    choose: Choose,
+    eos_ids: torch.Tensor,
+) -> Decoded:
+    """Complete each prompt by at most N tokens; equal prompts share one prefill.
+
+    Args:
+        model: with :data:`rlcore.sampling.kv_cache.GROUPED_ATTENTION`, in evaluation mode.
+        prompts: S prompts, none of them empty.
+        uniforms: float32 [S, N] in [0, 1): the random number of each token.
+        choose: (logits [R, V], uniforms [R]) -> tokens [R] and their log-probabilities [R].
+        eos_ids: int64 [E].
+    """
+    num_sequences, num_tokens = uniforms.shape
+    tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
+    logprobs = torch.zeros_like(uniforms)
+    lengths = torch.full((num_sequences,), num_tokens, device=uniforms.device)
+    stopped = torch.zeros_like(lengths, dtype=torch.bool)
+    batch, logits = _prefill(model, prompts, num_tokens)
+    for step in range(num_tokens):
+        rows = batch.rows
+        chosen, tokens_logprobs = choose(logits, uniforms[rows, step])
+        tokens[rows, step], logprobs[rows, step] = chosen, tokens_logprobs
+        ending = rows[torch.isin(chosen, eos_ids) & ~stopped[rows]]
+        lengths[ending], stopped[ending] = step + 1, True
+        live = ~stopped[rows]
+        num_live = int(live.sum())
+        if num_live == 0 or step + 1 == num_tokens:
+            break
+        if num_live <= _COMPACT_AT * len(rows):
+            batch.keep(live.nonzero()[:, 0])
+            chosen = chosen[live]
+        logits = batch.advance(chosen)
+    return Decoded(tokens, logprobs, lengths, stopped)
+
+
+class _Batch:
+    """The rows that are decoded together.
+
+    ``rows`` [R]: which sequence each row is. ``mask`` bool [R, P + N]: False on the padding left of shorter prompts.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: Cache, mask: torch.Tensor, rows: torch.Tensor) -> None:
+        self.model, self.cache, self.mask, self.rows = model, cache, mask, rows
+
+    def advance(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append one token [R] to each row; returns the logits [R, V] that predict the next."""
+        width = self.cache.get_seq_length()
+        logits: torch.Tensor = self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask[:, : width + 1],
+            position_ids=self.mask[:, :width].sum(-1, keepdim=True),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits
+        return logits[:, -1]
+
+    def keep(self, places: torch.Tensor) -> None:
+        """Drop all rows but those at these places."""
+        for layer in self.cache.layers:
+            layer.select_rows(places)
+        self.mask, self.rows = self.mask[places], self.rows[places]
+
+
+def _prefill(
+    model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], num_tokens: int
+) -> tuple[_Batch, torch.Tensor]:
+    distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    width = max(map(len, distinct))
+    token_ids = torch.zeros(len(distinct), width, dtype=torch.int64)
+    mask = torch.ones(len(distinct), width + num_tokens, dtype=torch.bool)
+    for prompt, place in distinct.items():
+        token_ids[place, width - len(prompt) :] = torch.tensor(prompt)
+        mask[place, : width - len(prompt)] = False
+    mask = mask.to(model.device)
+    cache = Cache(layer_class_to_replicate=BufferedLayer)
+    logits = model(
+        input_ids=token_ids.to(model.device),
+        attention_mask=mask[:, :width],
+        position_ids=(mask[:, :width].cumsum(-1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    batch = _Batch(model, cache, mask, torch.arange(len(prompts), device=model.device))
+    origin = torch.tensor([distinct[prompt] for prompt in prompts], device=model.device)
+    for layer in cache.layers:
+        layer.select_rows(origin)
+    batch.mask = mask[origin]
+    return batch, logits[origin]
+
+
+def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample each row of ``softmax(logits / temperature)`` by inverting its cumulative distribution.
+
+    Args:
+        logits: [R, V].
+        uniforms: float32 [R] in [0, 1).
+        temperature: above 0.
+
+    Returns:
+        tokens, int64 [R], and their log-probabilities, float32 [R]; where logits are not finite these are not either.
+    """
+    scaled = logits.float() / temperature
+    peak = scaled.amax(-1, keepdim=True)
+    cumulative = (scaled - peak).exp().cumsum(-1)
+    total = cumulative[:, -1:]
+    # right=True finds the first entry above the target, so a token of probability 0 is never drawn.
+    tokens = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True).clamp(max=logits.shape[-1] - 1)
+    return tokens[:, 0], (scaled.gather(-1, tokens) - peak - total.log())[:, 0]
+
+
+def choose_likeliest(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest token of each row of logits [R, V], int64 [R], and its log-probability, float32 [R]."""
+    logprobs, tokens = logits.float().log_softmax(-1).max(-1)
+    return tokens, logprobs

@@ -1,0 +1,183 @@
+"""The built-in rollout engine: batched decoding of a Hugging Face causal language model with plain torch.
+
+One prefill per distinct prompt, whose keys and values are then shared out to the samples of its group; sequences that
+have ended leave the batch in lots. A block of sequences is decoded to its end before the next one begins.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.errors import SamplingError
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.seeding import generator
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens of one forward pass: bounds its activations
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """One completion to be made: which sample of which prompt."""
+
+    prompt: Prompt
+    prompt_index: int
+    sample_index: int
+
+
+class NativeSampler:
+    """A rollout engine on its own copy of a model's weights; see :class:`rlcore.sampling.base.Sampler`.
+
+    ``max_concurrent``: how many sequences are decoded together. A prompt that leaves no room for ``max_new_tokens``
+    in the model's positions gives failed rollouts, and the other prompts go on.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: ChatTokenizer, *, policy_version: int = 0, max_concurrent: int = 256
+    ) -> None:
+        self.policy_version = policy_version
+        self._model = model.requires_grad_(False).eval()
+        self._model.set_attn_implementation(GROUPED_ATTENTION)
+        self._tokenizer = tokenizer
+        self._max_concurrent = max_concurrent
+        self._eos_ids = torch.tensor(tokenizer.eos_ids, device=self._model.device)
+
+    @torch.inference_mode()
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+    ) -> list[list[Rollout | FailedRollout]]:
+        """A group of completions per prompt. Raises SamplingError where the model computes NaN or infinity."""
+        groups = [
+            [_Request(prompt, number, sample) for sample in range(params.num_samples)]
+            for number, prompt in enumerate(prompts)
+        ]
+        made: dict[_Request, Rollout | FailedRollout] = {}
+        for request in itertools.chain.from_iterable(groups):
+            if obstacle := self._obstacle(request.prompt, params):
+                made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
+        possible = [request for group in groups for request in group if request not in made]
+        choose = choose_likeliest if params.greedy else partial(draw, temperature=params.temperature)
+        for block in _blocks(possible, self._max_concurrent):
+            decoded = decode(
+                self._model,
+                [request.prompt.token_ids for request in block],
+                _uniforms(block, params.max_new_tokens, seed=seed).to(self._model.device),
+                choose=choose,
+                eos_ids=self._eos_ids,
+            )
+            made |= zip(block, self._rollouts(block, decoded), strict=True)
+        return [[made[request] for request in group] for group in groups]
+
+    @torch.no_grad()
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        """Copy the ``state_dict()`` of a model of the same architecture; type and device are converted.
+
+        Raises:
+            SamplingError: other names or shapes, or weights that are one tensor here and differ there. The engine
+                then still serves what it served before.
+        """
+        own = self._model.state_dict()
+        problems = _misfits(own, state) or _untied(own, state)
+        if problems:
+            raise SamplingError(
+                f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
+                where=f"policy version {policy_version}",
+                fix="send the whole state_dict() of a model of the same architecture",
+            )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.policy_version = policy_version
+
+    @torch.inference_mode()
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        """Log-probability of each completion token under the weights that are being served."""
+        tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=self._model.device)
+        count = len(completion_ids)
+        logits = self._model(tokens, use_cache=False, logits_to_keep=count + 1).logits[0, :-1]
+        distribution = (logits.float() / temperature).log_softmax(-1)
+        result: list[float] = distribution.gather(-1, tokens[0, -count:, None])[:, 0].tolist()
+        return result
+
+    def _obstacle(self, prompt: Prompt, params: SamplingParams) -> str:
+        """Why a prompt cannot be completed; empty when it can."""
+        positions = self._model.config.max_position_embeddings
+        needed = len(prompt.token_ids) + params.max_new_tokens
+        if not prompt.token_ids:
+            return "the prompt has no tokens"
+        if needed > positions:
+            return f"prompt and completion need {needed} positions, the model has {positions}"
+        return ""
+
+    def _rollouts(self, block: Sequence[_Request], decoded: Decoded) -> Iterator[Rollout]:
+        columns = (decoded.tokens, decoded.logprobs, decoded.lengths, decoded.stopped)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for request, (tokens, logprobs, length, stopped) in zip(block, rows, strict=True):
+            if not all(map(math.isfinite, logprobs[:length])):
+                raise SamplingError(
+                    f"the model computes NaN or infinity on prompt {request.prompt.prompt_id!r}",
+                    where=f"policy version {self.policy_version}",
+                    fix="go back to an earlier checkpoint and lower the learning rate",
+                )
+            yield Rollout(
+                prompt=request.prompt,
+                completion_ids=tuple(tokens[:length]),
+                sampler_logprobs=tuple(logprobs[:length]),
+                loss_mask=(True,) * length,
+                policy_version=self.policy_version,
+                finish_reason="stop" if stopped else "length",
+                text=self._tokenizer.decode(tokens[:length]),
+            )
+
+
+def _blocks(requests: Sequence[_Request], max_concurrent: int) -> Iterator[list[_Request]]:
+    """Requests in blocks that are decoded together, of similar prompt lengths so that little is padding."""
+    block: list[_Request] = []
+    prompts: set[tuple[int, ...]] = set()
+    for request in sorted(requests, key=lambda request: len(request.prompt.token_ids)):
+        token_ids = request.prompt.token_ids
+        prefill_tokens = len(prompts | {token_ids}) * len(token_ids)
+        if block and (len(block) == max_concurrent or prefill_tokens > MAX_PREFILL_TOKENS):
+            yield block
+            block, prompts = [], set()
+        block.append(request)
+        prompts.add(token_ids)
+    if block:
+        yield block
+
+
+def _uniforms(block: Sequence[_Request], num_tokens: int, *, seed: int) -> torch.Tensor:
+    """Random numbers in [0, 1), float32 [S, N], from a stream per completion: the block has no say in them."""
+    streams = [generator(seed, request.prompt_index, request.sample_index) for request in block]
+    return torch.stack([torch.rand(num_tokens, generator=stream) for stream in streams])
+
+
+def _misfits(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
+    shared = own.keys() & state.keys()
+    return sorted(
+        [f"{name} is missing" for name in own.keys() - state.keys()]
+        + [f"{name} is unknown" for name in state.keys() - own.keys()]
+        + [f"{name} has another shape" for name in shared if own[name].shape != state[name].shape]
+    )
+
+
+def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of one tensor in the engine that stand for different numbers in ``state``."""
+    first_name: dict[int, str] = {}
+    problems = []
+    for name, tensor in own.items():
+        first = first_name.setdefault(tensor.data_ptr(), name)
+        is_same = state[first].data_ptr() == state[name].data_ptr() or torch.equal(state[first], state[name])
+        if not is_same:
+            problems.append(f"{first} and {name} are tied in the engine and differ here")
+    return problems

@@ -1,0 +1,101 @@
+"""A rollout engine that replays completions from a script: for dry runs, and for tests of what comes after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlcore.errors import SamplingError
+from rlcore.sampling.base import SamplingParams
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptedCompletion:
+    """One completion as an engine would report it; a completion that stopped has its EOS id as the last token."""
+
+    completion_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...]
+    finish_reason: FinishReason = "stop"
+
+    def __post_init__(self) -> None:
+        if len(self.completion_ids) != len(self.sampler_logprobs):
+            raise SamplingError(
+                f"a scripted completion has {len(self.completion_ids)} tokens "
+                f"and {len(self.sampler_logprobs)} log-probabilities"
+            )
+
+
+class ScriptedSampler:
+    """Replays ``script[prompt_id]`` in turn; see :class:`rlcore.sampling.base.Sampler`.
+
+    A group longer than its script starts again at the script's first completion, and greedy sampling takes only that
+    one. A prompt that the script does not know gives failed rollouts. Weights change the version and nothing else.
+    """
+
+    def __init__(
+        self, script: Mapping[str, Sequence[ScriptedCompletion]], tokenizer: ChatTokenizer, *, policy_version: int = 0
+    ) -> None:
+        self.policy_version = policy_version
+        self._script = {prompt_id: tuple(completions) for prompt_id, completions in script.items()}
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_texts(
+        cls, texts: Mapping[str, Sequence[str]], tokenizer: ChatTokenizer, *, policy_version: int = 0
+    ) -> ScriptedSampler:
+        """Answers as text, each with the end of its turn; every token has the log-probability of a uniform policy."""
+        logprob = -math.log(tokenizer.vocabulary_size)
+        script = {}
+        for prompt_id, answers in texts.items():
+            ids = [tokenizer.encode(answer) + tokenizer.end_of_turn for answer in answers]
+            script[prompt_id] = [
+                ScriptedCompletion(completion_ids=tokens, sampler_logprobs=(logprob,) * len(tokens)) for tokens in ids
+            ]
+        return cls(script, tokenizer, policy_version=policy_version)
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+    ) -> list[list[Rollout | FailedRollout]]:
+        """The script's completions, cut to ``max_new_tokens``; ``seed`` and ``temperature`` decide nothing."""
+        return [
+            [self._rollout(prompt, 0 if params.greedy else number, params) for number in range(params.num_samples)]
+            for prompt in prompts
+        ]
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        """Take the version."""
+        self.policy_version = policy_version
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        """The script's log-probabilities of a completion that is in it.
+
+        Raises:
+            SamplingError: no such completion in the script.
+        """
+        for completions in self._script.values():
+            for completion in completions:
+                if completion.completion_ids == tuple(completion_ids):
+                    return list(completion.sampler_logprobs)
+        raise SamplingError("the script does not know this completion", fix="probe with a completion of the script")
+
+    def _rollout(self, prompt: Prompt, number: int, params: SamplingParams) -> Rollout | FailedRollout:
+        completions = self._script.get(prompt.prompt_id)
+        if not completions:
+            return FailedRollout(prompt=prompt, reason="the script has no completion for this prompt")
+        completion = completions[number % len(completions)]
+        token_ids = completion.completion_ids[: params.max_new_tokens]
+        is_cut = len(token_ids) < len(completion.completion_ids)
+        return Rollout(
+            prompt=prompt,
+            completion_ids=token_ids,
+            sampler_logprobs=completion.sampler_logprobs[: params.max_new_tokens],
+            loss_mask=(True,) * len(token_ids),
+            policy_version=self.policy_version,
+            finish_reason="length" if is_cut else completion.finish_reason,
+            text=self._tokenizer.decode(token_ids),
+        )

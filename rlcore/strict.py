@@ -1,0 +1,225 @@
+"""Frozen dataclasses built strictly from nested mappings: a wrong key, type or value is a fault with its path.
+
+Bounds stand in the type (``Annotated[int, AtLeast(1)]``); what several fields must fulfil together stands in the
+dataclass's ``__post_init__``, as a :class:`ConfigError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from rlcore.errors import ConfigError
+
+T = TypeVar("T")
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Bound: value >= ``low``."""
+
+    low: float
+
+    def fault(self, value: float) -> str:
+        return "" if value >= self.low else f"must be at least {self.low}"
+
+
+@dataclass(frozen=True)
+class Above:
+    """Bound: value > ``low``."""
+
+    low: float
+
+    def fault(self, value: float) -> str:
+        return "" if value > self.low else f"must be greater than {self.low}"
+
+
+@dataclass(frozen=True)
+class Below:
+    """Bound: value < ``high``."""
+
+    high: float
+
+    def fault(self, value: float) -> str:
+        return "" if value < self.high else f"must be less than {self.high}"
+
+
+@dataclass(frozen=True)
+class Between:
+    """Bound: ``low`` <= value <= ``high``."""
+
+    low: float
+    high: float
+
+    def fault(self, value: float) -> str:
+        return "" if self.low <= value <= self.high else f"must be between {self.low} and {self.high}"
+
+
+def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configuration") -> T:
+    """Build a frozen dataclass from nested mappings, strictly.
+
+    Raises:
+        ConfigError: with every fault found, one per line, each with its path.
+    """
+    faults: list[str] = []
+    value = _build(kind, document, "", faults)
+    if faults:
+        raise ConfigError(
+            "the configuration is refused:\n    " + "\n    ".join(faults),
+            where=source,
+            fix="correct the named keys; nothing has been run",
+        )
+    return typing.cast(T, value)
+
+
+def to_dict(value: Any) -> Any:
+    """The JSON-able form of a configuration value, with keys in field order."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_dict(value[key]) for key in sorted(value)}
+    if isinstance(value, tuple | list):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def apply_override(document: dict[str, Any], override: str) -> None:
+    """Set one value of a preset's document in place: ``ppo.rewards.0.weight=0.5``.
+
+    Raises:
+        ConfigError: not of the form ``path=value``, or the path leads through a value or beyond a list.
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {override!r} is not of the form path.to.key=value")
+    *parents, leaf = key.strip().split(".")
+    node: Any = document
+    for parent in parents:
+        node = _list_item(node, parent, override) if isinstance(node, list) else node.setdefault(parent, {})
+        if not isinstance(node, dict | list):
+            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
+    if isinstance(node, list):
+        raise ConfigError(f"override {override!r}: name an item of the list by its number, then its key")
+    node[leaf] = _override_value(text)
+
+
+def _override_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()  # a bare word is a string: prompts.path=data/my.jsonl
+
+
+def _list_item(items: list[Any], index: str, override: str) -> Any:
+    if not index.isdecimal() or int(index) >= len(items):
+        raise ConfigError(f"override {override!r}: {index!r} is not a number below {len(items)}")
+    return items[int(index)]
+
+
+def _build(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is Annotated:
+        return _build_bounded(kind, value, path, faults)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast(type, kind), value, path, faults)
+    if origin is Literal:
+        return _build_literal(kind, value, path, faults)
+    if origin is tuple:
+        return _build_tuple(kind, value, path, faults)
+    if origin is not None and issubclass(origin, Mapping):
+        return _build_mapping(kind, value, path, faults)
+    return _build_scalar(kind, value, path, faults)
+
+
+def _build_bounded(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+    inner, *bounds = typing.get_args(kind)
+    before = len(faults)
+    built = _build(inner, value, path, faults)
+    if len(faults) == before:
+        messages = (bound.fault(built) for bound in bounds)
+        faults += [f"{path} = {value!r}: {message}" for message in messages if message]
+    return built
+
+
+def _build_dataclass(kind: type, value: Any, path: str, faults: list[str]) -> Any:
+    if not isinstance(value, Mapping):
+        faults.append(f"{path or 'preset'} = {value!r}: must be a section")
+        return None
+    before = len(faults)
+    prefix = f"{path}." if path else ""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    faults += [_unknown_key(key, fields, prefix) for key in value if key not in fields]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    built = {}
+    for name, described in fields.items():
+        if name in value:
+            built[name] = _build(hints[name], value[name], f"{prefix}{name}", faults)
+        elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
+            faults.append(f"{prefix}{name}: required, but missing")
+    if len(faults) > before:
+        return None
+    try:
+        return kind(**built)
+    except ConfigError as error:  # what the fields must fulfil together
+        faults.append(f"{path}: {error.what}")
+        return None
+
+
+def _unknown_key(key: str, fields: Mapping[str, Any], prefix: str) -> str:
+    close = difflib.get_close_matches(key, fields, n=1)
+    hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(fields)}"
+    return f"{prefix}{key}: unknown key; {hint}"
+
+
+def _build_literal(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+    choices = typing.get_args(kind)
+    if value not in choices:
+        faults.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def _build_tuple(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+    if not isinstance(value, list | tuple):
+        faults.append(f"{path} = {value!r}: must be a list")
+        return ()
+    item_kind = typing.get_args(kind)[0]
+    return tuple(_build(item_kind, item, f"{path}.{i}", faults) for i, item in enumerate(value))
+
+
+def _build_mapping(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+    if not isinstance(value, Mapping):
+        faults.append(f"{path} = {value!r}: must be a table of names and values")
+        return {}
+    item_kind = typing.get_args(kind)[1]
+    return {key: _build(item_kind, item, f"{path}.{key}", faults) for key, item in value.items()}
+
+
+def _build_scalar(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if float in allowed and int not in allowed and type(value) is int:
+        value = float(value)
+    if type(value) not in allowed:  # not isinstance: True is no integer
+        expected = " or ".join(map(_name, allowed))
+        faults.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        faults.append(f"{path} = {value!r}: must be a finite number")
+    return value
+
+
+def _name(kind: type) -> str:
+    return _NAMES.get(kind, kind.__name__)

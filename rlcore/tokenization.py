@@ -1,0 +1,283 @@
+"""Text to tokens and back, around one tokenizer and its chat template.
+
+What a person wrote never becomes a control token: the template is rendered around placeholders, and the pieces of the
+template (where ``<|im_end|>`` is one token) are encoded apart from the texts (where it is eight characters):
+
+    <|im_start|>user\\n | 3 + 4 = ? | <|im_end|>\\n<|im_start|>assistant\\n | 7 | <|im_end|>
+    template          | text      | template                          |   completion
+
+The completion's last token ends the turn. It is an action like any other, also where its id is the padding's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rlcore.errors import ModelError
+from rlcore.types import Message, Role
+
+_PLACEHOLDER = re.compile("\ue000\\d+\ue001")
+_OPEN_THOUGHT = re.compile(r"<think>(?!.*</think>).*\Z", re.DOTALL)
+_TEMPLATE_FIX = "name a Jinja file of a chat template that fits the model in model.chat_template"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ChatTokenizer:
+    """A tokenizer that knows its chat template, its end-of-sequence ids and which tokens are control tokens.
+
+    ``eos_ids``: every id that ends a completion. ``end_of_turn``: what the template writes after an assistant's
+    words, up to and with the first EOS id. ``special_tokens``: the control tokens, text to id. ``prefill``: what the
+    generation prompt puts into the assistant's mouth (``<think>\\n``), so completions do not contain it.
+    """
+
+    backend: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    end_of_turn: tuple[int, ...]
+    special_tokens: Mapping[str, int]
+    prefill: str
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTokenizer:
+        """Load from a checkpoint's folder and check the template's round trip.
+
+        Raises:
+            ModelError: no tokenizer, no chat template, no EOS id, or a template that does not survive the round trip.
+        """
+        backend = load_backend(folder)
+        eos_ids = read_eos_ids(folder, backend)
+        prefill, end_of_turn = _assistant_turn(backend, eos_ids)
+        tokenizer = cls(
+            backend=backend,
+            eos_ids=eos_ids,
+            end_of_turn=end_of_turn,
+            special_tokens=_special_tokens(backend),
+            prefill=prefill,
+        )
+        check_template(tokenizer)
+        return tokenizer
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens; a model's embedding may have more rows."""
+        return len(self.backend)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text in which nothing is a control token.
+
+        Raises:
+            ModelError: a control token came out all the same.
+        """
+        ids = _encode(self.backend, text, is_template=False)
+        controls = set(ids) & set(self.special_tokens.values())
+        if controls:
+            raise ModelError(
+                f"the tokenizer makes the control tokens {sorted(controls)} of plain text: {text[:80]!r}",
+                where=str(self.backend.name_or_path),
+                fix="remove that text from the data, or use a tokenizer that can spell it",
+            )
+        return ids
+
+    def count_tokens(self, text: str) -> int:
+        """Number of tokens of a text, without any template."""
+        return len(self.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without control tokens."""
+        return _decode(self.backend, ids, skip_special_tokens=True)
+
+    def render_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a conversation, ending with the generation prompt.
+
+        Raises:
+            ModelError: the template refuses the conversation, or drops or rewrites a message.
+        """
+        pieces = _template_pieces(self.backend, [message.role for message in messages])
+        texts = _texts_as_rendered(self.backend, messages, pieces)
+        ids: tuple[int, ...] = ()
+        for piece, text in zip_longest(pieces, texts, fillvalue=""):
+            ids += _encode(self.backend, piece, is_template=True) + self.encode(text)
+        return ids
+
+    def render_demonstration(
+        self, messages: Sequence[Message], completion: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of a prompt, exactly as at sampling time, and of the answer with the end of its turn.
+
+        Raises:
+            ModelError: as :meth:`render_prompt`, or the completion does not begin with the template's ``prefill``.
+        """
+        if not completion.startswith(self.prefill):
+            raise ModelError(
+                f"the generation prompt ends with {self.prefill!r}, so a completion must begin with it, "
+                f"and this one begins with {completion[:40]!r}",
+                where=str(self.backend.name_or_path),
+                fix="add the reasoning to the demonstrations, or name a template without it in model.chat_template",
+            )
+        answer = self.encode(completion.removeprefix(self.prefill))
+        return self.render_prompt(messages), answer + self.end_of_turn
+
+
+def load_backend(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint's folder, with a chat template.
+
+    Raises:
+        ModelError: missing or damaged tokenizer, missing chat template.
+    """
+    try:
+        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(
+            f"the tokenizer cannot be loaded: {error}",
+            where=str(folder),
+            fix="the folder must hold tokenizer.json and tokenizer_config.json beside the weights",
+        ) from error
+    if not backend.chat_template:
+        raise ModelError("the tokenizer has no chat template", where=str(folder), fix=_TEMPLATE_FIX)
+    return backend
+
+
+def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every end-of-sequence id: those of the generation configuration (else of the model's), then the tokenizer's.
+
+    Raises:
+        ModelError: there is none.
+    """
+    declared = _read_json(folder / "generation_config.json").get("eos_token_id")
+    if declared is None:
+        declared = _read_json(folder / "config.json").get("eos_token_id")
+    ids = [*(declared if isinstance(declared, list) else [declared]), backend.eos_token_id]
+    unique = tuple(dict.fromkeys(number for number in ids if number is not None))
+    if not unique:
+        raise ModelError(
+            "no end-of-sequence id is declared, so no completion would ever end",
+            where=str(folder / "generation_config.json"),
+            fix="add eos_token_id there",
+        )
+    return unique
+
+
+def check_template(tokenizer: ChatTokenizer) -> None:
+    """Prove on a probe that messages survive the round trip and that text cannot end a turn.
+
+    Raises:
+        ModelError: they do not.
+    """
+    backend = tokenizer.backend
+    end_text = backend.convert_ids_to_tokens(tokenizer.end_of_turn[-1])
+    question, answer = f"Is 3 + 4 = 7? {end_text}", "Yes, it is."
+    probe = [Message(role="user", content=question)]
+    prompt_ids, completion_ids = tokenizer.render_demonstration(probe, tokenizer.prefill + answer)
+    problems = []
+    if question not in _decode(backend, prompt_ids, skip_special_tokens=False):
+        problems.append(f"the message {question!r} does not survive encoding and decoding")
+    if tokenizer.decode(completion_ids).strip() != answer:
+        problems.append(f"the answer {answer!r} comes back as {tokenizer.decode(completion_ids)!r}")
+    if problems:
+        raise ModelError(
+            "the tokenizer or its chat template fails the round trip: " + "; ".join(problems),
+            where=str(backend.name_or_path),
+            fix=_TEMPLATE_FIX,
+        )
+
+
+def _encode(backend: PreTrainedTokenizerBase, text: str, *, is_template: bool) -> tuple[int, ...]:
+    return tuple(backend(text, add_special_tokens=False, split_special_tokens=not is_template).input_ids)
+
+
+def _decode(backend: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    text: str = backend.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    try:
+        text: str = backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+    except (TemplateError, ValueError, TypeError) as error:
+        roles = ", ".join(message.role for message in messages)
+        raise ModelError(
+            f"the chat template refuses a conversation of the roles {roles}: {error}",
+            where=str(backend.name_or_path),
+            fix=_TEMPLATE_FIX,
+        ) from error
+    return text
+
+
+def _placeholder(number: int) -> str:
+    return f"\ue000{number}\ue001"  # private-use characters, which no template writes by itself
+
+
+def _template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> list[str]:
+    """What the template writes before, between and after the texts of a conversation: one piece more than texts."""
+    messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
+    rendered = _render(backend, messages, add_generation_prompt=True)
+    if _PLACEHOLDER.findall(rendered) != [message.content for message in messages]:
+        raise ModelError(
+            f"the chat template does not write each message of the roles {', '.join(roles)} once and in order",
+            where=str(backend.name_or_path),
+            fix=_TEMPLATE_FIX,
+        )
+    return _PLACEHOLDER.split(rendered)
+
+
+def _texts_as_rendered(
+    backend: PreTrainedTokenizerBase, messages: Sequence[Message], pieces: Sequence[str]
+) -> list[str]:
+    """The messages' texts as the template writes them: unchanged, or without the white space around them."""
+    rendered = _render(backend, messages, add_generation_prompt=True)
+    texts = [message.content for message in messages]
+    for candidate in (texts, [text.strip() for text in texts]):
+        if "".join(map("".join, zip_longest(pieces, candidate, fillvalue=""))) == rendered:
+            return candidate
+    raise ModelError(
+        f"the chat template rewrites the text of a message: {texts[-1][:80]!r}",
+        where=str(backend.name_or_path),
+        fix=_TEMPLATE_FIX,
+    )
+
+
+def _assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """The prefill of the generation prompt, and the token ids that end an assistant's turn."""
+    user = Message(role="user", content=_placeholder(0))
+    assistant = Message(role="assistant", content=_placeholder(1))
+    prompt = _render(backend, [user], add_generation_prompt=True)
+    demonstration = _render(backend, [user, assistant], add_generation_prompt=False)
+    head, _, tail = demonstration.partition(assistant.content)
+    thought = _OPEN_THOUGHT.search(prompt.rpartition(user.content)[2])
+    prefill = thought.group() if thought else ""
+    tail_ids = _encode(backend, tail, is_template=True)
+    end = next((place for place, number in enumerate(tail_ids) if number in eos_ids), None)
+    problem = ""
+    if not head.startswith(prompt.removesuffix(prefill)):
+        problem = f"the generation prompt {prompt!r} is not how it begins the assistant's turn in {demonstration!r}"
+    elif end is None:
+        problem = f"it ends the assistant's turn with {tail!r}, which holds none of the EOS ids {list(eos_ids)}"
+    if problem or end is None:
+        raise ModelError(
+            f"the chat template cannot be trained on: {problem}", where=str(backend.name_or_path), fix=_TEMPLATE_FIX
+        )
+    return prefill, tail_ids[: end + 1]
+
+
+def _special_tokens(backend: PreTrainedTokenizerBase) -> dict[str, int]:
+    named = dict(zip(backend.all_special_tokens, backend.all_special_ids, strict=True))
+    return named | {token.content: number for number, token in backend.added_tokens_decoder.items() if token.special}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"the file is not valid JSON: {error}", where=str(path)) from error
+    return document

@@ -1,0 +1,56 @@
+"""Metrics of one update, gathered over its micro-batches and steps."""
+
+from __future__ import annotations
+
+from rlcore.algorithms.objective import LossOutput
+
+
+class Totals:
+    """Sums over tokens, maxima, losses summed over the micro-batches of a step, and figures per step."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._maxima: dict[str, float] = {}
+        self._losses: dict[str, float] = {}
+        self._steps: dict[str, list[float]] = {}
+        self._num_tokens = 0
+        self._epoch_start: tuple[dict[str, float], int] = ({}, 0)
+
+    def add(self, output: LossOutput) -> None:
+        """Count one micro-batch of the policy."""
+        self._num_tokens += output.num_tokens
+        for name, value in output.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+        for name, value in output.maxima.items():
+            self._maxima[name] = max(self._maxima.get(name, 0.0), float(value))
+        self.add_loss("loss/policy", float(output.loss.detach()))
+
+    def add_loss(self, name: str, value: float) -> None:
+        """Add one micro-batch's part of a loss."""
+        self._losses[name] = self._losses.get(name, 0.0) + value
+
+    def record(self, name: str, value: float) -> None:
+        """Note a figure of one optimizer step."""
+        self._steps.setdefault(name, []).append(value)
+
+    def begin_epoch(self) -> None:
+        """From here on :meth:`epoch_mean` counts anew."""
+        self._epoch_start = (dict(self._sums), self._num_tokens)
+
+    def epoch_mean(self, name: str) -> float:
+        """Mean per token since the epoch began; 0 where nothing was counted."""
+        sums, num_tokens = self._epoch_start
+        return (self._sums.get(name, 0.0) - sums.get(name, 0.0)) / max(1, self._num_tokens - num_tokens)
+
+    def means(self) -> dict[str, float]:
+        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""
+        num_steps = max((len(values) for values in self._steps.values()), default=1)
+        result = {name: total / max(1, self._num_tokens) for name, total in self._sums.items()}
+        weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
+        if self._num_tokens:
+            result["mismatch/ess"] = weight**2 / squared
+            result["clip/fraction"] = result["clip/low"] + result["clip/high"]
+        result |= self._maxima
+        result |= {name: total / num_steps for name, total in self._losses.items()}
+        result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
+        return result

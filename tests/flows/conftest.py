@@ -1,0 +1,45 @@
+"""The micro run that several tests look at: made once, inline, in a process of its own as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from micro import MICRO  # noqa: E402  (importlib mode does not put the tests' folder on the path)
+
+
+def run_flows(command: str, home: Path, *overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """``python -m flows <command>`` on the micro run with the inline engine."""
+    return subprocess.run(
+        flows_command(command, *overrides), capture_output=True, text=True, env=environment(home), cwd=cwd, check=False
+    )
+
+
+def flows_command(command: str, *overrides: str) -> list[str]:
+    """The command line of a micro run."""
+    settings = [part for override in (*MICRO, *overrides) for part in ("--set", override)]
+    return [sys.executable, "-m", "flows", command, "--preset", "tiny", *settings]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A clean environment with a state folder of its own."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))
+    }
+    return kept | {"RLCORE_HOME": str(home), "RLCORE_ENGINE": "inline", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def micro_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state folder of a finished micro run."""
+    home = tmp_path_factory.mktemp("micro")
+    done = run_flows("run", home)
+    assert done.returncode == 0, done.stderr
+    return home

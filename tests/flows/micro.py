@@ -1,0 +1,34 @@
+"""A run of the tiny preset that takes seconds: the same stages, everything smaller."""
+
+from __future__ import annotations
+
+MICRO = (
+    "hardware.num_threads=1",
+    "prompts.num_train=200",
+    "prompts.num_eval=40",
+    "demonstrations.num_train=200",
+    "demonstrations.num_eval=20",
+    "preferences.num_train=64",
+    "preferences.num_eval=32",
+    "model.shape.hidden_size=32",
+    "model.shape.num_layers=2",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=64",
+    "sft.num_steps=20",
+    "reward_model.min_accuracy=0.0",
+    "grpo.num_iterations=4",
+    "grpo.prompts_per_iteration=4",
+    "grpo.group_size=4",
+    "grpo.eval_every=2",
+    "grpo.checkpoint_every=1",
+    "ppo.num_iterations=4",
+    "ppo.prompts_per_iteration=4",
+    "ppo.group_size=2",
+    "ppo.eval_every=2",
+    "ppo.checkpoint_every=1",
+    "evaluation.num_problems=40",
+    "evaluation.num_samples=2",
+    "evaluation.num_sampled_problems=8",
+    "evaluation.num_monitor_problems=8",
+)

@@ -1,0 +1,64 @@
+"""Presets: every committed one is whole; a fault is refused with its path before anything runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.presets import FOLDER, open_preset
+from flows.stages import stages
+from rlcore.errors import ConfigError
+from tasks.pipeline import order_stages
+
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_committed_preset_is_valid_and_its_stages_form_an_order(name: str) -> None:
+    config = open_preset(name)
+    table = stages(config)
+    ordered = [stage.name for stage in order_stages(table, [stage.name for stage in table])]
+    assert config.name == name
+    assert ordered[0] == "import_sft"
+    assert ordered[-1] == "compare"
+    assert all(ordered.index(i) < ordered.index(s.name) for s in table for i in s.inputs)
+
+
+def test_an_override_changes_one_value() -> None:
+    assert open_preset("tiny", ["grpo.learning_rate=2e-6"]).grpo.learning_rate == 2e-6
+
+
+def test_a_preset_may_be_a_file_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text((FOLDER / "tiny.toml").read_text().replace('name = "tiny"', 'name = "mine"'))
+    assert open_preset(str(path)).name == "mine"
+
+
+def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(ConfigError, match="tiny"):
+        open_preset("tinny")
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("grpo.lerning_rate=1e-6", "grpo.lerning_rate"),
+        ("grpo.learning_rate='fast'", "grpo.learning_rate"),
+        ("grpo.learning_rate=-1.0", "grpo.learning_rate"),
+        ("ppo.rewards.0.weigth=1.0", "ppo.rewards.0.weigth"),
+        ("model.source='ftp'", "model.source"),
+    ],
+)
+def test_the_command_line_refuses_a_fault_with_its_path_and_does_nothing(
+    override: str, path: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "flows", "run", "--preset", "tiny", "--set", override]
+    environment = {"RLCORE_HOME": str(tmp_path / "home"), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=FOLDER.parents[1], check=False)
+    assert done.returncode == 2
+    assert path in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "home" / "artifacts").iterdir())

@@ -1,0 +1,76 @@
+"""Learners over a tiny policy, for tests: what they see as gradient, and true samples of their policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import KlConfig, MismatchConfig, OptimConfig, UpdateConfig
+from rlcore.models.heads import ScalarModel
+from rlcore.training.experience import Judges, build_experience
+from rlcore.training.learner import Learner
+from rlcore.types import TrainingSample
+from tests import strategies
+
+UNCLIPPED = OptimConfig(max_grad_norm=1e9, beta1=0.9, beta2=0.95)
+NO_CORRECTION = MismatchConfig(mode="off")
+
+
+def update_config(**settings: Any) -> UpdateConfig:
+    """One step, no gradient clipping, no mismatch correction, unless said otherwise."""
+    return UpdateConfig(**({"optim": UNCLIPPED, "mismatch": NO_CORRECTION} | settings))
+
+
+def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
+    """A learner of a tiny policy; PPO gets a critic whose head is not zero, so that its trunk learns too."""
+    policy, critic = strategies.tiny_llama(dtype=dtype), None
+    if ALGORITHMS[name].uses_critic:
+        trunk = strategies.tiny_llama(seed=1, dtype=dtype)
+        critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(2)).to(dtype)
+    config = strategies.rl_config(name, **({"update": update_config()} | settings))
+    return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
+
+
+def weights_of(module: torch.nn.Module) -> torch.Tensor:
+    """A copy of all parameters, flat."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).clone()
+
+
+def gradients_of(learner: Learner, samples: Sequence[TrainingSample]) -> torch.Tensor:
+    """The gradient that the (first) optimizer step of an update sees, of the policy and then the critic, flat."""
+    seen: dict[int, torch.Tensor] = {}
+
+    def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.setdefault(id(optimizer), torch.cat([p.grad.flatten() for p in parameters]))
+
+    optimizers = [learner.optimizer] if learner.critic is None else [learner.optimizer, learner.critic_optimizer]
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(remember)
+    learner.update(samples, seed=0)
+    return torch.cat([seen[id(optimizer)] for optimizer in optimizers])
+
+
+def on_policy_samples(policy: LlamaForCausalLM, seed: int = 0, **shape: int) -> list[TrainingSample]:
+    """GRPO samples with true old log-probabilities, float32."""
+    judges = Judges(policy=policy, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=256)
+    experience = build_experience(
+        strategies.random_groups(policy, seed, **shape),
+        ALGORITHMS["grpo"],
+        judges,
+        kl=KlConfig(),
+        kl_coefficient=0.0,
+        truncated="score",
+        need_old_logprobs=True,
+    )
+    return list(experience.samples)
+
+
+def assert_same(ours: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
+    """Equal up to a relative bound of the norm."""
+    assert float(expected.norm()) > 0.0
+    assert float((ours - expected).norm() / expected.norm()) < bound

@@ -1,0 +1,229 @@
+"""Advantages against numbers worked by hand, the plain-loop reference, and the traps that others fell into."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rlcore.algorithms.advantages import (
+    AdvantageFn,
+    batch_normalized,
+    gae,
+    group_centred,
+    group_normalized,
+    has_signal,
+    leave_one_out,
+    whiten,
+)
+from tests import strategies
+from tests.reference import advantages as reference
+
+GROUP_ADVANTAGES = [group_normalized, group_centred, leave_one_out, batch_normalized]
+
+
+def of_one_group(function: AdvantageFn, rewards: list[float]) -> list[float]:
+    """One advantage per completion, each of a single token."""
+    advantages: list[float] = function(strategies.episodes(rewards))[:, 0].tolist()
+    return advantages
+
+
+def test_group_normalized_gives_the_worked_numbers() -> None:
+    # R = [1.0, 0.8, 0.4, 0.2]: mean 0.6; deviations 0.4, 0.2, -0.2, -0.4; squares 0.16 + 0.04 + 0.04 + 0.16 = 0.40;
+    # population variance 0.1, std 0.3162; 0.4 / 0.3162 = 1.2649, 0.2 / 0.3162 = 0.6325.
+    assert of_one_group(group_normalized, [1.0, 0.8, 0.4, 0.2]) == pytest.approx(
+        [1.2649, 0.6325, -0.6325, -1.2649], abs=5e-5
+    )
+
+
+def test_group_centred_leaves_the_deviations_as_they_are() -> None:
+    assert of_one_group(group_centred, [1.0, 0.8, 0.4, 0.2]) == pytest.approx([0.4, 0.2, -0.2, -0.4], abs=1e-7)
+
+
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    # The others of 1.0: (0.8 + 0.4 + 0.2) / 3 = 0.466667, so 0.533333; of 0.8: 1.6 / 3, so 0.266667; and so on.
+    assert of_one_group(leave_one_out, [1.0, 0.8, 0.4, 0.2]) == pytest.approx(
+        [0.533333, 0.266667, -0.266667, -0.533333], abs=1e-6
+    )
+
+
+def test_batch_normalized_looks_across_groups() -> None:
+    # Two groups, [1, 0] and [1, 1]: mean 0.75, variance 0.75 * 0.25 = 0.1875, std 0.4330;
+    # 0.25 / 0.4330 = 0.5774 and -0.75 / 0.4330 = -1.7321. Within the second group nothing differs, across the batch
+    # it does.
+    episodes = strategies.episodes([1.0, 0.0, 1.0, 1.0], group=[0, 0, 1, 1])
+    assert batch_normalized(episodes)[:, 0].tolist() == pytest.approx([0.5774, -1.7321, 0.5774, 0.5774], abs=1e-4)
+
+
+def test_groups_do_not_look_at_each_other() -> None:
+    together = group_normalized(strategies.episodes([1.0, 0.0, 50.0, 70.0], group=[7, 7, 2, 2]))
+    assert together[:, 0].tolist() == pytest.approx([1.0, -1.0, -1.0, 1.0], abs=1e-5)
+
+
+def test_groups_may_be_interleaved() -> None:
+    mixed = group_centred(strategies.episodes([1.0, 50.0, 0.0, 70.0], group=[7, 2, 7, 2]))
+    assert mixed[:, 0].tolist() == pytest.approx([0.5, -10.0, -0.5, 10.0])
+
+
+@pytest.mark.parametrize("function", GROUP_ADVANTAGES)
+@given(value=strategies.finite_floats, size=st.integers(1, 16))
+def test_equal_rewards_give_exactly_zero_for_any_float(function: AdvantageFn, value: float, size: int) -> None:
+    # std + tiny eps gave 59.6 for eight rewards of 0.7 in one system: the mean of eight 0.7 is not 0.7 in floats.
+    assert of_one_group(function, [value] * size) == [0.0] * size
+
+
+def test_eight_rewards_of_seven_tenths_give_exactly_zero() -> None:
+    assert of_one_group(group_normalized, [0.7] * 8) == [0.0] * 8
+
+
+@given(rewards=strategies.rewards)
+def test_group_normalized_is_bounded_by_the_root_of_the_group_size_minus_one(rewards: list[float]) -> None:
+    assert max(map(abs, of_one_group(group_normalized, rewards))) <= math.sqrt(len(rewards) - 1) * (1 + 1e-6)
+
+
+@given(rewards=strategies.rewards)
+def test_leave_one_out_is_bounded_by_the_range_of_the_rewards(rewards: list[float]) -> None:
+    # A leave-one-out mean divided by the std of the others gave -2075 for seven rewards of 0.95 and one of 0.
+    bound = (max(rewards) - min(rewards)) * (1 + 1e-6)
+    assert max(map(abs, of_one_group(leave_one_out, rewards))) <= bound
+
+
+def test_seven_good_and_one_bad_reward_stay_bounded() -> None:
+    # Leave-one-out of the 0: 0 - 0.95 = -0.95. Group-normalised: mean 0.83125, std 0.95 * sqrt(7) / 8 = 0.31419,
+    # so -0.83125 / 0.31419 = -2.6458 = -sqrt(7): the bound itself.
+    rewards = [0.95] * 7 + [0.0]
+    assert of_one_group(leave_one_out, rewards)[-1] == pytest.approx(-0.95)
+    assert of_one_group(group_normalized, rewards)[-1] == pytest.approx(-2.6458, abs=1e-4)
+
+
+@given(rewards=strategies.rewards)
+def test_group_advantages_equal_the_plain_loops(rewards: list[float]) -> None:
+    assume(reference.population_std(rewards) > 1e-2)  # below, the 1e-6 that is added to the std shows
+    assert of_one_group(group_normalized, rewards) == pytest.approx(
+        reference.group_normalized(rewards), rel=2e-4, abs=2e-4
+    )
+    assert of_one_group(leave_one_out, rewards) == pytest.approx(reference.leave_one_out(rewards), rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("function", GROUP_ADVANTAGES)
+def test_a_group_of_one_has_advantage_zero(function: AdvantageFn) -> None:
+    assert of_one_group(function, [3.5]) == [0.0]
+
+
+@pytest.mark.parametrize("function", GROUP_ADVANTAGES)
+def test_an_unscored_completion_leaves_the_baseline_and_has_advantage_zero(function: AdvantageFn) -> None:
+    with_failure = of_one_group(function, [1.0, math.nan, 0.2, 0.6])
+    without = of_one_group(function, [1.0, 0.2, 0.6])
+    assert with_failure == [without[0], 0.0, without[1], without[2]]
+
+
+@pytest.mark.parametrize("function", GROUP_ADVANTAGES)
+def test_every_token_of_a_completion_shares_its_advantage_and_masked_ones_get_zero(function: AdvantageFn) -> None:
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+    advantages = function(strategies.episodes([1.0, 0.0], mask=mask))
+    assert advantages[0, 0] == advantages[0, 2] > 0
+    assert advantages[1, 0] == advantages[1, 1] < 0
+    assert advantages[~mask].tolist() == [0.0, 0.0]
+
+
+def test_rewards_that_differ_by_less_than_the_tolerance_carry_no_signal() -> None:
+    assert not has_signal(torch.tensor([0.3, 0.3 + 1e-9], dtype=torch.float64))
+    assert has_signal(torch.tensor([0.3, 0.3 + 1e-6], dtype=torch.float64))
+
+
+def gae_of(
+    rewards: list[float], values: list[float], mask: list[bool], *, gamma: float = 1.0, lam: float = 0.95
+) -> list[float]:
+    """GAE of one episode."""
+    episodes = strategies.episodes(
+        [sum(rewards)],
+        mask=torch.tensor([mask]),
+        token_rewards=torch.tensor([rewards], dtype=torch.float64),
+        values=torch.tensor([values]),
+    )
+    result: list[float] = gae(episodes, gamma=gamma, lam=lam)[0].tolist()
+    return result
+
+
+def test_gae_gives_the_numbers_worked_by_hand() -> None:
+    # gamma 0.9, lam 0.5, so gamma * lam = 0.45. r = [0, 0.1, 1], V = [0.5, 0.4, 0.6], V beyond the end 0.
+    # delta[2] = 1 - 0.6 = 0.4;  delta[1] = 0.1 + 0.9 * 0.6 - 0.4 = 0.24;  delta[0] = 0 + 0.9 * 0.4 - 0.5 = -0.14
+    # A[2] = 0.4;  A[1] = 0.24 + 0.45 * 0.4 = 0.42;  A[0] = -0.14 + 0.45 * 0.42 = 0.049
+    result = gae_of([0.0, 0.1, 1.0], [0.5, 0.4, 0.6], [True] * 3, gamma=0.9, lam=0.5)
+    assert result == pytest.approx([0.049, 0.42, 0.4], abs=1e-6)
+
+
+def test_gae_with_lambda_one_is_the_return_minus_the_value() -> None:
+    result = gae_of([0.0, 0.0, 1.0], [0.25, 0.5, 0.75], [True] * 3, lam=1.0)
+    assert result == pytest.approx([0.75, 0.5, 0.25])
+
+
+def test_gae_across_tool_output_equals_gae_on_the_compressed_sequence() -> None:
+    # Five tokens of the policy with three tool outputs of 16 tokens in all between them; V = 0.5 on every token of the
+    # policy, reward 1 at the end, gamma 1, lam 0.95. Every delta is 0 but the last, 1 - 0.5 = 0.5, so the first token's
+    # advantage is 0.5 * 0.95^k, k being the number of steps to the end:
+    #   k = 4, the policy's own steps:                          0.5 * 0.95^4  = 0.4073   right
+    #   k = 4 + 3, one decay for each tool output:              0.5 * 0.95^7  = 0.3492   wrong (0.35)
+    #   k = 4 + 16, one decay for each token of tool output:    0.5 * 0.95^20 = 0.1792   wrong (0.18)
+    own, tool = [True], [False]
+    mask = own + tool * 6 + own + tool * 5 + own + tool * 5 + own + own
+    rewards = [0.0] * (len(mask) - 1) + [1.0]
+    values = [0.5 if is_own else -3.0 for is_own in mask]  # what the critic says of tool output does not matter
+    result = gae_of(rewards, values, mask)
+    assert result[0] == pytest.approx(0.41, abs=0.005)
+    assert result[0] == pytest.approx(0.5 * 0.95**4, abs=1e-6)
+    compressed = gae_of([0.0] * 4 + [1.0], [0.5] * 5, [True] * 5)
+    assert [result[t] for t in range(len(mask)) if mask[t]] == compressed
+    assert [result[t] for t in range(len(mask)) if not mask[t]] == [0.0] * 16
+
+
+@given(
+    mask=strategies.masks(max_sequences=1, max_tokens=12),
+    seed=st.integers(0, 1000),
+    gamma=st.floats(0.5, 1.0),
+    lam=st.floats(0.0, 1.0),
+)
+def test_gae_equals_the_plain_loops_for_any_mask(mask: torch.Tensor, seed: int, gamma: float, lam: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values = torch.randn(2, mask.shape[1], generator=generator).tolist()
+    own: list[bool] = mask[0].tolist()
+    expected = reference.gae(rewards, values, own, gamma=gamma, lam=lam)
+    assert gae_of(rewards, values, own, gamma=gamma, lam=lam) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_gae_ignores_nan_in_masked_places_and_padding() -> None:
+    clean = gae_of([0.0, 0.0, 1.0], [0.5, 0.4, 0.6], [True, False, True])
+    dirty = gae_of([0.0, math.nan, 1.0, math.nan], [0.5, math.nan, 0.6, math.nan], [True, False, True, False])
+    assert dirty[:3] == clean
+    assert dirty[3] == 0.0
+
+
+def test_gae_of_a_row_does_not_depend_on_its_padding_or_its_neighbours() -> None:
+    mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    rewards = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    values = torch.full((2, 4), 0.3)
+    batch = gae(strategies.episodes([1.0, 1.0], mask=mask, token_rewards=rewards, values=values), gamma=1.0, lam=0.95)
+    assert batch[0, :2].tolist() == gae_of([0.0, 1.0], [0.3, 0.3], [True, True])
+
+
+def test_whitened_advantages_have_mean_zero_and_variance_one_over_the_unmasked_tokens() -> None:
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    advantages = torch.tensor([[1.0, 2.0, math.nan], [3.0, 4.0, 10.0]])
+    result = whiten(advantages, mask)
+    assert result[mask].tolist() == pytest.approx(reference.whiten([1.0, 2.0, 3.0, 4.0, 10.0]), abs=1e-6)
+    assert float(result[mask].mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(result[mask].var(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
+    assert result[0, 2] == 0.0
+
+
+@given(value=st.floats(width=32, allow_nan=False, allow_infinity=False), count=st.integers(1, 9))
+def test_whitening_equal_advantages_gives_exactly_zero(value: float, count: int) -> None:
+    result = whiten(torch.full((1, count), value), torch.ones(1, count, dtype=torch.bool))
+    assert result.tolist() == [[0.0] * count]
+
+
+def test_whitening_nothing_gives_zeros() -> None:
+    assert whiten(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]]

@@ -1,0 +1,295 @@
+"""The one formula: against the plain-loop PPO and GRPO losses, its terms, its metrics and the mismatch correction."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.algorithms.kl import KL_LOSSES
+from rlcore.algorithms.objective import Coefficients, LossInputs, mismatch_correction, policy_loss
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import MismatchConfig
+from tests.reference import losses
+
+OFF = MismatchConfig(mode="off")
+PLAIN = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=OFF)
+
+
+def loss_inputs(**fields: Any) -> LossInputs:
+    """Inputs of N tokens of one sequence, float64; every field that is not named is neutral."""
+    count = len(fields["policy_logprobs"])
+    policy = torch.as_tensor(fields.pop("policy_logprobs"), dtype=torch.float64)
+    zeros = torch.zeros(count, dtype=torch.float64)
+    neutral: dict[str, torch.Tensor] = {
+        "policy_logprobs": policy,
+        "entropy": zeros,
+        "old_logprobs": policy.detach(),
+        "sampler_logprobs": policy.detach(),
+        "ref_logprobs": policy.detach(),
+        "advantages": zeros,
+        "weights": torch.full((count,), 1.0 / count, dtype=torch.float64),
+        "loss_mask": torch.ones(count, dtype=torch.bool),
+        "sequence_index": torch.zeros(count, dtype=torch.int64),
+    }
+    given = {
+        name: value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=neutral[name].dtype)
+        for name, value in fields.items()
+    }
+    return LossInputs(**(neutral | given))
+
+
+def random_batch(seed: int) -> tuple[list[list[losses.Token]], LossInputs, torch.Tensor]:
+    """Three sequences of 4, 1 and 6 tokens: as the reference's tokens, as flat tensors, and their padded mask."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [4, 1, 6]
+    count = sum(lengths)
+    policy, old, ref = torch.randn(3, count, generator=generator, dtype=torch.float64) * 0.4 - 2.0
+    advantages = torch.randn(count, generator=generator, dtype=torch.float64)
+    policy.requires_grad_()
+    sequence_index = torch.tensor([row for row, length in enumerate(lengths) for _ in range(length)])
+    tokens = [losses.Token(policy[i], old[i], ref[i], float(advantages[i])) for i in range(count)]
+    sequences = [[tokens[i] for i in range(count) if sequence_index[i] == row] for row in range(3)]
+    mask = torch.zeros(3, 6, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        mask[row, :length] = True
+    inputs = loss_inputs(
+        policy_logprobs=policy,
+        old_logprobs=old,
+        ref_logprobs=ref,
+        advantages=advantages,
+        loss_mask=torch.ones(count, dtype=torch.bool),
+        sequence_index=sequence_index,
+        weights=mask.double(),
+    )
+    return sequences, inputs, mask
+
+
+def weighted(inputs: LossInputs, algorithm: str, mask: torch.Tensor) -> LossInputs:
+    """The inputs with the weights of an algorithm's row."""
+    return dataclasses.replace(inputs, weights=ALGORITHMS[algorithm].weighting(mask).double()[mask])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ppo_equals_the_plain_loop_in_value_and_gradient(seed: int) -> None:
+    sequences, inputs, mask = random_batch(seed)
+    ours = policy_loss(weighted(inputs, "ppo", mask), ALGORITHMS["ppo"], PLAIN).loss
+    theirs = losses.ppo_loss(sequences, clip=0.2)
+    gradients = [torch.autograd.grad(loss, inputs.policy_logprobs)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_grpo_with_kl_equals_the_plain_loop_in_value_and_gradient(seed: int) -> None:
+    sequences, inputs, mask = random_batch(seed)
+    coefficients = dataclasses.replace(PLAIN, kl=0.04)
+    ours = policy_loss(weighted(inputs, "grpo", mask), ALGORITHMS["grpo"], coefficients).loss
+    theirs = losses.grpo_loss(sequences, clip=0.2, beta=0.04)
+    gradients = [torch.autograd.grad(loss, inputs.policy_logprobs)[0] for loss in (ours, theirs)]
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(KL_LOSSES))
+def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_differs(name: str) -> None:
+    # Every token of a categorical once, weighted with the probability that the *engine* draws it. Three distributions:
+    # engine, policy at the start of the update, policy now. The mismatch weight (not truncated here) and the ratio
+    # together undo both differences.
+    generator = torch.Generator().manual_seed(3)
+    logits, old, ref, sampler = torch.randn(4, 6, generator=generator, dtype=torch.float64) * 0.5
+    logits.requires_grad_()
+    policy, old, ref, sampler = (x.log_softmax(0) for x in (logits, old, ref, sampler))
+    inputs = loss_inputs(
+        policy_logprobs=policy, old_logprobs=old, ref_logprobs=ref, sampler_logprobs=sampler, weights=sampler.exp()
+    )
+    mismatch = MismatchConfig(mode="truncate", high=1e6)
+    coefficients = Coefficients(kl=0.3, kl_estimator=name, entropy=0.0, mismatch=mismatch)
+    (ours,) = torch.autograd.grad(policy_loss(inputs, ALGORITHMS["grpo"], coefficients).loss, logits, retain_graph=True)
+    (exact,) = torch.autograd.grad((policy.exp() * (policy - ref)).sum(), logits)
+    torch.testing.assert_close(ours, 0.3 * exact, rtol=1e-9, atol=1e-12)
+
+
+def test_the_entropy_bonus_lowers_the_loss() -> None:
+    # Two tokens of weight 1/2 with entropies 1 and 3: the mean is 2, times 0.01.
+    coefficients = dataclasses.replace(PLAIN, entropy=0.01)
+    inputs = loss_inputs(policy_logprobs=[-1.0, -1.0], entropy=[1.0, 3.0])
+    output = policy_loss(inputs, ALGORITHMS["grpo"], coefficients)
+    assert float(output.loss) == pytest.approx(-0.02)
+    assert float(output.sums["entropy"]) == 4.0
+
+
+def test_nan_in_masked_places_changes_neither_loss_nor_gradient_nor_metrics() -> None:
+    mask = torch.tensor([True, False, True])
+    coefficients = Coefficients(kl=0.1, kl_estimator="k3_ratio", entropy=0.1, mismatch=MismatchConfig())
+    results = []
+    for hole in (-1.0, math.nan):
+        policy = torch.tensor([-1.0, hole, -2.0], dtype=torch.float64, requires_grad=True)
+        holed = {
+            name: [value, hole, value]
+            for name, value in {
+                "entropy": 0.5,
+                "old_logprobs": -1.1,
+                "sampler_logprobs": -1.2,
+                "ref_logprobs": -1.3,
+                "advantages": 0.7,
+                "weights": 0.5,
+            }.items()
+        }
+        output = policy_loss(
+            loss_inputs(policy_logprobs=policy, loss_mask=mask, **holed), ALGORITHMS["gspo"], coefficients
+        )
+        (gradient,) = torch.autograd.grad(output.loss, policy)
+        figures = {name: float(value) for name, value in {**output.sums, **output.maxima}.items()}
+        results.append((float(output.loss.detach()), gradient.tolist(), figures, output.num_tokens))
+    assert results[0] == results[1]
+    assert results[0][1][1] == 0.0
+
+
+def test_an_unmasked_nan_shows_in_the_loss() -> None:
+    for name in ("policy_logprobs", "old_logprobs", "sampler_logprobs", "advantages", "weights"):
+        fields: dict[str, Any] = {
+            "policy_logprobs": [-1.0, -2.0],
+            "advantages": [1.0, 1.0],
+            "old_logprobs": [-1.0, -2.0],
+        }
+        fields["sampler_logprobs"] = [-1.0, -2.0]
+        fields[name] = [math.nan, -2.0]
+        output = policy_loss(
+            loss_inputs(**fields), ALGORITHMS["grpo"], dataclasses.replace(PLAIN, mismatch=MismatchConfig())
+        )
+        assert math.isnan(output.loss), name
+
+
+def test_the_clip_flags_are_counted_on_unmasked_tokens() -> None:
+    # ratios e^0.5 (A > 0: clipped high), e^-0.5 (A < 0: clipped low), e^0.5 (masked)
+    inputs = loss_inputs(
+        policy_logprobs=[-1.0, -1.5, -1.0],
+        old_logprobs=[-1.5, -1.0, -1.5],
+        advantages=[1.0, -1.0, 1.0],
+        loss_mask=[True, True, False],
+    )
+    output = policy_loss(inputs, ALGORITHMS["grpo"], PLAIN)
+    assert (int(output.sums["clip/high"]), int(output.sums["clip/low"]), output.num_tokens) == (1, 1, 2)
+
+
+def test_the_reported_divergences_are_the_exact_ones_in_expectation() -> None:
+    # Every token of a categorical drawn from the old policy, which is the engine's own: sums weighted with old
+    # probabilities are expectations. KL(old || policy) for kl/old, KL(sampler || trainer) for mismatch/kl.
+    generator = torch.Generator().manual_seed(5)
+    sampler, trainer, policy = torch.randn(3, 5, generator=generator, dtype=torch.float64).log_softmax(1)
+
+    def exact(first: torch.Tensor, second: torch.Tensor) -> float:
+        return float((first.exp() * (first - second)).sum())
+
+    def expectation(metric: str, drawn_from: torch.Tensor, **fields: torch.Tensor) -> float:
+        total = 0.0
+        for token in range(5):
+            one = {name: value[token : token + 1] for name, value in fields.items()}
+            output = policy_loss(loss_inputs(**one), ALGORITHMS["grpo"], PLAIN)
+            total += float(drawn_from[token].exp() * output.sums[metric])
+        return total
+
+    kl_old = expectation("kl/old", trainer, policy_logprobs=policy, old_logprobs=trainer)
+    assert kl_old == pytest.approx(exact(trainer, policy), rel=1e-9)
+    mismatch = expectation(
+        "mismatch/kl", sampler, policy_logprobs=trainer, old_logprobs=trainer, sampler_logprobs=sampler
+    )
+    assert mismatch == pytest.approx(exact(sampler, trainer), rel=1e-9)
+
+
+def corrections(old: list[float], sampler: list[float], config: MismatchConfig, **fields: Any) -> list[float]:
+    """The correction of each token, and that the metrics agree with it."""
+    inputs = loss_inputs(policy_logprobs=old, old_logprobs=old, sampler_logprobs=sampler, **fields)
+    result: list[float] = mismatch_correction(inputs, config)[0].tolist()
+    return result
+
+
+def test_token_weights_are_truncated_at_the_bound() -> None:
+    # e^0.1 = 1.1052; e^1 = 2.718 is cut to 2; e^-3 = 0.0498 stays.
+    result = corrections([-1.0, -1.0, -4.0], [-1.1, -2.0, -1.0], MismatchConfig(mode="truncate", high=2.0))
+    assert result == pytest.approx([1.1052, 2.0, 0.0498], abs=5e-5)
+
+
+def test_token_weights_outside_the_band_are_zero_in_mask_mode() -> None:
+    config = MismatchConfig(mode="mask", low=0.5, high=5.0)
+    inputs = loss_inputs(policy_logprobs=[-1.0, -1.0, -4.0], sampler_logprobs=[-1.1, -3.0, -1.0])
+    correction, sums, _ = mismatch_correction(inputs, config)
+    assert correction.tolist() == pytest.approx([1.1052, 0.0, 0.0], abs=5e-5)
+    assert float(sums["mismatch/rejected"]) == 2.0
+
+
+def test_rejected_tokens_stay_in_the_denominator() -> None:
+    # Two tokens of weight 1/2, advantage 1, ratio 1: loss -1. With the second rejected: -1/2, not -1.
+    config = dataclasses.replace(PLAIN, mismatch=MismatchConfig(mode="mask", low=0.5, high=2.0))
+    inputs = loss_inputs(policy_logprobs=[-1.0, -1.0], sampler_logprobs=[-1.0, -9.0], advantages=[1.0, 1.0])
+    assert float(policy_loss(inputs, ALGORITHMS["grpo"], config).loss) == pytest.approx(-0.5)
+
+
+def test_without_correction_every_weight_is_one() -> None:
+    assert corrections([-1.0, -1.0], [-3.0, -0.2], OFF) == [1.0, 1.0]
+
+
+def test_the_sequence_weight_is_the_geometric_mean() -> None:
+    # Differences 0.4 and -0.1 of sequence 0: mean 0.15; the masked 7.0 does not count. Sequence 1: 0.2.
+    result = corrections(
+        [-1.0, -1.0, -1.0, -1.0],
+        [-1.4, -0.9, -8.0, -1.2],
+        MismatchConfig(mode="truncate", level="sequence", high=2.0),
+        loss_mask=[True, True, False, True],
+        sequence_index=[0, 0, 0, 1],
+    )
+    assert [result[i] for i in (0, 1, 3)] == pytest.approx([math.exp(0.15), math.exp(0.15), math.exp(0.2)])
+
+
+def test_the_expectation_of_a_token_weight_is_one() -> None:
+    # sum over tokens of sampler probability * exp(old - sampler) = sum of old probabilities = 1.
+    generator = torch.Generator().manual_seed(0)
+    old, sampler = (torch.randn(2, 8, generator=generator, dtype=torch.float64) * 0.2).log_softmax(1)
+    inputs = loss_inputs(policy_logprobs=old, sampler_logprobs=sampler)
+    correction, _, _ = mismatch_correction(inputs, MismatchConfig(mode="truncate", high=100.0))
+    assert float((sampler.exp() * correction).sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+NOISE = 0.02  # nats, as between a bfloat16 engine and its trainer
+
+
+def noisy_sequences(length: int, num_sequences: int = 128) -> LossInputs:
+    """Engine and trainer hold the same weights; their log-probabilities differ by noise with E[exp(difference)] = 1."""
+    generator = torch.Generator().manual_seed(length)
+    count = length * num_sequences
+    difference = torch.randn(count, generator=generator, dtype=torch.float64) * NOISE - NOISE**2 / 2
+    return loss_inputs(
+        policy_logprobs=torch.full((count,), -1.0),
+        sampler_logprobs=-1.0 - difference,
+        sequence_index=torch.arange(num_sequences).repeat_interleave(length),
+    )
+
+
+@pytest.mark.parametrize("length", [8, 512, 8192])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_without_staleness_the_mean_weight_is_one_at_any_length(length: int, level: Any) -> None:
+    correction, _, _ = mismatch_correction(
+        noisy_sequences(length), MismatchConfig(mode="truncate", level=level, high=2.0)
+    )
+    assert float(correction.mean()) == pytest.approx(1.0, abs=0.003)
+
+
+def test_a_product_over_the_sequence_would_shrink_the_update_with_length() -> None:
+    # The logarithm of the product of 8,192 weights is N(-s^2 / 2, s^2) with s = 0.02 * sqrt(8192) = 1.81. Truncated at
+    # 1 its mean is 2 * Phi(-s / 2) = 2 * Phi(-0.905) = 0.37: noise alone would take away most of the update.
+    inputs = noisy_sequences(8192)
+    product = (inputs.old_logprobs - inputs.sampler_logprobs).reshape(128, 8192).sum(1).exp()
+    assert float(product.clamp(max=1.0).mean()) == pytest.approx(0.37, abs=0.07)
+
+
+def test_the_effective_sample_size_comes_from_the_sums_of_weights_and_squares() -> None:
+    # weights 1 and 2: (1 + 2)^2 / (2 * (1 + 4)) = 0.9
+    inputs = loss_inputs(policy_logprobs=[-1.0, -1.0], sampler_logprobs=[-1.0, -1.0 - math.log(2.0)])
+    _, sums, maxima = mismatch_correction(inputs, OFF)
+    assert float(sums["mismatch/weight"]) == pytest.approx(3.0)
+    assert float(sums["mismatch/weight_squared"]) == pytest.approx(5.0)
+    assert float(maxima["mismatch/max_abs"]) == pytest.approx(math.log(2.0))

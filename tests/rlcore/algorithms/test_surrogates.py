@@ -1,0 +1,84 @@
+"""Policy losses per token: worked numbers, both sides of the clip, and where the gradient stops."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.algorithms.surrogates import SurrogateFn, cispo, ppo_clip, reinforce
+from tests.reference import losses
+
+CLIP = partial(ppo_clip, clip_low=0.2, clip_high=0.2)
+
+
+def of_one_token(
+    function: SurrogateFn, *, logp: float, old: float, advantage: float
+) -> tuple[float, float, bool, bool]:
+    """Loss, its gradient with respect to the log-probability, and the two clip flags."""
+    logprob = torch.tensor([logp], dtype=torch.float64, requires_grad=True)
+    result = function(logprob - old, logprob, torch.tensor([advantage], dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(result.loss.sum(), logprob)
+    return float(result.loss.detach()), float(gradient), bool(result.clipped_low), bool(result.clipped_high)
+
+
+def test_the_worked_example_is_clipped_from_above() -> None:
+    # logp -1.8, old -2.1: ratio 1.35, clipped 1.2; A = 0.2: 1.35 * 0.2 = 0.27, 1.2 * 0.2 = 0.24; the objective is the
+    # smaller, 0.24, and the loss its negative. The bound is a constant, so no gradient is left.
+    loss, gradient, low, high = of_one_token(CLIP, logp=-1.8, old=-2.1, advantage=0.2)
+    assert math.exp(-1.8 + 2.1) * 0.2 == pytest.approx(0.27, abs=5e-5)
+    assert -loss == pytest.approx(0.24)
+    assert (gradient, low, high) == (0.0, False, True)
+
+
+def test_the_same_ratio_with_a_negative_advantage_is_not_clipped() -> None:
+    # min(1.35 * -0.2, 1.2 * -0.2) = -0.27: the pessimistic side, and it keeps its gradient, 0.27.
+    loss, gradient, low, high = of_one_token(CLIP, logp=-1.8, old=-2.1, advantage=-0.2)
+    assert (loss, gradient) == (pytest.approx(0.27, abs=5e-5), pytest.approx(0.27, abs=5e-5))
+    assert (low, high) == (False, False)
+
+
+def test_a_small_ratio_is_clipped_from_below_only_when_the_advantage_is_negative() -> None:
+    # ratio exp(-0.5) = 0.6065 < 0.8. A = -1: min(-0.6065, -0.8) = -0.8, clipped. A = 1: min(0.6065, 0.8), not clipped.
+    loss, gradient, low, high = of_one_token(CLIP, logp=-1.5, old=-1.0, advantage=-1.0)
+    assert (loss, gradient, low, high) == (pytest.approx(0.8), 0.0, True, False)
+    loss, gradient, low, high = of_one_token(CLIP, logp=-1.5, old=-1.0, advantage=1.0)
+    assert (loss, gradient) == (pytest.approx(-0.6065, abs=5e-5), pytest.approx(-0.6065, abs=5e-5))
+    assert (low, high) == (False, False)
+
+
+def test_the_upper_bound_may_be_higher_than_the_lower() -> None:
+    # exp(0.24) = 1.2712 lies between 1.2 and 1.28: clipped by PPO, not by DAPO's clip-higher.
+    assert of_one_token(CLIP, logp=-1.0, old=-1.24, advantage=1.0)[3]
+    assert not of_one_token(partial(ppo_clip, clip_low=0.2, clip_high=0.28), logp=-1.0, old=-1.24, advantage=1.0)[3]
+
+
+@given(log_ratio=st.floats(-3, 3), advantage=st.floats(-5, 5))
+def test_ppo_clip_equals_the_plain_loop(log_ratio: float, advantage: float) -> None:
+    token = losses.Token(
+        logprob=torch.tensor(log_ratio - 1.0, dtype=torch.float64),
+        old_logprob=torch.tensor(-1.0, dtype=torch.float64),
+        ref_logprob=torch.tensor(-1.0, dtype=torch.float64),
+        advantage=advantage,
+    )
+    loss, *_ = of_one_token(CLIP, logp=log_ratio - 1.0, old=-1.0, advantage=advantage)
+    assert loss == pytest.approx(-float(losses.clipped_objective(token, 0.8, 1.2)), rel=1e-12, abs=1e-12)
+
+
+def test_cispo_cuts_the_weight_but_keeps_the_gradient_of_every_token() -> None:
+    # ratio exp(1) = 2.718, cut to 1.28; loss = -1.28 * 2 * logp = -1.28 * 2 * -1 = 2.56, gradient -1.28 * 2 = -2.56.
+    function = partial(cispo, clip_low=1.0, clip_high=0.28)
+    loss, gradient, low, high = of_one_token(function, logp=-1.0, old=-2.0, advantage=2.0)
+    assert (loss, gradient) == (pytest.approx(2.56), pytest.approx(-2.56))
+    assert (low, high) == (False, True)
+    # From below nothing is cut: ratio exp(-2) = 0.1353 is the weight.
+    assert of_one_token(function, logp=-3.0, old=-1.0, advantage=2.0)[1] == pytest.approx(-0.2707, abs=5e-5)
+
+
+def test_reinforce_is_the_advantage_times_the_log_probability() -> None:
+    loss, gradient, low, high = of_one_token(reinforce, logp=-0.7, old=-5.0, advantage=3.0)
+    assert (loss, gradient, low, high) == (pytest.approx(2.1), pytest.approx(-3.0), False, False)

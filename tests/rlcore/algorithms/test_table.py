@@ -1,0 +1,192 @@
+"""Laws that hold for every row of the table: they see the composition, where golden values see the parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
+from rlcore.algorithms.table import ALGORITHMS, algorithms
+from rlcore.config import MismatchConfig
+from tests import strategies
+
+EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
+COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=MismatchConfig(high=3.0))
+SURROGATE_ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=MismatchConfig(mode="off"))
+LENGTHS = (3, 5, 1, 4, 2, 6)
+VOCABULARY = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One optimizer step of a policy that is a table of logits, one row per token; everything in float64."""
+
+    logits: torch.Tensor
+    inputs: LossInputs
+
+
+def make_step(name: str, *, on_policy: bool, seed: int = 0) -> Step:
+    """Two groups of three completions with the advantages and the weights of a row; one token is masked."""
+    generator = torch.Generator().manual_seed(seed)
+    count, algorithm = sum(LENGTHS), ALGORITHMS[name]
+
+    def draw(scale: float) -> torch.Tensor:
+        return torch.randn(count, generator=generator, dtype=torch.float64) * scale
+
+    logits = torch.randn(count, VOCABULARY, generator=generator, dtype=torch.float64, requires_grad=True)
+    distribution = logits.log_softmax(1)
+    targets = torch.randint(0, VOCABULARY, (count,), generator=generator)
+    policy = distribution.gather(1, targets[:, None]).squeeze(1)
+    padded = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    mask = padded.clone()
+    mask[1, 2] = False
+    token_rewards = torch.zeros(mask.shape, dtype=torch.float64)
+    rewards = torch.rand(6, generator=generator).tolist()
+    for row, reward in enumerate(rewards):
+        token_rewards[row, LENGTHS[row] - 1] = reward
+    episodes = strategies.episodes(
+        rewards,
+        group=[0, 0, 0, 1, 1, 1],
+        mask=mask,
+        token_rewards=token_rewards,
+        values=torch.rand(mask.shape, generator=generator),
+    )
+    inputs = LossInputs(
+        policy_logprobs=policy,
+        entropy=-(distribution.exp() * distribution).sum(1),
+        old_logprobs=policy.detach() if on_policy else policy.detach() + draw(0.3),
+        sampler_logprobs=policy.detach() + draw(0.1),
+        ref_logprobs=policy.detach() + draw(0.5),
+        advantages=algorithm.advantage(episodes).double()[padded],
+        weights=algorithm.weighting(mask).double()[padded],
+        loss_mask=mask[padded],
+        sequence_index=torch.arange(6).repeat_interleave(torch.tensor(LENGTHS)),
+    )
+    return Step(logits, inputs)
+
+
+def gradient(loss: torch.Tensor, step: Step) -> torch.Tensor:
+    """Gradient with respect to the logits."""
+    return torch.autograd.grad(loss, step.logits, retain_graph=True)[0]
+
+
+def part(inputs: LossInputs, sequences: list[int]) -> LossInputs:
+    """The tokens of some sequences, in that order."""
+    chosen = torch.cat([(inputs.sequence_index == number).nonzero().squeeze(1) for number in sequences])
+    return LossInputs(**{name: getattr(inputs, name)[chosen] for name in LossInputs.__dataclass_fields__})
+
+
+def run(name: str, inputs: LossInputs, coefficients: Coefficients = COEFFICIENTS) -> LossOutput:
+    """The loss under a row of the table."""
+    return policy_loss(inputs, ALGORITHMS[name], coefficients)
+
+
+@EVERY_ROW
+def test_the_on_policy_gradient_is_the_plain_policy_gradient(name: str) -> None:
+    step = make_step(name, on_policy=True)
+    inputs = step.inputs
+    plain = -(inputs.weights * inputs.advantages * inputs.policy_logprobs)[inputs.loss_mask].sum()
+    ours = gradient(run(name, inputs, SURROGATE_ALONE).loss, step)
+    assert float(ours.norm()) > 1e-5  # Dr. GRPO divides by 1,024
+    torch.testing.assert_close(ours, gradient(plain, step), rtol=1e-9, atol=1e-12)
+
+
+@EVERY_ROW
+def test_on_the_first_pass_the_ratio_is_one_and_nothing_is_clipped(name: str) -> None:
+    output = run(name, make_step(name, on_policy=True).inputs)
+    assert [float(output.sums[metric]) for metric in ("clip/low", "clip/high", "kl/old")] == [0.0, 0.0, 0.0]
+
+
+@EVERY_ROW
+@pytest.mark.parametrize(
+    "split", [[[0, 1, 2, 3, 4, 5]], [[5], [4], [3], [2], [1], [0]], [[3, 0], [5, 1, 4], [2]]], ids=str
+)
+def test_splitting_and_reordering_micro_batches_changes_nothing(name: str, split: list[list[int]]) -> None:
+    step = make_step(name, on_policy=False)
+    whole, parts = run(name, step.inputs), [run(name, part(step.inputs, sequences)) for sequences in split]
+    torch.testing.assert_close(
+        torch.stack([gradient(piece.loss, step) for piece in parts]).sum(0),
+        gradient(whole.loss, step),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    for metric, total in whole.sums.items():
+        assert float(total) == pytest.approx(sum(float(piece.sums[metric]) for piece in parts), rel=1e-9, abs=1e-12)
+    for metric, largest in whole.maxima.items():
+        assert float(largest) == max(float(piece.maxima[metric]) for piece in parts)
+
+
+@EVERY_ROW
+def test_zero_advantage_gives_exactly_zero_gradient(name: str) -> None:
+    step = make_step(name, on_policy=False)
+    inputs = dataclasses.replace(step.inputs, advantages=torch.zeros_like(step.inputs.advantages))
+    assert float(gradient(run(name, inputs, SURROGATE_ALONE).loss, step).abs().max()) == 0.0
+
+
+@EVERY_ROW
+def test_nan_in_masked_places_changes_nothing(name: str) -> None:
+    step = make_step(name, on_policy=False)
+    hole = ~step.inputs.loss_mask
+    assert int(hole.sum()) == 1
+    filled = {
+        field: getattr(step.inputs, field).masked_fill(hole, math.nan)
+        for field in LossInputs.__dataclass_fields__
+        if field not in ("loss_mask", "sequence_index")
+    }
+    dirty = run(name, dataclasses.replace(step.inputs, **filled))
+    clean = run(name, step.inputs)
+    assert torch.equal(gradient(dirty.loss, step), gradient(clean.loss, step))
+    assert {key: float(value) for key, value in dirty.sums.items()} == {
+        key: float(value) for key, value in clean.sums.items()
+    }
+
+
+@EVERY_ROW
+def test_a_better_completion_becomes_more_likely(name: str) -> None:
+    step = make_step(name, on_policy=True)
+    moved = step.logits.detach() - 1e-3 * gradient(run(name, step.inputs, SURROGATE_ALONE).loss, step)
+    gain = moved.log_softmax(1) - step.logits.detach().log_softmax(1)
+    best = step.inputs.advantages == step.inputs.advantages.max()
+    worst = step.inputs.advantages == step.inputs.advantages.min()
+    probabilities = step.inputs.policy_logprobs.detach()
+
+    def of_targets(tokens: torch.Tensor) -> float:
+        rows = tokens.nonzero().squeeze(1)
+        table = step.logits.detach().log_softmax(1)[rows]
+        targets = (table - probabilities[rows, None]).abs().argmin(1)
+        return float(gain[rows, targets].mean())
+
+    assert of_targets(best) > 0.0 > of_targets(worst)
+
+
+@EVERY_ROW
+def test_only_rows_that_need_a_critic_ask_for_one(name: str) -> None:
+    assert ALGORITHMS[name].uses_critic == (name == "ppo")
+
+
+def test_the_rows_have_the_documented_constants() -> None:
+    def bounds(name: str) -> tuple[float, float]:
+        keywords = ALGORITHMS[name].surrogate.keywords  # type: ignore[attr-defined]
+        return keywords["clip_low"], keywords["clip_high"]
+
+    assert {name: bounds(name) for name in ALGORITHMS if name != "rloo"} == {
+        "ppo": (0.2, 0.2),
+        "grpo": (0.2, 0.2),
+        "dr_grpo": (0.2, 0.2),
+        "dapo": (0.2, 0.28),
+        "gspo": (3e-4, 4e-4),
+        "cispo": (1.0, 0.28),
+        "reinforce++": (0.2, 0.2),
+    }
+
+
+def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
+    rows = algorithms(gamma=0.5, lam=0.25, max_new_tokens=10)
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    # V = 0, r = [0, 1]: A = [gamma * lam, 1] = [0.125, 1].
+    episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    assert rows["ppo"].advantage(episodes).tolist() == [[0.125, 1.0]]
+    assert rows["dr_grpo"].weighting(mask).tolist() == [pytest.approx([0.1, 0.1])]

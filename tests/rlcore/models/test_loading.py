@@ -1,0 +1,275 @@
+"""Checkpoints in and out: what is written is what is read, and what is broken is refused with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlcore.config import HardwareConfig, ModelConfig, ShapeConfig
+from rlcore.errors import ConfigError, ModelError, StorageError
+from rlcore.models.loading import (
+    choose_device_and_dtype,
+    import_model,
+    load_policy,
+    save_model,
+    source_digest,
+)
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Message
+
+CPU = torch.device("cpu")
+SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=64)
+SCRATCH = ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    import_model(SCRATCH, folder, seed=3)
+    return folder
+
+
+@pytest.fixture
+def damaged(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint for a test to damage."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
+
+
+def import_folder(folder: Path, target: Path, **options: str) -> None:
+    import_model(ModelConfig(source="folder", path=str(folder), **options), target, seed=0)
+
+
+def test_the_card_describes_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    card = import_model(SCRATCH, tmp_path / "model", seed=3)
+    # embedding 262 * 32; per layer: q, o 2 * 32 * 32, k, v 2 * 32 * 16, mlp 3 * 32 * 48, norms 2 * 32; last norm 32
+    assert card.num_parameters == 262 * 32 + 2 * (2048 + 1024 + 4608 + 64) + 32
+    assert (card.vocabulary_size, card.max_positions, card.dtype, card.tied_embeddings) == (262, 64, "float32", True)
+    assert (card.source, card.licence, card.architecture) == ("scratch", "Apache-2.0", "LlamaForCausalLM")
+    assert card.eos_ids == ChatTokenizer.load(checkpoint).eos_ids == (1,)
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert card.weights_sha256 == hashlib.sha256(weights).hexdigest()
+    written = json.loads((tmp_path / "model" / "model_card.json").read_text(encoding="utf-8"))
+    assert written["weights_sha256"] == card.weights_sha256
+
+
+def test_one_seed_is_one_model_bit_for_bit_and_draws_from_no_global_state(tmp_path: Path) -> None:
+    torch.manual_seed(11)
+    first = import_model(SCRATCH, tmp_path / "first", seed=3)
+    after = torch.rand(1)
+    torch.manual_seed(12)
+    again = import_model(SCRATCH, tmp_path / "again", seed=3)
+    other = import_model(SCRATCH, tmp_path / "other", seed=4)
+    assert first.weights_sha256 == again.weights_sha256 != other.weights_sha256
+    torch.manual_seed(11)
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_a_scratch_model_starts_close_to_uniform(checkpoint: Path) -> None:
+    model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
+    logits = model(torch.arange(20)[None]).logits
+    entropy = float(torch.distributions.Categorical(logits=logits).entropy().mean())
+    assert entropy == pytest.approx(math.log(262), rel=0.1)
+
+
+def test_an_imported_folder_has_the_same_weights_and_no_filter_of_the_distribution(
+    damaged: Path, tmp_path: Path
+) -> None:
+    generation = {"eos_token_id": [1, 5], "do_sample": True, "top_p": 0.8, "top_k": 20, "temperature": 0.6}
+    (damaged / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    card = import_model(ModelConfig(source="folder", path=str(damaged)), tmp_path / "imported", seed=0)
+    assert card.eos_ids == (1, 5)
+    assert (
+        load_file(tmp_path / "imported" / "model.safetensors").keys() == load_file(damaged / "model.safetensors").keys()
+    )
+    for name, tensor in load_file(tmp_path / "imported" / "model.safetensors").items():
+        assert torch.equal(tensor, load_file(damaged / "model.safetensors")[name])
+    written = json.loads((tmp_path / "imported" / "generation_config.json").read_text(encoding="utf-8"))
+    assert written["eos_token_id"] == [1, 5]
+    assert not {"top_p", "top_k", "temperature", "do_sample"} & written.keys()
+
+
+def test_tied_embeddings_are_stored_once_and_come_back_tied(checkpoint: Path) -> None:
+    assert "lm_head.weight" not in load_file(checkpoint / "model.safetensors")
+    model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_chat_template_can_come_from_a_file(damaged: Path, tmp_path: Path) -> None:
+    template = (damaged / "chat_template.jinja").read_text(encoding="utf-8")
+    (damaged / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="no chat template"):
+        import_folder(damaged, tmp_path / "without")
+    (tmp_path / "mine.jinja").write_text("{{ 'Mind the sign. ' }}" + template, encoding="utf-8")
+    import_folder(damaged, tmp_path / "with", chat_template=str(tmp_path / "mine.jinja"))
+    tokenizer = ChatTokenizer.load(tmp_path / "with")
+    assert tokenizer.decode(tokenizer.render_prompt([Message(role="user", content="3")])).startswith("Mind the sign. ")
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def damage_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 16 + path.read_bytes()[16:])
+
+
+def drop_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def reshape_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(31)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def plant_a_nan(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def only_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def unknown_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "perceptron-9000"}', encoding="utf-8")
+
+
+def remove_configuration(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def remove_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (truncate, "cannot be loaded"),
+        (damage_header, "cannot be loaded"),
+        (drop_a_tensor, r"incomplete.*up_proj"),
+        (reshape_a_tensor, "norm.weight|mismatch"),
+        (plant_a_nan, "NaN or infinity|differs"),
+        (remove_weights, "cannot be loaded"),
+        (only_a_pickle, "cannot be loaded"),
+        (unknown_architecture, "perceptron-9000"),
+        (remove_configuration, "no model in this folder"),
+        (remove_tokenizer, "tokenizer"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
+    damaged: Path, tmp_path: Path, damage: object, complaint: str
+) -> None:
+    assert callable(damage)
+    damage(damaged)
+    with pytest.raises(ModelError, match=complaint) as caught:
+        import_folder(damaged, tmp_path / "target")
+    assert caught.value.where
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+@pytest.mark.parametrize("revision", ["", "main", "v1.0", "0123456789abcdef"])
+def test_a_hub_revision_that_can_be_moved_is_refused(tmp_path: Path, revision: str) -> None:
+    config = ModelConfig(source="hub", path="someone/model", revision=revision)
+    with pytest.raises(ModelError, match="is not a commit") as caught:
+        import_model(config, tmp_path / "model", seed=0)
+    assert caught.value.where == "model.revision"
+
+
+def test_without_a_network_the_hub_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = ModelConfig(source="hub", path="someone/model", revision="0" * 40)
+    with pytest.raises(ModelError, match="cannot be loaded") as caught:
+        import_model(config, tmp_path / "model", seed=0)
+    assert "without a network" in caught.value.fix
+
+
+def test_a_registry_model_must_be_downloaded_first(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="must be downloaded"):
+        import_model(ModelConfig(source="registry", path="models:/tiny/1"), tmp_path / "model", seed=0)
+
+
+def test_nothing_that_exists_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(StorageError, match="exists already"):
+        import_model(SCRATCH, tmp_path / "model", seed=0)
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    with pytest.raises(StorageError, match="could not be written"):
+        import_model(SCRATCH, tmp_path / "file" / "model", seed=0)
+
+
+def test_a_saved_model_is_loaded_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
+    model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 0.5
+    save_model(model, checkpoint, tmp_path / "saved")
+    again = load_policy(tmp_path / "saved", device=CPU, dtype=torch.float32)
+    assert not again.training
+    assert again.config.use_cache is False
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert ChatTokenizer.load(tmp_path / "saved").eos_ids == ChatTokenizer.load(checkpoint).eos_ids
+    with pytest.raises(StorageError, match="exists already"):
+        save_model(model, checkpoint, tmp_path / "saved")
+
+
+def test_a_model_is_saved_whole_or_not_at_all(checkpoint: Path, tmp_path: Path) -> None:
+    model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
+    with pytest.raises(ModelError, match=r"no generation_config\.json"):
+        save_model(model, tmp_path, tmp_path / "saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_are_loaded_in_the_precision_that_is_asked_for(checkpoint: Path) -> None:
+    assert load_policy(checkpoint, device=CPU, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_the_digest_of_a_source_follows_its_files(damaged: Path, tmp_path: Path) -> None:
+    config = ModelConfig(source="folder", path=str(damaged))
+    before = source_digest(config)
+    truncate(damaged)
+    assert before != source_digest(config)
+    assert source_digest(SCRATCH) == ""
+    (tmp_path / "mine.jinja").write_text("x", encoding="utf-8")
+    expected = hashlib.sha256(b"x").hexdigest()
+    assert source_digest(ModelConfig(source="scratch", chat_template=str(tmp_path / "mine.jinja"))) == expected
+    with pytest.raises(ModelError, match="cannot be read"):
+        source_digest(ModelConfig(source="gguf", path=str(tmp_path / "missing.gguf")))
+
+
+def test_the_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    assert choose_device_and_dtype(HardwareConfig()) == (CPU, torch.float32)
+    assert choose_device_and_dtype(HardwareConfig(dtype="bfloat16")) == (CPU, torch.bfloat16)
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        choose_device_and_dtype(HardwareConfig(device="cuda"))
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: True)
+    assert choose_device_and_dtype(HardwareConfig()) == (CPU, torch.bfloat16)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
+    assert choose_device_and_dtype(HardwareConfig()) == (torch.device("cuda"), torch.float32)
+    assert choose_device_and_dtype(HardwareConfig(device="cpu"))[0] == CPU

@@ -1,0 +1,129 @@
+"""The policy on packed batches: equal to one sequence at a time, whatever shares a row, a batch or a prompt."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+
+from rlcore.errors import ModelError
+from rlcore.models.policy import check_head, completion_logprobs, score_sequences
+from rlcore.packing import TokenSequence, pack
+from tests import strategies
+from tests.reference.losses import one_at_a_time
+
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-9}
+PRECISIONS = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+# one sequence a batch, split trees (a family of 5 + 3 * 7 does not fit), several rows with padding, all in one batch
+BUDGETS = pytest.mark.parametrize("budget", [1, 20, 70, 1000])
+
+
+def gradients(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
+    """The gradient with respect to all parameters, flat."""
+    parts = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+    return torch.cat([part.flatten() for part in parts])
+
+
+def weight(place: int) -> float:
+    """Some weight of a token, different for each of its places."""
+    return 0.3 + 0.1 * place
+
+
+def packed_loss(model: PreTrainedModel, sequences: list[TokenSequence], budget: int) -> torch.Tensor:
+    """A weighted sum of all log-probabilities from packed micro-batches."""
+    total = torch.zeros((), dtype=model.dtype)
+    for batch in pack(sequences, tokens_per_microbatch=budget):
+        logprobs, _ = completion_logprobs(model, batch, temperature=0.8)
+        places = (batch.sequence_index + batch.token_index).tolist()
+        total = total + (torch.tensor([weight(place) for place in places], dtype=model.dtype) * logprobs).sum()
+    return total
+
+
+@PRECISIONS
+@BUDGETS
+def test_packed_log_probabilities_equal_those_of_one_sequence_at_a_time(dtype: torch.dtype, budget: int) -> None:
+    model, sequences = strategies.tiny_llama(dtype=dtype), strategies.random_sequences(0, max_tokens=9)
+    for batch in pack(sequences, tokens_per_microbatch=budget):
+        logprobs, _ = completion_logprobs(model, batch, temperature=0.8)
+        for number in batch.sequences.tolist():
+            expected = one_at_a_time(model, sequences[number], temperature=0.8)
+            ours = logprobs[batch.sequence_index == number]
+            torch.testing.assert_close(ours, expected, rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+
+
+@PRECISIONS
+@BUDGETS
+def test_packed_gradients_equal_those_of_one_sequence_at_a_time(dtype: torch.dtype, budget: int) -> None:
+    model, sequences = strategies.tiny_llama(dtype=dtype), strategies.random_sequences(1, max_tokens=9)
+    plain = torch.zeros((), dtype=dtype)
+    for number, sequence in enumerate(sequences):
+        for place, logprob in enumerate(one_at_a_time(model, sequence, temperature=0.8)):
+            plain = plain + weight(number + place) * logprob
+    expected = gradients(plain, model)
+    ours = gradients(packed_loss(model, sequences, budget), model)
+    assert float((ours - expected).norm() / expected.norm()) < BOUNDS[dtype]
+
+
+def test_the_order_of_the_sequences_changes_nothing() -> None:
+    model, sequences = strategies.tiny_llama(dtype=torch.float64), strategies.random_sequences(2)
+    forwards = score_sequences(model, sequences, tokens_per_microbatch=40)
+    backwards = score_sequences(model, sequences[::-1], tokens_per_microbatch=40)
+    for first, second in zip(forwards, backwards[::-1], strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+
+
+def test_an_untied_head_is_used_and_trained() -> None:
+    model = strategies.tiny_llama(tie_word_embeddings=False)
+    sequences = strategies.random_sequences(3)
+    ours = score_sequences(model, sequences, tokens_per_microbatch=100)[0]
+    torch.testing.assert_close(ours, one_at_a_time(model, sequences[0]).detach(), rtol=1e-5, atol=1e-5)
+    packed_loss(model, sequences, 100).backward()
+    assert model.lm_head.weight.grad is not None
+
+
+def test_scores_are_float32_on_the_cpu_one_tensor_a_sequence() -> None:
+    sequences = strategies.random_sequences(4)
+    scores = score_sequences(strategies.tiny_llama(dtype=torch.float64), sequences, tokens_per_microbatch=50)
+    assert [len(score) for score in scores] == [len(sequence.completion_ids) for sequence in sequences]
+    assert {(score.dtype, score.device.type, score.requires_grad) for score in scores} == {
+        (torch.float32, "cpu", False)
+    }
+
+
+@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}], ids=str)
+def test_a_plain_llama_passes_the_head_check(settings: dict[str, object]) -> None:
+    check_head(strategies.tiny_llama(**settings))
+
+
+def test_a_bias_on_the_logits_is_refused() -> None:
+    model = strategies.tiny_llama(tie_word_embeddings=False)
+    head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=True)
+    with torch.no_grad():
+        head.weight.copy_(model.lm_head.weight)
+        head.bias.copy_(torch.linspace(-1, 1, len(head.bias)))
+    model.set_output_embeddings(head)
+    with pytest.raises(ModelError, match="differ from its own logits"):
+        check_head(model)
+
+
+def test_capped_logits_are_refused() -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=29,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=0.5,
+        final_logit_softcapping=2.0,
+        attn_implementation="sdpa",
+    )
+    with pytest.raises(ModelError, match="soft-capping"):
+        check_head(Gemma2ForCausalLM(config))
+
+
+def test_an_attention_that_ignores_the_boolean_mask_is_refused() -> None:
+    with pytest.raises(ModelError, match="attn_implementation"):
+        check_head(strategies.tiny_llama(attn_implementation="eager"))

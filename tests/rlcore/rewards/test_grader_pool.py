@@ -1,0 +1,170 @@
+"""The grader processes: deadlines hold, failures stay single, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlcore.errors import RewardError
+from rlcore.rewards.grader_pool import GraderPool
+
+ROOT = Path(__file__).parents[3]
+TOWER = {"answer": "9^{9^9}", "reference": "5"}
+BAD_REFERENCE = {"answer": "x", "reference": "$$$"}
+
+
+def doubled(name: str) -> dict[str, str]:
+    return {"answer": f"{name}+{name}", "reference": f"2{name}"}
+
+
+def processes(pool: GraderPool) -> list[int]:
+    """The pids of the pool's workers and of their parent."""
+    workers = [worker.pid for worker in pool._workers]
+    return [*workers, psutil.Process(workers[0]).ppid()]
+
+
+def wait_until_gone(pids: list[int], seconds: float = 10.0) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.02)
+    return [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_outcomes_come_in_the_order_of_the_requests(math_pool: GraderPool) -> None:
+    requests = [{"answer": f"{i}+x", "reference": f"x+{i - i % 2}"} for i in range(12)]
+    assert [outcome.value for outcome in math_pool.grade_all(requests)] == [i % 2 == 0 for i in range(12)]
+
+
+def test_no_requests_start_nothing() -> None:
+    pool = GraderPool("math", timeout_seconds=1.0, num_workers=1)
+    assert pool.grade_all([]) == []
+    assert pool._nursery is None
+
+
+def test_each_failure_stays_with_its_request(math_pool: GraderPool) -> None:
+    outcomes = math_pool.grade_all([doubled("x"), TOWER, BAD_REFERENCE, doubled("y"), doubled("z")])
+    assert [outcome.value for outcome in outcomes] == [True, None, None, True, True]
+    assert "longer than" in outcomes[1].error
+    assert "ValueError" in outcomes[2].error
+
+
+def test_equal_requests_are_graded_once(math_pool: GraderPool) -> None:
+    """Twenty towers take one deadline of two seconds, not ten of them."""
+    math_pool.grade_all([doubled("x")])
+    started = time.monotonic()
+    outcomes = math_pool.grade_all([TOWER] * 20)
+    assert time.monotonic() - started < 15.0
+    assert len({outcome.error for outcome in outcomes}) == 1
+
+
+def test_a_worker_that_dies_costs_one_answer(math_pool: GraderPool) -> None:
+    math_pool.grade_all([doubled("x")])
+    workers = [worker.pid for worker in math_pool._workers]
+    timers = [threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)) for pid in workers]
+    for timer in timers:
+        timer.start()
+    outcomes = math_pool.grade_all([TOWER, TOWER | {"reference": "6"}, doubled("x")])
+    for timer in timers:
+        timer.join()
+    assert ["died" in outcome.error for outcome in outcomes] == [True, True, False]
+    assert outcomes[2].value is True
+
+
+def test_a_worker_that_died_while_idle_costs_one_answer(math_pool: GraderPool) -> None:
+    math_pool.grade_all([doubled("x")])
+    os.kill(math_pool._workers[0].pid, signal.SIGKILL)
+    time.sleep(0.1)
+    outcomes = math_pool.grade_all([doubled(name) for name in "wxyz"])
+    assert sorted(outcome.error for outcome in outcomes)[-2:] == ["", "the grader died on this answer"]
+    assert [outcome.value for outcome in outcomes].count(True) == 3
+
+
+def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_anew() -> None:
+    with GraderPool("math", timeout_seconds=1.0, num_workers=1) as pool:
+        pool.grade_all([doubled("x")])
+        worker, parent = processes(pool)
+        os.kill(parent, signal.SIGKILL)
+        lost = pool.grade_all([TOWER, doubled("x")])
+        assert [outcome.value for outcome in lost] == [None, None]
+        assert pool.grade_all([doubled("y")])[0].value is True
+    # Nobody was left to kill the worker: its own limit of CPU time does.
+    assert wait_until_gone([worker, parent]) == []
+
+
+def test_closing_leaves_no_process_and_so_does_dropping_the_pool() -> None:
+    pool = GraderPool("math", timeout_seconds=1.0, num_workers=2)
+    pool.grade_all([TOWER, doubled("x")])
+    pids = processes(pool)
+    pool.close()
+    assert wait_until_gone(pids) == []
+    pool.grade_all([doubled("x")])
+    pids = processes(pool)
+    del pool
+    assert wait_until_gone(pids) == []
+
+
+def test_killing_the_caller_ends_every_process() -> None:
+    """SIGKILL runs no handler: the closed control socket is what tells them. One worker is inside a C power."""
+    program = (
+        "from rlcore.rewards.grader_pool import GraderPool\n"
+        "pool = GraderPool('math', timeout_seconds=60.0, num_workers=2)\n"
+        "pool.grade_all([{'answer': 'x+x', 'reference': '2x'}])\n"
+        "print(*(worker.pid for worker in pool._workers), flush=True)\n"
+        "pool.grade_all([{'answer': '9^{9^9}', 'reference': '5'}])\n"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert caller.stdout is not None
+    workers = [int(pid) for pid in caller.stdout.readline().split()]
+    time.sleep(0.3)
+    pids = [child.pid for child in psutil.Process(caller.pid).children(recursive=True)]
+    assert set(workers) < set(pids)
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    assert wait_until_gone(pids) == []
+
+
+def test_threads_take_turns(math_pool: GraderPool) -> None:
+    results: dict[str, list[bool]] = {}
+
+    def work(name: str) -> None:
+        requests = [doubled(name) | {"reference": f"{factor}{name}"} for factor in (1, 2, 3)]
+        results[name] = [outcome.value for outcome in math_pool.grade_all(requests)]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "wxyz"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {name: [False, True, False] for name in "wxyz"}
+
+
+def test_workers_have_a_memory_limit_and_none_of_our_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_TOKEN", "planted-secret")
+    with GraderPool("math", timeout_seconds=1.0, num_workers=1) as pool:
+        pool.grade_all([doubled("x")])
+        worker = psutil.Process(pool._workers[0].pid)
+        assert worker.rlimit(psutil.RLIMIT_AS) == (2 << 30, 2 << 30)
+        assert "planted-secret" not in worker.environ().values()
+        assert worker.environ().keys() <= {
+            "PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+            "PYTHONPATH", "PYTHONHASHSEED", "LANG", "LC_CTYPE",
+        }  # fmt: skip
+
+
+def test_a_grader_that_cannot_start_says_why() -> None:
+    with pytest.raises(RewardError, match="cannot start: KeyError"):
+        GraderPool("alchemy", timeout_seconds=1.0, num_workers=1).grade_all([doubled("x")])
+
+
+def test_a_request_beyond_one_mebibyte_is_refused(math_pool: GraderPool) -> None:
+    with pytest.raises(RewardError, match="larger than 1 MiB"):
+        math_pool.grade_all([{"answer": "x", "reference": "y" * (1 << 20)}])

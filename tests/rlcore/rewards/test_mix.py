@@ -1,0 +1,105 @@
+"""The weighted sum keeps its parts, never hides a failure, and ends its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.errors import ConfigError, RewardError
+from rlcore.rewards.base import check_error_rate, graded, is_correct, ungraded
+from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.types import Rollout, Score
+
+
+class Fixed:
+    """A reward that gives what it was told, or raises it."""
+
+    def __init__(self, name: str, values: Sequence[float | None] | Exception) -> None:
+        self.name, self._values, self.closed = name, values, False
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        if isinstance(self._values, Exception):
+            raise self._values
+        return [ungraded("timeout") if value is None else graded(self.name, value) for value in self._values]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def mixed(*parts: tuple[str, float, Sequence[float | None] | Exception]) -> MixedReward:
+    return MixedReward([WeightedPart(Fixed(name, values), weight) for name, weight, values in parts])
+
+
+def test_the_total_is_the_weighted_sum_and_the_parts_are_before_weighting(make_rollout) -> None:
+    """0.5 * 1.0 + 2.0 * 0.25 = 1.0; 0.5 * 0.0 + 2.0 * -0.5 = -1.0."""
+    scores = mixed(("math", 0.5, [1.0, 0.0]), ("length", 2.0, [0.25, -0.5]))([make_rollout("")] * 2)
+    assert [score.value for score in scores] == [1.0, -1.0]
+    assert scores[1].parts == {"math": 0.0, "length": -0.5}
+
+
+def test_where_a_part_is_unscored_the_total_is(make_rollout) -> None:
+    first, second = mixed(("math", 1.0, [None, 1.0]), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
+    assert first.value is None
+    assert first.error == "math: timeout"
+    assert first.parts == {"length": 0.5}
+    assert second.value == 1.5
+
+
+def test_a_nan_is_unscored_and_an_infinity_is_refused(make_rollout) -> None:
+    assert mixed(("rm", 1.0, [float("nan")]))([make_rollout("")])[0].error == "rm: the score is not a number"
+    with pytest.raises(RewardError, match="rm gave an infinite score"):
+        mixed(("rm", 1.0, [float("-inf")]))([make_rollout("")])
+
+
+def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero(make_rollout) -> None:
+    scores = mixed(("math", 1.0, ZeroDivisionError("boom")), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
+    assert [score.value for score in scores] == [None, None]
+    assert scores[0].error == "math: ZeroDivisionError: boom"
+    with pytest.raises(RewardError, match=r"2 of 2 .*2 times: math: ZeroDivisionError: boom"):
+        check_error_rate(scores, max_rate=0.5)
+
+
+def test_an_error_of_ours_is_not_swallowed(make_rollout) -> None:
+    with pytest.raises(ConfigError):
+        mixed(("math", 1.0, ConfigError("wrong")))([make_rollout("")])
+
+
+def test_a_part_with_another_number_of_scores_is_refused(make_rollout) -> None:
+    with pytest.raises(RewardError, match="math returned 1 scores for 2"):
+        mixed(("math", 1.0, [1.0]))([make_rollout("")] * 2)
+
+
+def test_no_rollouts_have_no_scores() -> None:
+    assert mixed(("math", 1.0, []))([]) == []
+
+
+def test_leaving_the_block_closes_every_part() -> None:
+    parts = [Fixed("a", []), Fixed("b", [])]
+    with MixedReward([WeightedPart(part, 1.0) for part in parts]):
+        assert not any(part.closed for part in parts)
+    assert all(part.closed for part in parts)
+
+
+@given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=1, max_size=40), st.floats(0.0, 1.0))
+def test_the_error_rate_stops_a_run_exactly_above_the_threshold(values: list[float | None], max_rate: float) -> None:
+    scores = [ungraded("timeout") if value is None else graded("math", value) for value in values]
+    if values.count(None) / len(values) > max_rate:
+        with pytest.raises(RewardError, match="timeout"):
+            check_error_rate(scores, max_rate=max_rate)
+    else:
+        check_error_rate(scores, max_rate=max_rate)
+
+
+def test_an_iteration_without_rollouts_has_no_error_rate() -> None:
+    check_error_rate([], max_rate=0.0)
+
+
+def test_an_unscored_rollout_is_not_correct() -> None:
+    assert [is_correct(score) for score in (graded("a", 0.99), graded("a", 0.98), ungraded("x"))] == [
+        True,
+        False,
+        False,
+    ]

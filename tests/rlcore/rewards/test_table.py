@@ -1,0 +1,120 @@
+"""Rewards are built from their configuration, and every mistake in it is refused by its path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.config import RewardTerm
+from rlcore.errors import ConfigError, RewardError
+from rlcore.rewards import REWARDS, RewardResources, build_rewards
+
+MODULE = "reward_functions_of_a_user"
+FUNCTIONS = """
+def brevity(rollouts):
+    return [None if not r.text else 1.0 / len(r.text) for r in rollouts]
+
+def too_few(rollouts):
+    return [1.0][:len(rollouts) - 1]
+
+def words(rollouts):
+    return ["good" for r in rollouts]
+
+not_a_function = 3
+"""
+NOTHING = RewardResources()
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / f"{MODULE}.py").write_text(FUNCTIONS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    return MODULE
+
+
+def test_the_names_of_the_table() -> None:
+    assert set(REWARDS) == {"math", "procedural", "format", "length", "reward_model"}
+
+
+def test_a_run_mixes_its_terms(make_rollout) -> None:
+    terms = [
+        RewardTerm(kind="math"),
+        RewardTerm(kind="format", weight=0.1, options={"style": "boxed"}),
+        RewardTerm(kind="length", weight=0.5, options={"limit": 4, "buffer": 2}),
+    ]
+    with build_rewards(terms, resources=NOTHING) as reward:
+        # 1.0 + 0.1 * 1.0 + 0.5 * -0.5
+        score = reward([make_rollout(r"\boxed{7}", "7", num_tokens=3)])[0]
+    assert score.value == pytest.approx(0.85)
+    assert score.parts == {"math": 1.0, "format": 1.0, "length": -0.5}
+
+
+def test_the_reward_model_comes_from_the_resources(make_rollout) -> None:
+    resources = RewardResources(score_tokens=lambda items: torch.full((len(items),), 3.0))
+    terms = [RewardTerm(kind="reward_model", weight=2.0, options={"shift": 1})]
+    assert build_rewards(terms, resources=resources)([make_rollout("")])[0].value == 4.0
+
+
+def test_a_users_function_is_a_reward_with_its_own_name(make_rollout, user_module: str) -> None:
+    reward = build_rewards([RewardTerm(kind=f"{user_module}:brevity", weight=2.0)], resources=NOTHING)
+    first, second = reward([make_rollout("abcd"), make_rollout("")])
+    assert (first.value, first.parts) == (0.5, {"brevity": 0.25})
+    assert (second.value, second.error) == (None, "brevity: the function returned None")
+
+
+@pytest.mark.parametrize("function", ["too_few", "words"])
+def test_a_users_function_has_to_return_one_number_each(make_rollout, user_module: str, function: str) -> None:
+    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
+    with pytest.raises(RewardError, match=f"{function} returned"):
+        reward([make_rollout(""), make_rollout("")])
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (RewardTerm(kind="maths"), r"unknown reward 'maths'\n  where: rewards.1.kind\n.*did you mean 'math'"),
+        (RewardTerm(kind="quantum"), r"choose one of math, procedural"),
+        (RewardTerm(kind="math", options={"last_numbr": True}), r"did you mean last_number\?\n.*rewards.1.options"),
+        (RewardTerm(kind="math", options={"num_workers": 0}), r"num_workers = 0: must be at least 1"),
+        (RewardTerm(kind="math", options={"last_number": 1}), r"last_number = 1: must be true or false"),
+        (RewardTerm(kind="format"), r"style: required, but missing"),
+        (RewardTerm(kind="format", options={"style": "yaml"}), r"style = 'yaml': must be one of 'boxed'"),
+        (RewardTerm(kind="length", options={"limit": 4, "buffer": 5}), r"buffer 5 is longer than limit 4"),
+        (RewardTerm(kind="reward_model"), r"reward model is not available"),
+        (RewardTerm(kind="no.such.module:f"), r"cannot import the reward 'no.such.module:f'"),
+        (RewardTerm(kind=":f"), r"cannot import"),
+        (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
+        (RewardTerm(kind=f"{MODULE}:not_a_function"), r"is not a function"),
+        (RewardTerm(kind=f"{MODULE}:brevity", options={"a": 1}), r"takes no options"),
+        (RewardTerm(kind="length", options={"limit": 8, "buffer": 4}), r"'length' is named twice"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_path(user_module: str, term: RewardTerm, message: str) -> None:
+    good = RewardTerm(kind="length", options={"limit": 8, "buffer": 4})
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
+        build_rewards([good, term], resources=NOTHING)
+
+
+def test_a_run_without_a_reward_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one reward"):
+        build_rewards([], resources=NOTHING)
+
+
+def test_the_grader_processes_do_not_load_torch() -> None:
+    """They are limited to 2 GiB of address space, of which torch alone may take more."""
+    program = "import sys, rlcore.rewards.grader_process, rlcore.rewards.math_verifier; print('torch' in sys.modules)"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_unknown_names_of_the_package_are_refused() -> None:
+    import rlcore.rewards
+
+    with pytest.raises(AttributeError, match="alchemy"):
+        _ = rlcore.rewards.alchemy

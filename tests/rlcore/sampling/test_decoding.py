@@ -1,0 +1,219 @@
+"""The draw of one token, and batched decoding against plain forward passes."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from rlcore.sampling import decoding
+from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+
+NO_EOS = torch.tensor([], dtype=torch.int64)
+PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12, 13), (5, 6, 7, 8, 9, 10, 11), (14, 15, 16)]
+
+
+def test_a_draw_inverts_the_cumulative_distribution() -> None:
+    # probabilities 0.5, 0, 0.3, 0.2: cumulative 0.5, 0.5, 0.8, 1
+    logits = torch.tensor([0.5, 0.0, 0.3, 0.2]).log().expand(6, 4)
+    uniforms = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-24])
+    tokens, logprobs = draw(logits, uniforms, temperature=1.0)
+    assert tokens.tolist() == [0, 0, 2, 2, 3, 3]
+    assert logprobs.tolist() == pytest.approx([math.log(p) for p in (0.5, 0.5, 0.3, 0.3, 0.2, 0.2)], abs=1e-6)
+
+
+def test_a_draw_is_of_the_tempered_distribution() -> None:
+    # temperature 0.5 squares and renormalises 0.5, 0.3, 0.2: 0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(3, 3)
+    tokens, logprobs = draw(logits, torch.tensor([0.65, 0.66, 0.9]), temperature=0.5)
+    assert tokens.tolist() == [0, 1, 2]
+    assert logprobs.tolist() == pytest.approx([math.log(p / 0.38) for p in (0.25, 0.09, 0.04)], abs=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    logits=st.lists(st.floats(-80, 80, width=32), min_size=2, max_size=40),
+    uniform=st.floats(0, 1, exclude_max=True, width=32),
+    temperature=st.floats(0.1, 5),
+)
+def test_a_drawn_token_has_the_log_probability_that_is_reported(
+    logits: list[float], uniform: float, temperature: float
+) -> None:
+    row = torch.tensor([logits])
+    tokens, logprobs = draw(row, torch.tensor([uniform]), temperature=temperature)
+    expected = (row / temperature).log_softmax(-1)[0, tokens[0]]
+    assert float(logprobs[0]) == pytest.approx(float(expected), abs=2e-5)
+    assert float(logprobs[0]) > -104.0  # a token whose probability is 0 in float32 is never drawn
+
+
+def test_draws_have_the_frequencies_of_the_distribution() -> None:
+    probabilities = torch.tensor([0.05, 0.6, 0.001, 0.349])
+    uniforms = (torch.arange(100_000) + 0.5) / 100_000
+    tokens, _ = draw(probabilities.log().expand(100_000, 4), uniforms, temperature=1.0)
+    assert (tokens.bincount() / 100_000).tolist() == pytest.approx(probabilities.tolist(), abs=2e-5)
+
+
+def test_logits_that_are_not_finite_show_in_the_log_probability() -> None:
+    _, logprobs = draw(torch.tensor([[0.0, float("nan"), 1.0]]), torch.tensor([0.5]), temperature=1.0)
+    assert not logprobs.isfinite().any()
+
+
+def test_the_likeliest_token_comes_with_its_log_probability_at_temperature_one() -> None:
+    tokens, logprobs = choose_likeliest(torch.tensor([0.2, 0.5, 0.3]).log()[None], torch.tensor([0.99]))
+    assert tokens.tolist() == [1]
+    assert logprobs.tolist() == pytest.approx([math.log(0.5)], abs=1e-6)
+
+
+COMMON = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,  # far from uniform, so that an error in attention shows
+}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "head_dim": 4}
+
+
+def llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**COMMON))
+
+
+def all_heads_llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**COMMON | {"num_key_value_heads": 6}))
+
+
+def qwen2() -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**COMMON))
+
+
+def mistral_with_a_window_of_six() -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**COMMON | {"sliding_window": 6}))
+
+
+def gemma3_with_windows_in_some_layers() -> PreTrainedModel:
+    return Gemma3ForCausalLM(Gemma3TextConfig(**COMMON | WINDOWS))
+
+
+def gpt2_with_learned_positions() -> PreTrainedModel:
+    config = GPT2Config(vocab_size=40, n_embd=24, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
+    return GPT2LMHeadModel(config)
+
+
+ARCHITECTURES = pytest.mark.parametrize(
+    "architecture",
+    [
+        llama,
+        all_heads_llama,
+        qwen2,
+        mistral_with_a_window_of_six,
+        gemma3_with_windows_in_some_layers,
+        gpt2_with_learned_positions,
+    ],
+)
+
+
+def ready(architecture: object) -> PreTrainedModel:
+    assert callable(architecture)
+    torch.manual_seed(0)
+    model: PreTrainedModel = architecture().eval()
+    model.set_attn_implementation(GROUPED_ATTENTION)
+    return model
+
+
+def uniforms(num_sequences: int, num_tokens: int) -> torch.Tensor:
+    return torch.rand(num_sequences, num_tokens, generator=torch.Generator().manual_seed(1))
+
+
+def run(model: PreTrainedModel, num_tokens: int, eos_ids: torch.Tensor, temperature: float = 0.9) -> Decoded:
+    choose = partial(draw, temperature=temperature)
+    with torch.inference_mode():
+        return decode(model, PROMPTS, uniforms(len(PROMPTS), num_tokens), choose=choose, eos_ids=eos_ids)
+
+
+@ARCHITECTURES
+def test_log_probabilities_equal_those_of_a_plain_forward_pass(architecture: object) -> None:
+    model = ready(architecture)
+    decoded = run(model, 80, NO_EOS)  # longer than a buffer's first allotment of 64
+    model.set_attn_implementation("sdpa")
+    assert decoded.lengths.tolist() == [80] * 4
+    assert not decoded.stopped.any()
+    for prompt, tokens, logprobs in zip(PROMPTS, decoded.tokens, decoded.logprobs, strict=True):
+        whole = torch.cat([torch.tensor(prompt), tokens])[None]
+        with torch.no_grad():
+            logits = model(whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / 0.9).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+
+
+@ARCHITECTURES
+def test_greedy_decoding_equals_that_of_the_library(architecture: object) -> None:
+    model = ready(architecture)
+    with torch.inference_mode():
+        decoded = decode(model, PROMPTS, torch.zeros(4, 20), choose=choose_likeliest, eos_ids=NO_EOS)
+    model.set_attn_implementation("sdpa")
+    for prompt, tokens in zip(PROMPTS, decoded.tokens, strict=True):
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert tokens.tolist() == whole[0, len(prompt) :].tolist()
+
+
+def test_dropping_ended_rows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, eos_ids = ready(llama), torch.arange(0, 40, 7)
+    monkeypatch.setattr(decoding, "_COMPACT_AT", 0.0)
+    never = run(model, 30, eos_ids)
+    monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
+    always = run(model, 30, eos_ids)
+    assert len(set(never.lengths.tolist())) > 2  # rows end at different steps
+    assert never.lengths.tolist() == always.lengths.tolist()
+    for row, length in enumerate(never.lengths.tolist()):
+        assert torch.equal(never.tokens[row, :length], always.tokens[row, :length])
+        torch.testing.assert_close(never.logprobs[row, :length], always.logprobs[row, :length], atol=1e-5, rtol=0)
+
+
+def test_a_row_ends_at_its_first_eos_id_and_only_there() -> None:
+    eos_ids = torch.arange(0, 40, 7)
+    decoded = run(ready(llama), 30, eos_ids)
+    unstopped = run(ready(llama), 30, NO_EOS)
+    for row, length in enumerate(decoded.lengths.tolist()):
+        is_end = torch.isin(unstopped.tokens[row], eos_ids)
+        assert bool(decoded.stopped[row]) == bool(is_end.any())
+        assert length == (int(is_end.nonzero()[0]) + 1 if is_end.any() else 30)
+        assert torch.equal(decoded.tokens[row, :length], unstopped.tokens[row, :length])
+
+
+def test_equal_prompts_share_one_prefill() -> None:
+    model = ready(llama)
+    batch_sizes: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, __, inputs: batch_sizes.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    run(model, 3, NO_EOS)
+    assert batch_sizes == [3, 4, 4]  # three distinct prompts, then four sequences

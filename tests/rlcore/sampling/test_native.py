@@ -1,0 +1,257 @@
+"""The built-in engine: rollouts that the trainer can trust, and weights that are what was sent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.errors import SamplingError
+from rlcore.models.loading import load_policy
+from rlcore.sampling import native
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+PARAMS = SamplingParams(temperature=0.8, max_new_tokens=12, num_samples=3)
+
+
+def rollouts_of(
+    sampler: Sampler, prompts: list[Prompt], params: SamplingParams = PARAMS, seed: int = 5
+) -> list[Rollout]:
+    groups = sampler.sample(prompts, params, seed=seed)
+    assert [len(group) for group in groups] == [params.num_samples] * len(prompts)
+    flat = [rollout for group in groups for rollout in group]
+    assert all(isinstance(rollout, Rollout) for rollout in flat)
+    return [rollout for rollout in flat if isinstance(rollout, Rollout)]
+
+
+def tokens_of(rollouts: list[Rollout]) -> list[tuple[int, ...]]:
+    return [rollout.completion_ids for rollout in rollouts]
+
+
+def plain_logprobs(
+    model: PreTrainedModel, prompt: tuple[int, ...], completion: tuple[int, ...], t: float
+) -> list[float]:
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logprobs: list[float] = (logits / t).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0].tolist()
+    return logprobs
+
+
+def test_rollouts_carry_the_log_probabilities_of_the_tempered_policy(
+    model: PreTrainedModel, stopping: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    sampler = NativeSampler(model, stopping, policy_version=4)
+    rollouts = rollouts_of(sampler, prompts)
+    assert [rollout.prompt for rollout in rollouts] == [prompt for prompt in prompts for _ in range(3)]
+    for rollout in rollouts:
+        expected = plain_logprobs(model, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
+        assert rollout.sampler_logprobs == pytest.approx(expected, abs=1e-4)
+        probed = sampler.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=0.8)
+        assert probed == pytest.approx(expected, abs=1e-4)
+        assert rollout.loss_mask == (True,) * len(rollout.completion_ids)
+        assert rollout.text == stopping.decode(rollout.completion_ids)
+        assert rollout.policy_version == 4
+
+
+def test_the_eos_is_the_last_token_and_is_scored_also_where_it_pads(
+    model: PreTrainedModel, stopping: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    assert stopping.backend.pad_token_id in stopping.eos_ids
+    rollouts = rollouts_of(NativeSampler(model, stopping), prompts)
+    stopped = [rollout for rollout in rollouts if rollout.finish_reason == "stop"]
+    cut = [rollout for rollout in rollouts if rollout.finish_reason == "length"]
+    assert stopped
+    assert cut
+    for rollout in stopped:
+        assert rollout.completion_ids[-1] in stopping.eos_ids
+        assert not set(rollout.completion_ids[:-1]) & set(stopping.eos_ids)
+        assert len(rollout.sampler_logprobs) == len(rollout.completion_ids)
+    for rollout in cut:
+        assert len(rollout.completion_ids) == 12
+        assert not set(rollout.completion_ids) & set(stopping.eos_ids)
+
+
+def test_a_seed_decides_the_rollouts(model: PreTrainedModel, stopping: ChatTokenizer, prompts: list[Prompt]) -> None:
+    sampler = NativeSampler(model, stopping)
+    first = rollouts_of(sampler, prompts)
+    assert rollouts_of(sampler, prompts) == first
+    assert tokens_of(rollouts_of(sampler, prompts, seed=6)) != tokens_of(first)
+    assert len(set(tokens_of(first[:3]))) == 3  # samples of one prompt differ
+
+
+@pytest.mark.parametrize("max_concurrent", [1, 5, 7])
+def test_draws_do_not_depend_on_what_else_is_decoded(
+    model: PreTrainedModel, stopping: ChatTokenizer, prompts: list[Prompt], max_concurrent: int
+) -> None:
+    together = tokens_of(rollouts_of(NativeSampler(model, stopping), prompts))
+    apart = NativeSampler(model, stopping, max_concurrent=max_concurrent)
+    assert tokens_of(rollouts_of(apart, prompts)) == together
+    assert tokens_of(rollouts_of(apart, prompts[:2])) == together[:6]
+
+
+def test_a_repeated_prompt_gets_draws_of_its_own(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    rollouts = rollouts_of(NativeSampler(model, tokenizer), [prompts[0], prompts[0]])
+    assert len(set(tokens_of(rollouts))) == 6
+
+
+def test_no_more_sequences_than_allowed_are_decoded_together(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True)
+    rollouts_of(NativeSampler(model, tokenizer, max_concurrent=5), prompts)
+    assert max(sizes) == 5
+
+
+def test_the_prefill_of_a_block_is_bounded(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, __, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True)
+    expected = tokens_of(rollouts_of(NativeSampler(model, tokenizer), prompts))
+    sizes.clear()
+    monkeypatch.setattr(native, "MAX_PREFILL_TOKENS", 30)
+    assert tokens_of(rollouts_of(NativeSampler(model, tokenizer), prompts)) == expected
+    assert max(sizes) <= 30
+
+
+def test_greedy_rollouts_take_the_likeliest_tokens(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    params = SamplingParams(temperature=0.8, max_new_tokens=6, num_samples=1, greedy=True)
+    for rollout in rollouts_of(NativeSampler(model, tokenizer), prompts, params):
+        ids = torch.tensor([rollout.prompt.token_ids])
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+        assert rollout.completion_ids == tuple(whole[0, ids.shape[1] :].tolist())
+        expected = plain_logprobs(model, rollout.prompt.token_ids, rollout.completion_ids, 1.0)
+        assert rollout.sampler_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_prompt_without_room_fails_and_the_others_go_on(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]
+) -> None:
+    # 128 positions, 12 to be sampled: 116 for the prompt, of which the template takes 8
+    fitting, too_long, short = make_prompts("1" * 108, "1" * 109, "1")
+    assert len(fitting.token_ids) == 116
+    groups = NativeSampler(model, tokenizer).sample([fitting, too_long, short], PARAMS, seed=0)
+    kinds = [[type(rollout) for rollout in group] for group in groups]
+    assert kinds == [[Rollout] * 3, [FailedRollout] * 3, [Rollout] * 3]
+    failed = groups[1][0]
+    assert isinstance(failed, FailedRollout)
+    assert failed.reason == "prompt and completion need 129 positions, the model has 128"
+    assert failed.prompt is too_long
+
+
+def test_nothing_to_sample_is_no_error(model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
+    assert NativeSampler(model, tokenizer).sample([], PARAMS, seed=0) == []
+
+
+def test_the_engine_has_weights_of_its_own(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    sampler = NativeSampler(model, tokenizer)
+    before = rollouts_of(sampler, prompts)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(3.0)
+    assert rollouts_of(sampler, prompts) == before
+    assert model.config._attn_implementation == "sdpa"
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_new_weights_are_served_under_their_version(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    sampler = NativeSampler(model, tokenizer)
+    learner = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    sampler.load_weights(learner.state_dict(), policy_version=7)
+    with torch.no_grad():
+        learner.model.norm.weight.zero_()  # what the learner does next must not reach the engine
+    fresh = copy.deepcopy(model)
+    assert sampler.policy_version == 7
+    for rollout in rollouts_of(sampler, prompts):
+        assert rollout.policy_version == 7
+        old = plain_logprobs(fresh, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
+        assert max(abs(a - b) for a, b in zip(old, rollout.sampler_logprobs, strict=True)) > 0.01
+
+
+def test_weights_of_a_learner_give_the_learners_log_probabilities(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    sampler = NativeSampler(model, tokenizer)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(2.0)  # tied: the head moves with it
+    sampler.load_weights(model.state_dict(), policy_version=1)
+    for rollout in rollouts_of(sampler, prompts):
+        expected = plain_logprobs(model, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
+        assert rollout.sampler_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_float32_weights_reach_an_engine_in_bfloat16(checkpoint: Path, model: PreTrainedModel) -> None:
+    tokenizer = ChatTokenizer.load(checkpoint)
+    half = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.bfloat16)
+    sampler = NativeSampler(half, tokenizer)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2.0)
+    sampler.load_weights(model.state_dict(), policy_version=1)
+    probe = ((3, 4, 5), (6, 7))
+    expected = plain_logprobs(model, *probe, 1.0)
+    assert sampler.logprobs(*probe, temperature=1.0) == pytest.approx(expected, abs=0.05)
+
+
+def missing(state: dict[str, torch.Tensor]) -> None:
+    del state["model.norm.weight"]
+
+
+def unknown(state: dict[str, torch.Tensor]) -> None:
+    state["model.lora.weight"] = torch.zeros(1)
+
+
+def reshaped(state: dict[str, torch.Tensor]) -> None:
+    state["model.norm.weight"] = torch.ones(1)  # would broadcast without a word
+
+
+def untied(state: dict[str, torch.Tensor]) -> None:
+    state["lm_head.weight"] = state["lm_head.weight"] + 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (missing, "model.norm.weight is missing"),
+        (unknown, "model.lora.weight is unknown"),
+        (reshaped, "model.norm.weight has another shape"),
+        (untied, "tied in the engine"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, change: Callable[[dict[str, torch.Tensor]], None], complaint: str
+) -> None:
+    sampler = NativeSampler(model, tokenizer, policy_version=2)
+    before = sampler.logprobs((3, 4), (5, 6), temperature=1.0)
+    state = {name: tensor * 2.0 for name, tensor in model.state_dict().items()}
+    change(state)
+    with pytest.raises(SamplingError, match=complaint):
+        sampler.load_weights(state, policy_version=3)
+    assert sampler.policy_version == 2
+    assert sampler.logprobs((3, 4), (5, 6), temperature=1.0) == before
+
+
+def test_a_model_that_computes_nan_stops_the_run(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    with pytest.raises(SamplingError, match="NaN or infinity"):
+        NativeSampler(model, tokenizer).sample(prompts, PARAMS, seed=0)

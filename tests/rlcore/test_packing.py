@@ -1,0 +1,125 @@
+"""Packing: every completion token once, beside its predictor, under the budget; nothing masked by its value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.packing import PackedBatch, TokenSequence, pack, tree_mask
+from tests import strategies
+
+PROMPT = (7, 8, 9)
+FAMILY = [
+    TokenSequence(prompt_ids=PROMPT, completion_ids=(1, 2)),
+    TokenSequence(prompt_ids=PROMPT, completion_ids=(3, 4, 5)),
+]
+
+
+@st.composite
+def sequence_lists(draw: st.DrawFn) -> list[TokenSequence]:
+    """Up to eight sequences over two-token prompts, some shared; token 0 (the padding id) among them."""
+    tokens = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
+    prompts = st.tuples(st.integers(1, 3), st.just(4))
+    pairs = draw(st.lists(st.tuples(prompts, tokens), min_size=1, max_size=8))
+    return [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in pairs]
+
+
+def context_of(batch: PackedBatch, position: int) -> list[int]:
+    """The tokens that a flat position sees, itself included, in the order of their position ids."""
+    row, column = divmod(position, batch.token_ids.shape[1])
+    seen = batch.attention_mask[row, 0, column].nonzero().squeeze(1)
+    order = batch.position_ids[row, seen].argsort()
+    tokens: list[int] = batch.token_ids[row, seen[order]].tolist()
+    return tokens
+
+
+def test_a_family_shares_its_prompt_in_one_row() -> None:
+    (batch,) = pack(FAMILY, tokens_per_microbatch=100)
+    assert batch.token_ids.tolist() == [[7, 8, 9, 1, 2, 3, 4, 5]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 3, 4, 5]]
+    # 1 is predicted by 9 (place 2), 2 by 1 (place 3), 3 by 9 again, 4 by 3 (place 5), 5 by 4 (place 6).
+    assert batch.predictors.tolist() == [2, 3, 2, 5, 6]
+    assert batch.targets.tolist() == [1, 2, 3, 4, 5]
+    assert batch.sequence_index.tolist() == [0, 0, 1, 1, 1]
+    assert batch.token_index.tolist() == [0, 1, 0, 1, 2]
+    assert batch.last_positions.tolist() == [4, 7]
+    assert batch.num_tokens == 5
+
+
+def test_a_completion_sees_the_prompt_and_itself_but_not_its_sibling() -> None:
+    mask = tree_mask(torch.tensor([[0, 1, 2, 2, -1]]))[0, 0]
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [1, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1],  # padding sees itself: a row without any True would be NaN after the softmax
+    ]
+
+
+@given(sequences=sequence_lists(), budget=st.integers(1, 60))
+def test_every_completion_token_is_scored_once_after_exactly_its_own_context(
+    sequences: list[TokenSequence], budget: int
+) -> None:
+    scored = []
+    for batch in pack(sequences, tokens_per_microbatch=budget):
+        columns = (batch.sequence_index, batch.token_index, batch.predictors, batch.targets)
+        for number, place, predictor, target in zip(*(column.tolist() for column in columns), strict=True):
+            sequence = sequences[number]
+            assert target == sequence.completion_ids[place]
+            assert context_of(batch, predictor) == [*sequence.prompt_ids, *sequence.completion_ids[:place]]
+            scored.append((number, place))
+    assert sorted(scored) == [(i, t) for i, s in enumerate(sequences) for t in range(len(s.completion_ids))]
+
+
+@given(sequences=sequence_lists(), budget=st.integers(1, 60))
+def test_the_last_position_of_a_sequence_sees_all_of_it_and_nothing_else(
+    sequences: list[TokenSequence], budget: int
+) -> None:
+    seen = []
+    for batch in pack(sequences, tokens_per_microbatch=budget):
+        for number, position in zip(batch.sequences.tolist(), batch.last_positions.tolist(), strict=True):
+            assert context_of(batch, position) == [*sequences[number].prompt_ids, *sequences[number].completion_ids]
+            seen.append(number)
+    assert sorted(seen) == list(range(len(sequences)))
+
+
+@given(sequences=sequence_lists(), budget=st.integers(1, 60))
+def test_a_micro_batch_keeps_the_budget_unless_it_is_a_single_sequence(
+    sequences: list[TokenSequence], budget: int
+) -> None:
+    for batch in pack(sequences, tokens_per_microbatch=budget):
+        assert batch.token_ids.numel() <= budget or len(batch.sequences) == 1
+
+
+def test_a_family_beyond_the_budget_is_split_into_several_trees() -> None:
+    # 3 prompt tokens, then 2 + 3 + 2 + 3 + 2 + 3 completion tokens: pairs of 5 fill a row of 9.
+    batches = pack(FAMILY * 3, tokens_per_microbatch=9)
+    assert [batch.token_ids.tolist() for batch in batches] == [[[*PROMPT, 1, 2, 3, 4, 5]]] * 3
+    assert [batch.sequences.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_end_of_sequence_token_is_an_action_even_where_it_is_the_padding_id() -> None:
+    # A tokenizer whose end of sequence is also its padding: a mask made by value would drop the token that stops.
+    end = 2
+    sequences = [
+        TokenSequence(prompt_ids=(5, end, 6), completion_ids=(4, end)),
+        TokenSequence(prompt_ids=(5, 5, 5, 5), completion_ids=(end,)),
+    ]
+    (batch,) = pack(sequences, tokens_per_microbatch=100, pad_id=end)
+    assert sorted(batch.targets.tolist()) == [end, end, 4]
+
+
+@pytest.mark.parametrize(
+    "bad", [TokenSequence(prompt_ids=(), completion_ids=(1,)), TokenSequence(prompt_ids=(1,), completion_ids=())]
+)
+def test_an_empty_prompt_or_completion_is_refused(bad: TokenSequence) -> None:
+    with pytest.raises(ValueError, match="sequence 1 has an empty prompt or completion"):
+        pack([FAMILY[0], bad], tokens_per_microbatch=10)
+
+
+def test_a_batch_moves_to_another_device_as_a_whole() -> None:
+    batch = pack(strategies.random_sequences(0), tokens_per_microbatch=30)[0].to(torch.device("meta"))
+    assert {getattr(batch, name).device.type for name in PackedBatch.__slots__} == {"meta"}

@@ -1,0 +1,232 @@
+"""From scored rollouts to samples: who enters the baseline, what the penalties do to rewards, returns and whitening."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import KlConfig
+from rlcore.errors import NonFiniteError, TrainingError
+from rlcore.models.heads import ScalarModel
+from rlcore.models.policy import score_sequences
+from rlcore.packing import TokenSequence
+from rlcore.training.experience import Experience, Judges, build_experience, lay_out_episodes
+from rlcore.types import ScoredRollout
+from tests import strategies
+from tests.reference import advantages as reference
+
+POLICY = strategies.tiny_llama()
+REFERENCE = strategies.tiny_llama(seed=9)
+IN_REWARD = KlConfig(coefficient=0.1, placement="reward")
+
+
+def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **settings: Any) -> Experience:
+    """Experience without reference and critic, unless given."""
+    judges = Judges(
+        policy=POLICY,
+        reference=settings.pop("reference", None),
+        critic=settings.pop("critic", None),
+        temperature=settings.pop("temperature", 1.0),
+        tokens_per_microbatch=64,
+    )
+    neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": False}
+    return build_experience(groups, ALGORITHMS[algorithm], judges, **(neutral | settings))
+
+
+def group_of(*values: float | None, **fields: Any) -> list[ScoredRollout]:
+    """Completions of one prompt with the given scores."""
+    return [strategies.scored_rollout(value, **fields) for value in values]
+
+
+def first_advantages(experience: Experience) -> list[float]:
+    """The advantage of each sample's first token."""
+    return [float(sample.advantages[0]) for sample in experience.samples]
+
+
+def test_the_group_advantages_of_the_worked_example_reach_the_samples() -> None:
+    # R = [1.0, 0.8, 0.4, 0.2]: [1.2649, 0.6325, -0.6325, -1.2649], the same for all three tokens.
+    experience = build([group_of(1.0, 0.8, 0.4, 0.2)])
+    assert first_advantages(experience) == pytest.approx([1.2649, 0.6325, -0.6325, -1.2649], abs=5e-5)
+    assert all(len(set(sample.advantages.tolist())) == 1 for sample in experience.samples)
+    assert [len(sample.advantages) for sample in experience.samples] == [3] * 4
+
+
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_an_unscored_rollout_leaves_baseline_and_loss_and_is_counted(value: float | None) -> None:
+    experience = build([group_of(1.0, value, 0.2, 0.6)])
+    assert first_advantages(experience) == first_advantages(build([group_of(1.0, 0.2, 0.6)]))
+    assert experience.metrics["reward/errors"] == 1.0
+    assert experience.metrics["reward/mean"] == pytest.approx(0.6)
+
+
+def test_unscored_is_not_a_reward_of_zero() -> None:
+    # With 0.0 in place of None the baseline would be 0.5 and the first advantage positive.
+    assert first_advantages(build([group_of(1.0, 1.0, None)])) == [0.0, 0.0]
+    assert first_advantages(build([group_of(1.0, 1.0, 0.0)]))[0] > 0.5
+
+
+def test_an_infinite_reward_is_refused_with_its_prompt() -> None:
+    with pytest.raises(NonFiniteError, match="reward of a completion is inf") as caught:
+        build([group_of(1.0, math.inf)])
+    assert "(1, 2)" in caught.value.where
+
+
+def test_an_iteration_without_any_usable_rollout_is_an_error() -> None:
+    with pytest.raises(TrainingError, match="none of the iteration's rollouts"):
+        build([group_of(None, None)])
+
+
+def test_a_completion_without_a_token_of_the_policy_is_left_out() -> None:
+    nothing_own = strategies.scored_rollout(0.0, loss_mask=(False, False, False))
+    assert first_advantages(build([[*group_of(1.0, 0.2), nothing_own]])) == pytest.approx([1.0, -1.0], abs=1e-5)
+
+
+def truncated_group() -> list[ScoredRollout]:
+    """Two completions that ended and one that was cut by the limit."""
+    return [*group_of(1.0, 0.0), *group_of(0.8, finish_reason="length")]
+
+
+@pytest.mark.parametrize(
+    ("setting", "rewards"), [("score", [1.0, 0.0, 0.8]), ("zero", [1.0, 0.0, 0.0]), ("mask", [1.0, 0.0])]
+)
+def test_a_truncated_completion_is_scored_zeroed_or_masked(setting: str, rewards: list[float]) -> None:
+    experience = build([truncated_group()], truncated=setting)
+    assert first_advantages(experience) == pytest.approx(reference.group_normalized(rewards), abs=1e-4)
+    assert experience.metrics["completion/truncated"] == pytest.approx(1 / 3)
+
+
+def test_truncation_is_what_the_engine_says_not_the_absence_of_an_end_token_or_the_length() -> None:
+    # The stopped completion is longer than the cut one, and none of them ends with any particular token.
+    long_stop = strategies.scored_rollout(0.0, completion_ids=(3,) * 9, finish_reason="stop")
+    short_cut = strategies.scored_rollout(1.0, completion_ids=(3,), finish_reason="length")
+    experience = build([[long_stop, short_cut, *group_of(0.5)]], truncated="mask")
+    assert [len(sample.completion_ids) for sample in experience.samples] == [9, 3]
+
+
+def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
+    # R = 0.8, KL = 0.05, beta = 6: 0.8 - 6 * 0.05 = 0.5. The KL stands on two tokens, 0.02 + 0.03.
+    penalties = [torch.tensor([-6 * 0.02, -6 * 0.03], dtype=torch.float64)]
+    episodes = lay_out_episodes([0.8], [0], penalties, [torch.zeros(2)], [torch.tensor([True, True])])
+    assert float(episodes.rewards[0]) == pytest.approx(0.5)
+    # The score joins the penalty of the last token: -0.18 + 0.8.
+    assert episodes.token_rewards[0].tolist() == pytest.approx([-0.12, 0.62])
+
+
+def test_the_score_goes_to_the_last_token_of_the_policy_and_rows_are_padded() -> None:
+    masks = [torch.tensor([True, True, False]), torch.tensor([True])]
+    zeros = [torch.zeros(len(mask)) for mask in masks]
+    episodes = lay_out_episodes([1.0, 2.0], [4, 4], zeros, zeros, masks)
+    assert episodes.token_rewards.tolist() == [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]
+    assert episodes.mask.tolist() == [[True, True, False], [True, False, False]]
+    assert episodes.group.tolist() == [4, 4]
+
+
+def kl_of(item: ScoredRollout, temperature: float = 1.0) -> float:
+    """The summed log-ratio of policy to reference over a completion's own tokens."""
+    rollout = item.rollout
+    sequence = TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
+    policy, ref = (
+        score_sequences(model, [sequence], tokens_per_microbatch=64, temperature=temperature)[0]
+        for model in (POLICY, REFERENCE)
+    )
+    return float((policy - ref)[torch.tensor(rollout.loss_mask)].sum())
+
+
+def mixed_group() -> list[ScoredRollout]:
+    """Three completions of different lengths, one with tool output in the middle."""
+    return [
+        strategies.scored_rollout(1.0, completion_ids=(3, 4, 5, 6), loss_mask=(True, False, True, True)),
+        strategies.scored_rollout(0.5, completion_ids=(7, 2)),
+        strategies.scored_rollout(0.0, completion_ids=(9,)),
+    ]
+
+
+def test_kl_in_the_reward_lowers_each_reward_by_beta_times_its_log_ratio() -> None:
+    group = mixed_group()
+    experience = build([group], reference=REFERENCE, kl=IN_REWARD, kl_coefficient=0.3, temperature=0.8)
+    kls = [kl_of(item, temperature=0.8) for item in group]
+    assert max(map(abs, kls)) > 0.5
+    rewards = [float(item.score.value or 0.0) - 0.3 * kl for item, kl in zip(group, kls, strict=True)]
+    assert first_advantages(experience) == pytest.approx(reference.group_normalized(rewards), abs=1e-3)
+    assert experience.mean_kl == pytest.approx(reference.mean(kls), rel=1e-4)
+    assert experience.metrics["kl/ref"] > 0.0
+
+
+def test_kl_in_the_loss_leaves_the_rewards_alone_and_hands_over_the_reference() -> None:
+    experience = build(
+        [mixed_group()], reference=REFERENCE, kl=KlConfig(coefficient=0.3, placement="loss"), kl_coefficient=0.3
+    )
+    assert first_advantages(experience) == pytest.approx(reference.group_normalized([1.0, 0.5, 0.0]), abs=1e-4)
+    assert all(bool(sample.ref_logprobs.all()) for sample in experience.samples)
+    assert "kl/ref" not in experience.metrics
+
+
+def test_old_log_probabilities_are_those_of_the_tempered_policy_and_only_when_needed() -> None:
+    group = mixed_group()
+    for sample, item in zip(build([group], need_old_logprobs=True, temperature=0.7).samples, group, strict=True):
+        sequence = TokenSequence(prompt_ids=(1, 2), completion_ids=item.rollout.completion_ids)
+        expected = score_sequences(POLICY, [sequence], tokens_per_microbatch=64, temperature=0.7)[0]
+        torch.testing.assert_close(sample.old_logprobs, expected, rtol=1e-5, atol=1e-5)
+    assert not any(bool(sample.old_logprobs.any()) for sample in build([group]).samples)
+
+
+def ppo_experience(groups: Sequence[Sequence[ScoredRollout]]) -> Experience:
+    """PPO's experience with a critic that says something and KL in the reward."""
+    critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    return build(groups, "ppo", critic=critic, reference=REFERENCE, kl=IN_REWARD, kl_coefficient=0.1)
+
+
+def test_returns_are_the_raw_advantages_plus_the_values() -> None:
+    group = mixed_group()
+    for sample, item in zip(ppo_experience([group]).samples, group, strict=True):
+        own = sample.loss_mask.tolist()
+        sequence = TokenSequence(prompt_ids=(1, 2), completion_ids=sample.completion_ids)
+        policy, ref = (score_sequences(m, [sequence], tokens_per_microbatch=64)[0] for m in (POLICY, REFERENCE))
+        rewards = (-0.1 * (policy - ref)).tolist()
+        rewards[-1] += float(item.score.value or 0.0)
+        raw = reference.gae(rewards, sample.values.tolist(), own, gamma=1.0, lam=0.95)
+        expected = [a + v for a, v in zip(raw, sample.values.tolist(), strict=True)]
+        assert sample.returns.tolist() == pytest.approx(expected, abs=1e-4)
+        assert bool(sample.values.any())
+
+
+def test_the_advantages_of_ppo_are_whitened_over_the_policys_own_tokens() -> None:
+    experience = ppo_experience([mixed_group(), strategies.random_groups(POLICY, 0, num_prompts=1)[0]])
+    own = torch.cat([sample.advantages[sample.loss_mask] for sample in experience.samples])
+    assert float(own.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(own.std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
+    assert float(experience.samples[0].advantages[1]) == 0.0  # tool output
+    assert "value/explained_variance" in experience.metrics
+
+
+def test_group_advantages_are_not_whitened() -> None:
+    experience = build([group_of(10.0, 0.0), group_of(1.0, 0.0, prompt_ids=(5,))], "dr_grpo")
+    assert first_advantages(experience) == [5.0, -5.0, 0.5, -0.5]
+
+
+def test_the_metrics_say_what_happened_to_rewards_lengths_and_groups() -> None:
+    groups = [
+        group_of(1.0, 0.0, completion_ids=(3, 4, 5, 6)),
+        group_of(0.5, 0.5, prompt_ids=(7,), completion_ids=(3, 4), finish_reason="length"),
+    ]
+    metrics = build(groups).metrics
+    expected = {
+        "reward/mean": 0.5,
+        "reward/std": 0.125**0.5,  # deviations 0.5, -0.5, 0, 0: mean square 0.125
+        "reward/errors": 0.0,
+        "completion/length": 3.0,
+        "completion/truncated": 0.5,
+        "groups/zero_signal": 0.5,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_group_that_truncation_makes_equal_counts_as_without_signal() -> None:
+    groups = [[*group_of(0.0), *group_of(1.0, finish_reason="length")]]
+    assert build(groups, truncated="zero").metrics["groups/zero_signal"] == 1.0
+    assert build(groups, truncated="score").metrics["groups/zero_signal"] == 0.0

@@ -1,0 +1,176 @@
+"""The learner's guards and its state: what stops an update, what an update leaves, and what it reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig
+from rlcore.errors import NonFiniteError
+from rlcore.training.learner import Learner
+from rlcore.types import TrainingSample
+from tests import strategies
+from tests.learners import make_learner, on_policy_samples, update_config, weights_of
+
+FIELDS = ["sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_sample_is_named_and_nothing_changes(field: str, bad: float) -> None:
+    samples = strategies.random_samples(0)
+    broken = getattr(samples[7], field).clone()
+    broken[-1] = bad
+    samples[7] = dataclasses.replace(samples[7], **{field: broken})
+    learner = make_learner("ppo", update=update_config(minibatches=3))
+    assert learner.critic is not None
+    before = weights_of(learner.policy), weights_of(learner.critic)
+    with pytest.raises(NonFiniteError, match=f"{field} of a completion") as caught:
+        learner.update(samples, seed=0)
+    assert "sample 7" in caught.value.where
+    assert torch.equal(weights_of(learner.policy), before[0])
+    assert torch.equal(weights_of(learner.critic), before[1])
+    assert learner.policy_version == 0
+
+
+def test_a_non_finite_loss_stops_before_the_step() -> None:
+    learner = make_learner("ppo")
+    assert learner.critic is not None
+    with torch.no_grad():
+        learner.policy.model.norm.weight[0] = math.nan
+    before = weights_of(learner.critic)
+    with pytest.raises(NonFiniteError, match="the policy's loss is nan"):
+        learner.update(strategies.random_samples(0), seed=0)
+    assert torch.equal(weights_of(learner.critic), before)
+
+
+def test_an_overflowing_gradient_of_the_policy_moves_neither_policy_nor_critic() -> None:
+    samples = [
+        dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30)
+        for sample in strategies.random_samples(0, dtype=torch.float32)
+    ]
+    learner = make_learner("ppo", dtype=torch.float32)
+    assert learner.critic is not None
+    before = weights_of(learner.policy), weights_of(learner.critic)
+    with pytest.raises(NonFiniteError, match="gradient norm is inf"):
+        learner.update(samples, seed=0)
+    assert torch.equal(weights_of(learner.policy), before[0])
+    assert torch.equal(weights_of(learner.critic), before[1])
+
+
+def test_an_update_that_was_given_up_leaves_no_gradient_behind() -> None:
+    samples = strategies.random_samples(0)
+    spoilt, fresh = make_learner(), make_learner()
+    with torch.no_grad():
+        norm = spoilt.policy.model.norm.weight
+        good = norm.clone()
+        for parameter in spoilt.policy.parameters():
+            parameter.grad = torch.full_like(parameter, 7.0)  # what an interrupted backward pass leaves
+        norm[0] = math.nan
+    with pytest.raises(NonFiniteError):
+        spoilt.update(samples, seed=0)
+    with torch.no_grad():
+        norm.copy_(good)
+    spoilt.update(samples, seed=0)
+    fresh.update(samples, seed=0)
+    assert torch.equal(weights_of(spoilt.policy), weights_of(fresh.policy))
+
+
+def count_steps(learner: Learner, samples: Sequence[TrainingSample]) -> tuple[int, dict[str, float]]:
+    """The number of the policy's optimizer steps in an update, and its metrics."""
+    before = learner.scheduler.last_epoch
+    stats = learner.update(samples, seed=0)
+    return learner.scheduler.last_epoch - before, dict(stats.metrics)
+
+
+def test_epochs_stop_early_by_the_kl_of_the_last_epoch() -> None:
+    samples = on_policy_samples(strategies.tiny_llama())
+
+    def run(epochs: int, max_kl: float) -> tuple[int, dict[str, float]]:
+        config = update_config(epochs=epochs, max_kl=max_kl)
+        return count_steps(make_learner(dtype=torch.float32, learning_rate=1e-3, update=config), samples)
+
+    steps, metrics = run(epochs=2, max_kl=0.0)
+    kl_of_second_epoch = 2 * metrics["kl/old"]  # the first epoch's is 0: ratio 1 everywhere
+    assert steps == 2
+    assert kl_of_second_epoch > 1e-6
+    # The mean over both epochs would be half of it and not stop.
+    assert run(epochs=4, max_kl=0.75 * kl_of_second_epoch)[0] == 2
+    assert run(epochs=4, max_kl=1e6)[0] == 4
+
+
+def test_on_the_first_pass_nothing_is_clipped_and_later_the_ratio_moves() -> None:
+    policy = strategies.tiny_llama()
+    samples = on_policy_samples(policy)
+    first = (
+        make_learner(dtype=torch.float32, update=update_config(mismatch=MismatchConfig()))
+        .update(samples, seed=0)
+        .metrics
+    )
+    assert (first["clip/fraction"], first["kl/old"]) == (0.0, 0.0)
+    assert first["mismatch/ess"] == pytest.approx(1.0, abs=1e-6)
+    assert first["mismatch/max_abs"] < 1e-4
+    several = make_learner(dtype=torch.float32, update=update_config(epochs=4)).update(samples, seed=0).metrics
+    assert several["clip/fraction"] == several["clip/low"] + several["clip/high"] > 0.0
+    assert several["kl/old"] > 0.0
+
+
+def test_one_step_needs_no_old_log_probabilities_and_more_steps_do() -> None:
+    assert not make_learner(update=update_config()).needs_old_logprobs
+    assert make_learner(update=update_config(epochs=2)).needs_old_logprobs
+    assert make_learner(update=update_config(minibatches=2)).needs_old_logprobs
+
+
+def test_while_the_critic_warms_up_the_policy_stays_as_it_is() -> None:
+    samples = strategies.random_samples(0)
+    learner = make_learner("ppo", critic=CriticConfig(warmup_iterations=2, learning_rate=1e-3))
+    assert learner.critic is not None
+    policy, critic = weights_of(learner.policy), weights_of(learner.critic)
+    for version in (1, 2):
+        stats = learner.update(samples, seed=version)
+        assert (stats.moved, stats.policy_version) == (False, version)
+        assert torch.equal(weights_of(learner.policy), policy)
+        assert not torch.equal(weights_of(learner.critic), critic)
+        assert "loss/policy" not in stats.metrics
+    assert learner.update(samples, seed=3).moved
+    assert not torch.equal(weights_of(learner.policy), policy)
+
+
+def test_the_value_head_follows_the_schedule_of_its_trunk() -> None:
+    optim = OptimConfig(warmup_steps=4, schedule="linear")
+    learner = make_learner("ppo", update=update_config(optim=optim), critic=CriticConfig(learning_rate=1e-3))
+    assert learner.critic is not None
+    head = learner.critic.head.weight
+    groups = [g for g in learner.critic_optimizer.param_groups if any(p is head for p in g["params"])]
+    rates = []
+    for seed in range(3):
+        rates.append(groups[0]["lr"])
+        learner.update(strategies.random_samples(seed), seed=seed)
+    assert len(groups) == 1
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
+
+
+def test_the_learning_rates_of_policy_and_critic_are_their_own() -> None:
+    learner = make_learner("ppo", learning_rate=1e-2, critic=CriticConfig(learning_rate=1e-4))
+    metrics = learner.update(strategies.random_samples(0), seed=0).metrics
+    assert (metrics["learning_rate"], metrics["critic/learning_rate"]) == (1e-2, 1e-4)
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_not() -> None:
+    def run(seed: int) -> torch.Tensor:
+        learner = make_learner(dtype=torch.float32, update=update_config(minibatches=3, epochs=2))
+        learner.update(strategies.random_samples(0, dtype=torch.float32), seed=seed)
+        return weights_of(learner.policy)
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
+
+
+def test_the_kl_controller_moves_with_what_it_observes() -> None:
+    learner = make_learner(kl=KlConfig(coefficient=0.1, placement="reward", target=2.0, horizon=100))
+    learner.observe_kl(4.0, 50)
+    assert learner.kl.coefficient == pytest.approx(0.1 * (1 + 0.2 * 0.5))

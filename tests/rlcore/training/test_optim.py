@@ -1,0 +1,81 @@
+"""Optimizer and schedule: which parameters decay, the rates step by step, the guarded step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import OptimConfig
+from rlcore.errors import NonFiniteError
+from rlcore.training.optim import clip_gradient, guarded_step, make_optimizer, make_scheduler
+
+
+def rates(num_steps: int, **settings: Any) -> list[float]:
+    """The learning rate of each step, for a base rate of 1."""
+    module, config = torch.nn.Linear(2, 1), OptimConfig(**settings)
+    optimizer = make_optimizer([(module, 1.0)], config)
+    scheduler = make_scheduler(optimizer, config, num_steps=num_steps)
+    seen = []
+    for _ in range(num_steps):
+        seen.append(float(optimizer.param_groups[0]["lr"]))
+        module(torch.ones(1, 2)).sum().backward()
+        guarded_step(optimizer, scheduler, max_grad_norm=1.0)
+    return seen
+
+
+def test_a_constant_schedule_stays_after_its_warm_up() -> None:
+    assert rates(5, warmup_steps=2) == [0.5, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_linear_schedule_falls_to_zero_at_the_end() -> None:
+    # Two steps of warm-up, then 1 - done/4.
+    assert rates(6, warmup_steps=2, schedule="linear") == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+def test_a_cosine_schedule_is_half_way_down_in_the_middle() -> None:
+    expected = [0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]  # 1, 0.854, 0.5, 0.146
+    assert rates(4, schedule="cosine") == pytest.approx(expected)
+
+
+def test_matrices_decay_and_vectors_do_not_each_module_at_its_own_rate() -> None:
+    first, second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)
+    second.bias.requires_grad_(False)
+    optimizer = make_optimizer([(first, 0.1), (second, 0.2)], OptimConfig(weight_decay=0.5))
+    described = [
+        ([p.ndim for p in group["params"]], group["lr"], group["weight_decay"]) for group in optimizer.param_groups
+    ]
+    assert described == [([2], 0.1, 0.5), ([1], 0.1, 0.0), ([2], 0.2, 0.5)]
+
+
+def test_the_guarded_step_returns_the_norm_before_clipping_and_clears_the_gradient() -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer([(module, 1.0)], OptimConfig())
+    module.weight.grad = torch.tensor([[3.0, 4.0]])
+    norm = guarded_step(optimizer, make_scheduler(optimizer, OptimConfig(), num_steps=1), max_grad_norm=1.0)
+    assert norm == pytest.approx(5.0)
+    assert module.weight.grad is None
+
+
+def test_clipping_scales_a_long_gradient_and_leaves_a_short_one() -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer([(module, 1.0)], OptimConfig())
+    for scale, expected in ((1.0, [0.6, 0.8]), (0.1, [0.3, 0.4])):
+        module.weight.grad = torch.tensor([[3.0, 4.0]]) * scale
+        clip_gradient(optimizer, max_grad_norm=1.0)
+        assert module.weight.grad[0].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_gradient_takes_no_step_and_is_cleared(bad: float) -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer([(module, 1.0)], OptimConfig())
+    scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
+    before = module.weight.detach().clone()
+    module.weight.grad = torch.tensor([[1.0, bad]])
+    with pytest.raises(NonFiniteError, match="gradient norm"):
+        guarded_step(optimizer, scheduler, max_grad_norm=1.0)
+    assert torch.equal(module.weight, before)
+    assert (module.weight.grad, scheduler.last_epoch) == (None, 0)

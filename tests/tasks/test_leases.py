@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+import pytest
+
+from tasks.leases import crash_flow_run, end_orphaned_servers, heal, hold_lease
+from tasks.settings import Home
+from tasks.tracking import RunTracker, open_tracker
+
+SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
+
+
+@pytest.fixture
+def run(tracked_home: Home) -> RunTracker:
+    return open_tracker(tracked_home).start_run("toy", "pipeline", tags={})
+
+
+def leave_dead_lease(home: Home, **changed: object) -> Path:
+    """A lease like those that :func:`hold_lease` writes, held by nobody."""
+    lease = {"host": "here", "pid": 1234, "mlflow_run_id": "", "flow_run_id": "", "attempt": 0} | changed
+    path = home.leases / "dead.json"
+    path.write_text(json.dumps(lease))
+    return path
+
+
+def status(run: RunTracker) -> str:
+    return str(run.client.get_run(run.run_id).info.status)
+
+
+def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.strip()
+        seen.append(line)
+    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
+
+
+def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_home: Home) -> None:
+    code = """
+import os, signal
+from tasks.leases import hold_lease
+from tasks.settings import find_home
+from tasks.tracking import open_tracker
+home = find_home()
+tracker = open_tracker(home)
+parent = tracker.start_run("toy", "pipeline", tags={})
+child = tracker.start_run("toy", "stage", tags={}, parent=parent.run_id)
+with hold_lease(home, mlflow_run_id=parent.run_id):
+    print(parent.run_id, child.run_id, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    parent, child = killed.stdout.split()
+    lines = heal(tracked_home)
+    assert len(lines) == 1
+    assert f"MLflow run {parent} marked KILLED (2 with its stages)" in lines[0]
+    client = open_tracker(tracked_home).client
+    assert [client.get_run(each).info.status for each in (parent, child)] == ["KILLED", "KILLED"]
+    assert list(tracked_home.leases.iterdir()) == []
+    assert heal(tracked_home) == ()
+
+
+def test_a_live_run_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
+    with hold_lease(tracked_home, mlflow_run_id=run.run_id):
+        assert heal(tracked_home) == ()
+        assert len(list(tracked_home.leases.iterdir())) == 1
+    assert status(run) == "RUNNING"
+    assert list(tracked_home.leases.iterdir()) == []
+
+
+def test_a_run_that_another_process_has_taken_up_again_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
+    leave_dead_lease(tracked_home, mlflow_run_id=run.run_id)
+    with hold_lease(tracked_home, mlflow_run_id=run.run_id):
+        assert heal(tracked_home) == ()
+    assert status(run) == "RUNNING"
+
+
+def test_a_run_that_had_ended_needs_no_word(tracked_home: Home, run: RunTracker) -> None:
+    run.end("FINISHED")
+    leave_dead_lease(tracked_home, mlflow_run_id=run.run_id)
+    assert heal(tracked_home) == ()
+    assert status(run) == "FINISHED"
+    assert list(tracked_home.leases.iterdir()) == []
+
+
+def test_the_inline_engine_leaves_leases_of_prefect_runs_to_prefect(tracked_home: Home, run: RunTracker) -> None:
+    path = leave_dead_lease(tracked_home, mlflow_run_id=run.run_id, flow_run_id="f", attempt=1)
+    assert heal(tracked_home) == ()
+    assert path.exists()
+
+
+def test_unfinished_outputs_go_and_work_folders_stay(tracked_home: Home) -> None:
+    (tracked_home.work / "abc.output").mkdir()
+    (tracked_home.work / "abc").mkdir()
+    assert heal(tracked_home) == ("removed the unfinished output of stage abc",)
+    assert [path.name for path in tracked_home.work.iterdir()] == ["abc"]
+
+
+@pytest.mark.prefect
+def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(
+    tracked_home: Home, run: RunTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+    from prefect.states import Running
+
+    @flow(name="toy")
+    def toy() -> None: ...
+
+    monkeypatch.setenv("RLCORE_ENGINE", "prefect")
+    with get_client(sync_client=True) as client:
+        identifier = client.create_flow_run(toy).id
+        client.set_flow_run_state(identifier, Running())
+        attempt = client.read_flow_run(identifier).run_count
+        assert not crash_flow_run(str(identifier), attempt=attempt - 1, reason="died")  # it goes on as a later attempt
+        leave_dead_lease(tracked_home, mlflow_run_id=run.run_id, flow_run_id=str(identifier), attempt=attempt)
+        lines = heal(tracked_home)
+        assert [f"Prefect flow run {identifier} marked CRASHED" in line for line in lines] == [False, True]
+        state = client.read_flow_run(identifier).state
+    assert state is not None
+    assert state.is_crashed()
+    assert "process 1234 on here died" in str(state.message)
+    assert not crash_flow_run(str(identifier), attempt=attempt, reason="died")
+    assert not crash_flow_run(str(UUID(int=0)), attempt=1, reason="died")
+
+
+@pytest.fixture
+def stand_in(home: Home) -> Iterator[list[int]]:
+    """Ids of processes to be ended: sleepers whose command line is that of an embedded server."""
+    started: list[int] = []
+    yield started
+    for pid in started:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_server(stand_in: list[int], *, kill_launcher: bool) -> int:
+    """A process that starts a stand-in for the server, and dies at once or lives on."""
+    code = f"""
+import os, signal, subprocess, sys, time
+from tasks.leases import mark_launcher
+mark_launcher()
+server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", {SERVER!r}], stdout=subprocess.DEVNULL)
+print("server", server.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(60)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    server = int(wait_for_line(launcher, "server").split()[1])
+    stand_in += [server, launcher.pid]
+    if kill_launcher:
+        launcher.wait()
+    assert launcher.stdout is not None
+    launcher.stdout.close()
+    launcher.returncode = launcher.returncode or 0  # the fixture ends it
+    return server
+
+
+def test_a_server_whose_launcher_is_dead_is_ended(home: Home, stand_in: list[int]) -> None:
+    server = start_server(stand_in, kill_launcher=True)
+    assert end_orphaned_servers(home) == (f"ended the Prefect server {server} that a dead process had left",)
+    assert not psutil.pid_exists(server) or psutil.Process(server).status() == psutil.STATUS_ZOMBIE
+    assert end_orphaned_servers(home) == ()
+
+
+def test_a_server_whose_launcher_lives_is_left_alone(home: Home, stand_in: list[int]) -> None:
+    server = start_server(stand_in, kill_launcher=False)
+    assert end_orphaned_servers(home) == ()
+    assert psutil.pid_exists(server)
+
+
+def test_a_server_of_another_home_is_left_alone(home: Home, stand_in: list[int], tmp_path: Path) -> None:
+    server = start_server(stand_in, kill_launcher=True)
+    assert end_orphaned_servers(Home(tmp_path / "other")) == ()
+    assert psutil.pid_exists(server)
+
+
+PIPELINE = """
+import time
+from dataclasses import dataclass
+from prefect import flow
+from tasks.engine import call_flow
+from tasks.pipeline import run_pipeline
+from tasks.settings import find_home
+from tasks.stages import Stage, StageResult
+
+@dataclass
+class Config:
+    name: str = "toy"
+    seed: int = 0
+
+seconds = 0.0
+
+def step(context):
+    (context.folder / "x").write_text("x")
+    print("in the stage", flush=True)
+    time.sleep(seconds)
+    return StageResult(metrics={})
+
+@flow(name="toy", persist_result=False)
+def toy():
+    stage = Stage(name="step", version=1, kind="x", run=step, section=lambda config: {})
+    run_pipeline([stage], Config(), ["step"], home=find_home(), experiment="toy")
+
+def main():
+    call_flow(toy)
+    print("finished", flush=True)
+"""
+MAIN = """
+from tasks.settings import configure_environment, configure_logging, find_home
+configure_environment(find_home())
+configure_logging()
+import toy_pipeline
+toy_pipeline.seconds = {seconds}
+toy_pipeline.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_pipeline_is_healed_by_the_next_one_in_all_three_places(tracked_home: Home, tmp_path: Path) -> None:
+    (tmp_path / "toy_pipeline.py").write_text(PIPELINE)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"RLCORE_HOME": str(tracked_home.root), "RLCORE_ENGINE": "prefect"}
+
+    def start(seconds: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", MAIN.format(seconds=seconds)]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=tmp_path
+        )
+
+    with start(600) as first:
+        wait_for_line(first, "in the stage")
+        (server,) = [child for child in psutil.Process(first.pid).children() if SERVER in child.cmdline()]
+        first.kill()
+    assert server.is_running()
+
+    with start(0) as second:
+        output, _ = second.communicate(timeout=300)
+    assert "finished" in output
+    for text in (
+        f"ended the Prefect server {server.pid}",
+        "marked KILLED (2 with its stages)",
+        "marked CRASHED",
+        "removed the unfinished output of stage",
+    ):
+        assert text in output, output
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    client = open_tracker(tracked_home).client
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    statuses = [each.info.status for each in client.search_runs([experiment.experiment_id])]
+    assert sorted(statuses) == ["FINISHED", "FINISHED", "KILLED"]  # the stage's run went on in the second pipeline
