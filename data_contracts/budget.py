@@ -1,4 +1,4 @@
-"""What rows cost in tokens, and the row rules that follow from a token budget and from control tokens.
+"""What rows cost in tokens, and which rows a token budget or a control token refuses.
 
 The tokenizer enters as functions, so that contracts know no tokenizer library.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from data_contracts.contract import Contract
+from data_contracts.contract import Contract, RowComplaint
 from data_contracts.fields import Messages
 
 _END = (-1,)  # stands for the tokens that end a turn: no token of a text
@@ -19,7 +19,9 @@ _END = (-1,)  # stands for the tokens that end a turn: no token of a text
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMeter:
-    """``encode``: token ids of a text in which nothing is a control token. ``prompt_length``: number of tokens of a
+    """How texts become tokens.
+
+    ``encode``: token ids of a text in which nothing is a control token. ``prompt_length``: number of tokens of a
     conversation with its template and generation prompt. ``special_tokens``: the control tokens, as text.
     """
 
@@ -29,88 +31,62 @@ class TokenMeter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowRule:
-    """A rule of rows that needs more than the row: ``broken`` maps a frame to True where a row breaks it.
+class Measured:
+    """Number of tokens per row (columns ``prompt_tokens`` and, for each answer, ``…_tokens``), and the refused rows."""
 
-    ``is_fatal``: one such row refuses the dataset, whatever its rate.
+    lengths: pd.DataFrame
+    complaints: tuple[RowComplaint, ...]
+
+
+def measure(frame: pd.DataFrame, contract: Contract, meter: TokenMeter, *, max_tokens: int) -> Measured:
+    """Count the tokens of every row of a frame that fulfils its contract, and hold them against the budget.
+
+    A row with a control token in its text is refused without being encoded (a tokenizer may refuse such a text). A
+    prompt must leave room for an answer; a demonstration must fit whole, as its end is an action to be learnt; a pair
+    is cut to the budget by training, so it must still differ after that.
     """
-
-    field: str
-    reason: str
-    broken: Callable[[pd.DataFrame], pd.Series]
-    is_fatal: bool = False
-
-
-def row_rules(contract: Contract, meter: TokenMeter, *, max_tokens: int) -> tuple[RowRule, ...]:
-    """Control tokens first (a tokenizer may refuse such text), then the budget of one row, prompt and answer together."""
-    fields = ("messages", *contract.answers)
-    controls = [
-        RowRule(
-            field=field,
-            reason="holds a control token as text",
-            broken=lambda frame, field=field: _holds_any(frame[field], meter.special_tokens),
-            is_fatal=True,
-        )
-        for field in fields
-    ]
-    return (*controls, *_budget_rules(contract, meter, max_tokens))
+    controls = re.compile("|".join(map(re.escape, filter(None, meter.special_tokens))) or r"(?!)")
+    lengths: list[list[int]] = []
+    found: list[RowComplaint] = []
+    for place, (messages, *answers) in enumerate(frame[["messages", *contract.answers]].itertuples(index=False)):
+        complaint = _control_complaint(place, messages, dict(zip(contract.answers, answers, strict=True)), controls)
+        counts = [0] * (1 + len(answers))
+        if complaint is None:
+            prompt, ids = meter.prompt_length(messages), [tuple(meter.encode(answer)) for answer in answers]
+            counts = [prompt, *map(len, ids)]
+            complaint = _budget_complaint(place, answers, [one + _END for one in ids], (prompt, max_tokens))
+        lengths.append(counts)
+        if complaint is not None:
+            found.append(complaint)
+    names = ["prompt_tokens", *(f"{name}_tokens" for name in contract.answers)]
+    return Measured(lengths=pd.DataFrame(lengths, columns=names, dtype=int), complaints=tuple(found))
 
 
-def token_lengths(frame: pd.DataFrame, contract: Contract, meter: TokenMeter) -> dict[str, list[int]]:
-    """Number of tokens per row of the prompt and of each answer (without the tokens that end it), for the sketches."""
-    lengths = {"prompt_tokens": [meter.prompt_length(messages) for messages in frame["messages"]]}
-    for name in contract.answers:
-        lengths[f"{name}_tokens"] = [len(meter.encode(text)) for text in frame[name]]
-    return lengths
+def _control_complaint(
+    place: int, messages: Messages, answers: dict[str, str], controls: re.Pattern[str]
+) -> RowComplaint | None:
+    turns = {f"messages.{number}.content": turn["content"] for number, turn in enumerate(messages)}
+    for field, text in {**turns, **answers}.items():
+        match = controls.search(text)
+        if match:
+            around = text[max(0, match.start() - 60) : match.end() + 60]
+            reason = f"holds the control token {match.group()} as text"
+            return RowComplaint(row=place, field=field, value=around, reason=reason, is_fatal=True)
+    return None
 
 
-def _budget_rules(contract: Contract, meter: TokenMeter, max_tokens: int) -> tuple[RowRule, ...]:
-    def room(messages: Messages) -> int:
-        return max_tokens - meter.prompt_length(messages)
-
-    def prompt_fills_budget(frame: pd.DataFrame) -> pd.Series:
-        return frame["messages"].map(room) <= 0
-
-    def answer_is_cut(frame: pd.DataFrame) -> pd.Series:
-        used = frame["completion"].map(lambda text: len((*meter.encode(text), *_END)))
-        return used > frame["messages"].map(room)
-
-    def sides_are_cut_equal(frame: pd.DataFrame) -> pd.Series:
-        cut = [
-            (*meter.encode(chosen), *_END)[:left] == (*meter.encode(rejected), *_END)[:left]
-            for left, chosen, rejected in zip(
-                frame["messages"].map(room), frame["chosen"], frame["rejected"], strict=True
-            )
-        ]
-        return pd.Series(cut, index=frame.index, dtype=bool)
-
-    rules = [
-        RowRule(
-            field="messages",
-            reason=f"the prompt leaves no room for an answer in {max_tokens} tokens",
-            broken=prompt_fills_budget,
-        )
-    ]
-    if "completion" in contract.answers:
-        rules.append(
-            RowRule(field="completion", reason=f"longer than {max_tokens} tokens with its prompt", broken=answer_is_cut)
-        )
-    if "rejected" in contract.answers:
-        rules.append(
-            RowRule(
-                field="rejected",
-                reason=f"chosen and rejected are the same after truncation to {max_tokens} tokens",
-                broken=sides_are_cut_equal,
-            )
-        )
-    return tuple(rules)
-
-
-def _holds_any(column: pd.Series, tokens: Sequence[str]) -> pd.Series:
-    pattern = re.compile("|".join(map(re.escape, filter(None, tokens))) or r"(?!)")
-
-    def holds(value: object) -> bool:
-        texts = [value] if isinstance(value, str) else [turn["content"] for turn in value]  # type: ignore[attr-defined]  # messages
-        return any(pattern.search(text) for text in texts)
-
-    return column.map(holds).astype(bool)
+def _budget_complaint(
+    place: int, answers: Sequence[str], ids: Sequence[tuple[int, ...]], budget: tuple[int, int]
+) -> RowComplaint | None:
+    prompt, max_tokens = budget
+    room = max_tokens - prompt
+    if room <= 0:
+        reason = f"the prompt leaves no room for an answer in {max_tokens} tokens"
+        return RowComplaint(row=place, field="messages", value=f"{prompt} tokens", reason=reason)
+    if len(ids) == 1 and len(ids[0]) > room:
+        reason = f"longer than {max_tokens} tokens with its prompt"
+        return RowComplaint(row=place, field="completion", value=answers[0], reason=reason)
+    if len(ids) == 2 and ids[0][:room] == ids[1][:room]:
+        reason = f"chosen and rejected are the same after truncation to {max_tokens} tokens"
+        return RowComplaint(row=place, field="rejected", value=answers[1], reason=reason)
+    return None

@@ -40,12 +40,13 @@ class Contract:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowComplaint:
-    """One broken rule; ``row`` is a position in the frame, or ``WHOLE_FRAME``."""
+    """One broken rule; ``row`` is a position in the frame, or ``WHOLE_FRAME``. A fatal one refuses the dataset."""
 
     row: int
     field: str
     value: Any
     reason: str
+    is_fatal: bool = False
 
 
 def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:

@@ -7,7 +7,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from data_contracts import cells
-from data_contracts.contract import Contract
+from data_contracts.contract import Contract, RowComplaint
 
 
 class PreferencePairs(pa.DataFrameModel):
@@ -65,3 +65,22 @@ class PreferencePairs(pa.DataFrameModel):
 CONTRACT = Contract(
     name="preference_pairs/v1", model=PreferencePairs, id_column="pair_id", answers=("chosen", "rejected")
 )
+
+
+def conflicts(frame: pd.DataFrame) -> list[RowComplaint]:
+    """Pairs whose mirror image (same ``prompt_hash``, same answers, preferred the other way) is there as well.
+
+    Both go: nothing says which of the two judgements is right.
+    """
+    sides = list(zip(frame["prompt_hash"], frame["chosen"], frame["rejected"], strict=True))
+    names = dict(zip(sides, frame["pair_id"], strict=True))
+    return [
+        RowComplaint(
+            row=place,
+            field="pair_id",
+            value=f"{frame['pair_id'].iloc[place]} against {names[prompt, rejected, chosen]}",
+            reason="another pair prefers the same answers the other way",
+        )
+        for place, (prompt, chosen, rejected) in enumerate(sides)
+        if (prompt, rejected, chosen) in names
+    ]

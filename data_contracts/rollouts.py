@@ -1,4 +1,4 @@
-"""``rollouts/v1`` and ``scores/v1``: what was sampled in an iteration and how it was graded, side by side in a table."""
+"""``rollouts/v1`` and ``scores/v1``: what was sampled in an iteration and how it was graded, in one table."""
 
 from __future__ import annotations
 

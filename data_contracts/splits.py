@@ -26,7 +26,7 @@ def held_out_prompts(
 ) -> frozenset[str]:
     """The prompts of a file that are kept for evaluation, given the prompt hash of each row.
 
-    ``num_eval`` prompts, or their share when the file has fewer than ``num_train + num_eval`` rows. Prompts in ``first``
+    ``num_eval`` prompts, or their share when there are fewer than ``num_train + num_eval`` rows. Prompts in ``first``
     (those that another dataset evaluates on) are held out before any other, all of them.
     """
     prompts = sorted(set(hashes))
@@ -59,8 +59,8 @@ def assign(splits: Sequence[str | None], hashes: Sequence[str], held_out: frozen
 def select(frame: pd.DataFrame, hashes: Sequence[str], *, num_train: int, num_eval: int, seed: int) -> pd.DataFrame:
     """At most ``num_train`` and ``num_eval`` rows, in their order.
 
-    One row of each prompt before a second row of any: held-out rows are then independent as far as the data allow. Which
-    training prompts come first depends on ``seed``; which evaluation prompts do, does not.
+    One row of each prompt before a second row of any: held-out rows are then independent as far as the data allow.
+    Which training prompts come first depends on ``seed``; which evaluation prompts do, does not.
     """
     keys = pd.DataFrame({"split": frame["split"].to_numpy(), "hash": list(hashes)})
     keys["turn"] = keys.groupby("hash").cumcount()

@@ -17,6 +17,7 @@ from rlcore.sampling.base import Sampler
 from rlcore.types import Prompt, Rollout, Score, TrainingSample
 
 WRONG_UP_TO = 0.5
+LEFT_OVER = 0.1  # of the way from the old to the new log-probabilities, for a sync that counts as whole
 _NO_ANSWER = "this is no answer"
 
 
@@ -38,19 +39,24 @@ class SyncProbe:
 
 @dataclass(frozen=True, slots=True)
 class SyncLimits:
-    """``max_abs``: bound on the difference of any token; ``mean_abs``: what rounding alone makes of the mean (nats)."""
+    """``max_abs``: bound on the difference of any token; ``mean_abs``: what rounding alone makes of the mean (nats).
+
+    ``shows_any_step``: no step is too small to change the log-probabilities. In half precision a small one vanishes in
+    rounding, and an engine that took it may look like one that did not.
+    """
 
     max_abs: float
     mean_abs: float
+    shows_any_step: bool
 
 
 # A sound engine showed max 4.6e-5 and mean 6e-6 against the trainer in float32, 0.24 and 0.05 in bfloat16.
 SYNC_LIMITS: Mapping[torch.dtype, SyncLimits] = MappingProxyType(
     {
-        torch.float64: SyncLimits(1e-3, 5e-5),
-        torch.float32: SyncLimits(1e-3, 5e-5),
-        torch.bfloat16: SyncLimits(0.5, 0.1),
-        torch.float16: SyncLimits(0.1, 0.02),
+        torch.float64: SyncLimits(1e-3, 5e-5, True),
+        torch.float32: SyncLimits(1e-3, 5e-5, True),
+        torch.bfloat16: SyncLimits(0.5, 0.1, False),
+        torch.float16: SyncLimits(0.1, 0.02, False),
     }
 )
 
@@ -117,8 +123,8 @@ def sync_canary(
     """The engine serves the learner's weights: same version, same log-probabilities, and moved if the weights did.
 
     ``before`` are the engine's log-probabilities of the probes before the sync; None where the learner took no step
-    since the last one. Besides the bound of ``dtype`` on every token, the engine has to be at least twice as close to
-    the learner as it was before: a small step that arrived in half of the layers stays within any fixed bound.
+    since the last one. Besides the bound of ``dtype`` on every token, the engine has to be ten times as close to the
+    learner as it was before: a small step that arrived in one of the layers stays within any fixed bound.
 
     Returns:
         ``sync/max_abs`` and, with ``before``, ``sync/moved``, in nats.
@@ -188,10 +194,10 @@ def _movement(engine: torch.Tensor, learner: torch.Tensor, before: torch.Tensor,
     """How far the engine moved; it has to have left its old weights behind and to have arrived at the learner's."""
     if engine.shape != before.shape:
         raise CanaryError(f"the probes have {len(engine)} tokens after the sync and had {len(before)} before")
-    if torch.equal(engine, before):
+    if limits.shows_any_step and torch.equal(engine, before):
         raise StaleSamplerError("the weights moved, the engine did not", fix="its load_weights changes nothing")
     mean, mean_before = float((engine - learner).abs().mean()), float((before - learner).abs().mean())
-    if not mean <= max(limits.mean_abs, 0.5 * mean_before):
+    if not mean <= max(limits.mean_abs, LEFT_OVER * mean_before):
         raise CanaryError(
             f"the engine is {mean:.3g} from the learner after the sync and was {mean_before:.3g} before",
             fix="only a part of the weights arrived",

@@ -105,7 +105,10 @@ def mcnemar_p(only_new: int, only_old: int) -> float:
     Under no difference each such problem is a fair coin: ``2 · P(Binomial(n, ½) <= min)``, at most 1.
     """
     n = only_new + only_old
-    tail = sum(math.comb(n, i) for i in range(min(only_new, only_old) + 1))
+    tail = term = 1  # the sum of C(n, i), and its last term
+    for i in range(min(only_new, only_old)):
+        term = term * (n - i) // (i + 1)
+        tail += term
     return min(1.0, float(Fraction(2 * tail, 1 << n)))  # integers divide exactly at any size
 
 

@@ -36,7 +36,7 @@ def run_compare(context: StageContext) -> StageResult:
         for new, old in CONTRASTS
         if new in folders and old in folders
     }
-    histories = {
+    histories: dict[str, list[dict[str, float]]] = {
         label: _json(context.inputs[label.lower()] / "history.json") for label in ("GRPO", "PPO") if label in folders
     }
     page = render(context.config.name, summaries, differences, histories, answers)

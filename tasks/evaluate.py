@@ -67,7 +67,7 @@ def answers(
     scores = iter(grade([rollout for _, rollout in flat if isinstance(rollout, Rollout)]))
     rows: list[dict[str, Any]] = []
     for index, rollout in flat:
-        row = {
+        row: dict[str, Any] = {
             "prompt_id": rollout.prompt.prompt_id,
             "task": rollout.prompt.task,
             "mode": "greedy" if params.greedy else "sampled",

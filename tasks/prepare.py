@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pandas as pd
-from data_contracts.gate import GateReport
 
+from data_contracts.gate import GateReport
 from rlcore.config import DatasetConfig, RewardTerm, RunConfig
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.base import SamplingParams
@@ -16,6 +17,7 @@ from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Rollout
 from tasks.data import (
+    POLICY,
     DatasetKind,
     TokenView,
     prepare_dataset,
@@ -29,8 +31,6 @@ from tasks.runtime import open_runtime
 from tasks.stages import StageContext, StageResult
 from tasks.storage import write_table
 from tasks.tokens import tokenize_prompts
-
-POLICY = "policy"  # the adapter that samples pairs from the SFT policy and lets the verifier judge them
 
 
 def run_prepare_prompts(context: StageContext) -> StageResult:
@@ -59,9 +59,11 @@ def _prepare(context: StageContext, kind: DatasetKind, config: DatasetConfig, *,
     if kind != "prompts":
         forbidden = prompt_hashes(read_prompts(context.inputs["prepare_prompts"] / "eval.parquet"))
     view = token_view(ChatTokenizer.load(tokenizer))
-    report = prepare_dataset(
-        kind, config, seed=context.seed, tokens=view, folder=context.folder, forbidden_prompts=forbidden
-    )
+    # In the work folder first: when the gate refuses, quarantine and report stay where the error says.
+    snapshot = context.work / "snapshot"
+    snapshot.mkdir(exist_ok=True)
+    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, forbidden_prompts=forbidden)
+    shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     record(context, report)
     return StageResult(
         metrics={
@@ -84,7 +86,11 @@ def record(context: StageContext, report: GateReport) -> None:
 
 def token_view(tokenizer: ChatTokenizer) -> TokenView:
     """What the gate needs to know of a tokenizer."""
-    return TokenView(encode=tokenizer.encode, special_tokens=tuple(tokenizer.special_tokens))
+    return TokenView(
+        encode=tokenizer.encode,
+        special_tokens=tuple(tokenizer.special_tokens),
+        prompt_length=lambda messages: len(tokenizer.render_prompt(messages)),
+    )
 
 
 def sample_pairs(context: StageContext, config: DatasetConfig, path: Path) -> None:
@@ -122,6 +128,7 @@ def sample_pairs(context: StageContext, config: DatasetConfig, path: Path) -> No
 def _pair_row(chosen: Rollout, rejected: Rollout) -> dict[str, object]:
     return {
         "pair_id": chosen.prompt.prompt_id,
+        "weight": 1.0,
         "messages": [{"role": message.role, "content": message.content} for message in chosen.prompt.messages],
         "chosen": chosen.text,
         "rejected": rejected.text,

@@ -66,7 +66,7 @@ class RlRun:
     def prompts_of(self, iteration: int) -> list[Prompt]:
         """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""
         count = self.rl.prompts_per_iteration
-        return list(_window(self.prompts, (iteration - 1) * count, count, seed=self.seed))
+        return window(self.prompts, (iteration - 1) * count, count, seed=self.seed)
 
 
 @contextmanager
@@ -125,15 +125,15 @@ def reward_resources(context: StageContext, runtime: Runtime, rl: RlConfig) -> R
     def score(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
         sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
         raw = score_rewards(model, sequences, tokens_per_microbatch=rl.update.tokens_per_microbatch)
-        return (raw - centring["shift"]) / centring["scale"]
+        return (raw - float(centring["shift"])) / float(centring["scale"])
 
     return RewardResources(score_tokens=score)
 
 
-def _window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> Iterator[Prompt]:
-    for place in range(start, start + count):
-        epoch, offset = divmod(place, len(prompts))
-        yield prompts[_order(len(prompts), seed, epoch)[offset]]
+def window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> list[Prompt]:
+    """``count`` prompts from place ``start`` of an endless row of epochs, each in an order of its own."""
+    places = (divmod(place, len(prompts)) for place in range(start, start + count))
+    return [prompts[_order(len(prompts), seed, epoch)[offset]] for epoch, offset in places]
 
 
 @functools.lru_cache(maxsize=2)

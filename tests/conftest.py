@@ -32,12 +32,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("prefect"):
-            item.add_marker(pytest.mark.xdist_group("prefect"))  # one worker, one API
-
-
 def pytest_unconfigure() -> None:
     shutil.rmtree(_SESSION_HOME.root, ignore_errors=True)
 

@@ -70,6 +70,8 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
         model, backend = _read_source(config, seed=seed)
         if config.chat_template:
             backend.chat_template = _read_template(Path(config.chat_template))
+        elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
+            backend.chat_template = backend.get_chat_template()
         _write(model, backend, temporary)
         tokenizer = ChatTokenizer.load(temporary)
         _verify(temporary, model, tokenizer)
@@ -234,17 +236,17 @@ def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Pat
 def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
     """Raises ModelError unless the folder gives the same weights back and they compute finite numbers."""
     copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocabulary_size > rows:
+        raise ModelError(f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model {rows}", where=str(folder))
+    if not bool(copy(torch.tensor([tokenizer.encode("3 + 4 = 7")])).logits.isfinite().all()):
+        raise ModelError("the model computes NaN or infinity", where=str(folder), fix="fetch the model again")
     expected, found = model.state_dict(), copy.state_dict()
     problems = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
     if _is_tied(model) != _is_tied(copy):
         problems.append("tied embeddings")
     if problems:
         raise ModelError(f"the checkpoint differs from what was written: {problems[:5]}", where=str(folder))
-    rows = model.get_input_embeddings().weight.shape[0]
-    if tokenizer.vocabulary_size > rows:
-        raise ModelError(f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model {rows}", where=str(folder))
-    if not bool(copy(torch.tensor([tokenizer.encode("3 + 4 = 7")])).logits.isfinite().all()):
-        raise ModelError("the model computes NaN or infinity", where=str(folder), fix="fetch the model again")
 
 
 def _is_tied(model: PreTrainedModel) -> bool:

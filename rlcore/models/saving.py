@@ -28,7 +28,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        for path in (*temporary.iterdir(), temporary):
+        for path in (*temporary.rglob("*"), temporary):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
             _fsync(path)
         temporary.rename(folder)

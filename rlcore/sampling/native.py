@@ -47,7 +47,7 @@ class NativeSampler:
         self, model: PreTrainedModel, tokenizer: ChatTokenizer, *, policy_version: int = 0, max_concurrent: int = 256
     ) -> None:
         self.policy_version = policy_version
-        self._model = model.requires_grad_(False).eval()
+        self._model = copy.deepcopy(model).requires_grad_(False).eval()
         self._model.set_attn_implementation(GROUPED_ATTENTION)
         self._tokenizer = tokenizer
         self._max_concurrent = max_concurrent

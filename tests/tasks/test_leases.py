@@ -7,12 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
 
 import psutil
 import pytest
 
-from tasks.leases import crash_flow_run, end_orphaned_servers, heal, hold_lease
+from tasks.leases import end_orphaned_servers, heal, hold_lease
 from tasks.settings import Home
 from tasks.tracking import RunTracker, open_tracker
 
@@ -108,34 +107,6 @@ def test_unfinished_outputs_go_and_work_folders_stay(tracked_home: Home) -> None
     assert [path.name for path in tracked_home.work.iterdir()] == ["abc"]
 
 
-@pytest.mark.prefect
-def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(
-    tracked_home: Home, run: RunTracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect import flow
-    from prefect.client.orchestration import get_client
-    from prefect.states import Running
-
-    @flow(name="toy")
-    def toy() -> None: ...
-
-    monkeypatch.setenv("RLCORE_ENGINE", "prefect")
-    with get_client(sync_client=True) as client:
-        identifier = client.create_flow_run(toy).id
-        client.set_flow_run_state(identifier, Running())
-        attempt = client.read_flow_run(identifier).run_count
-        assert not crash_flow_run(str(identifier), attempt=attempt - 1, reason="died")  # it goes on as a later attempt
-        leave_dead_lease(tracked_home, mlflow_run_id=run.run_id, flow_run_id=str(identifier), attempt=attempt)
-        lines = heal(tracked_home)
-        assert [f"Prefect flow run {identifier} marked CRASHED" in line for line in lines] == [False, True]
-        state = client.read_flow_run(identifier).state
-    assert state is not None
-    assert state.is_crashed()
-    assert "process 1234 on here died" in str(state.message)
-    assert not crash_flow_run(str(identifier), attempt=attempt, reason="died")
-    assert not crash_flow_run(str(UUID(int=0)), attempt=1, reason="died")
-
-
 @pytest.fixture
 def stand_in(home: Home) -> Iterator[list[int]]:
     """Ids of processes to be ended: sleepers whose command line is that of an embedded server."""
@@ -184,80 +155,3 @@ def test_a_server_of_another_home_is_left_alone(home: Home, stand_in: list[int],
     server = start_server(stand_in, kill_launcher=True)
     assert end_orphaned_servers(Home(tmp_path / "other")) == ()
     assert psutil.pid_exists(server)
-
-
-PIPELINE = """
-import time
-from dataclasses import dataclass
-from prefect import flow
-from tasks.engine import call_flow
-from tasks.pipeline import run_pipeline
-from tasks.settings import find_home
-from tasks.stages import Stage, StageResult
-
-@dataclass
-class Config:
-    name: str = "toy"
-    seed: int = 0
-
-seconds = 0.0
-
-def step(context):
-    (context.folder / "x").write_text("x")
-    print("in the stage", flush=True)
-    time.sleep(seconds)
-    return StageResult(metrics={})
-
-@flow(name="toy", persist_result=False)
-def toy():
-    stage = Stage(name="step", version=1, kind="x", run=step, section=lambda config: {})
-    run_pipeline([stage], Config(), ["step"], home=find_home(), experiment="toy")
-
-def main():
-    call_flow(toy)
-    print("finished", flush=True)
-"""
-MAIN = """
-from tasks.settings import configure_environment, configure_logging, find_home
-configure_environment(find_home())
-configure_logging()
-import toy_pipeline
-toy_pipeline.seconds = {seconds}
-toy_pipeline.main()
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_pipeline_is_healed_by_the_next_one_in_all_three_places(tracked_home: Home, tmp_path: Path) -> None:
-    (tmp_path / "toy_pipeline.py").write_text(PIPELINE)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"RLCORE_HOME": str(tracked_home.root), "RLCORE_ENGINE": "prefect"}
-
-    def start(seconds: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", MAIN.format(seconds=seconds)]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=tmp_path
-        )
-
-    with start(600) as first:
-        wait_for_line(first, "in the stage")
-        (server,) = [child for child in psutil.Process(first.pid).children() if SERVER in child.cmdline()]
-        first.kill()
-    assert server.is_running()
-
-    with start(0) as second:
-        output, _ = second.communicate(timeout=300)
-    assert "finished" in output
-    for text in (
-        f"ended the Prefect server {server.pid}",
-        "marked KILLED (2 with its stages)",
-        "marked CRASHED",
-        "removed the unfinished output of stage",
-    ):
-        assert text in output, output
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-    client = open_tracker(tracked_home).client
-    experiment = client.get_experiment_by_name("toy")
-    assert experiment is not None
-    statuses = [each.info.status for each in client.search_runs([experiment.experiment_id])]
-    assert sorted(statuses) == ["FINISHED", "FINISHED", "KILLED"]  # the stage's run went on in the second pipeline

@@ -73,7 +73,7 @@ def test_one_seed_is_one_model_bit_for_bit_and_draws_from_no_global_state(tmp_pa
 
 def test_a_scratch_model_starts_close_to_uniform(checkpoint: Path) -> None:
     model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
-    logits = model(torch.arange(20)[None]).logits
+    logits = model(torch.arange(20)[None]).logits.detach()
     entropy = float(torch.distributions.Categorical(logits=logits).entropy().mean())
     assert entropy == pytest.approx(math.log(262), rel=0.1)
 
@@ -136,7 +136,7 @@ def reshape_a_tensor(folder: Path) -> None:
 
 def plant_a_nan(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][0] = float("nan")
+    weights["model.embed_tokens.weight"][200, 0] = float("nan")  # one logit of 262
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -166,8 +166,8 @@ def remove_tokenizer(folder: Path) -> None:
         (truncate, "cannot be loaded"),
         (damage_header, "cannot be loaded"),
         (drop_a_tensor, r"incomplete.*up_proj"),
-        (reshape_a_tensor, "norm.weight|mismatch"),
-        (plant_a_nan, "NaN or infinity|differs"),
+        (reshape_a_tensor, "cannot be loaded"),
+        (plant_a_nan, "NaN or infinity"),
         (remove_weights, "cannot be loaded"),
         (only_a_pickle, "cannot be loaded"),
         (unknown_architecture, "perceptron-9000"),

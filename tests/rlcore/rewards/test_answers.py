@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -115,7 +116,7 @@ def test_delimiters_around_the_whole_answer_are_stripped(text: str, cleaned: str
     assert clean(text) == cleaned
 
 
-def test_a_cut_completion_has_no_last_number(make_rollout) -> None:
+def test_a_cut_completion_has_no_last_number(make_rollout: Callable[..., Rollout]) -> None:
     """The 12 of a cut "1234" is half a number."""
     whole: Rollout = make_rollout("so it is 12")
     cut: Rollout = make_rollout("so it is 12", finish_reason="length")
@@ -124,7 +125,7 @@ def test_a_cut_completion_has_no_last_number(make_rollout) -> None:
     assert find_answer(cut, last_number_counts=True) is None
 
 
-def test_a_cut_completion_keeps_its_marked_answer(make_rollout) -> None:
+def test_a_cut_completion_keeps_its_marked_answer(make_rollout: Callable[..., Rollout]) -> None:
     assert find_answer(make_rollout(r"\boxed{12} and", finish_reason="length"), last_number_counts=True) == "12"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
 from rlcore.rewards.format import FormatOptions, FormatReward, has_format
+from rlcore.types import Rollout
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_a_completion_keeps_to_the_format_or_does_not(style: str, text: str, fit
     assert has_format(text, style) is fits
 
 
-def test_the_reward_is_one_or_zero(make_rollout) -> None:
+def test_the_reward_is_one_or_zero(make_rollout: Callable[..., Rollout]) -> None:
     reward = FormatReward(FormatOptions(style="boxed"))
     scores = reward([make_rollout(r"\boxed{5}"), make_rollout("5")])
     assert [score.value for score in scores] == [1.0, 0.0]

@@ -147,17 +147,14 @@ def test_threads_take_turns(math_pool: GraderPool) -> None:
     assert results == {name: [False, True, False] for name in "wxyz"}
 
 
-def test_workers_have_a_memory_limit_and_none_of_our_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_API_TOKEN", "planted-secret")
-    with GraderPool("math", timeout_seconds=1.0, num_workers=1) as pool:
-        pool.grade_all([doubled("x")])
-        worker = psutil.Process(pool._workers[0].pid)
-        assert worker.rlimit(psutil.RLIMIT_AS) == (2 << 30, 2 << 30)
-        assert "planted-secret" not in worker.environ().values()
-        assert worker.environ().keys() <= {
-            "PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-            "PYTHONPATH", "PYTHONHASHSEED", "LANG", "LC_CTYPE",
-        }  # fmt: skip
+def test_workers_have_a_memory_limit_and_none_of_our_environment(math_pool: GraderPool) -> None:
+    math_pool.grade_all([doubled("x")])
+    worker = psutil.Process(math_pool._workers[0].pid)
+    assert worker.rlimit(psutil.RLIMIT_AS) == (2 << 30, 2 << 30)
+    threads = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
+    known = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHASHSEED", "LANG", "LC_CTYPE"} | threads
+    assert worker.environ().keys() <= known
+    assert os.environ.keys() - known  # there is something to keep back
 
 
 def test_a_grader_that_cannot_start_says_why() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError
 from rlcore.rewards.length import LengthOptions, LengthReward, overlong_penalty
+from rlcore.types import Rollout
 
 shapes = st.integers(1, 500).flatmap(lambda limit: st.tuples(st.just(limit), st.integers(1, limit)))
 
@@ -31,7 +33,7 @@ def test_one_token_more_never_costs_more_than_a_step_of_the_ramp(shape: tuple[in
     assert here - there <= 1 / buffer + 1e-12
 
 
-def test_only_tokens_of_the_policy_are_counted(make_rollout) -> None:
+def test_only_tokens_of_the_policy_are_counted(make_rollout: Callable[..., Rollout]) -> None:
     reward = LengthReward(LengthOptions(limit=4, buffer=2))
     whole = make_rollout("", num_tokens=4)
     with_tool_output = dataclasses.replace(whole, loss_mask=(True, False, False, True))

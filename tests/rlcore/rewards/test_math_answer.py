@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.math_answer import MathOptions, MathReward, decide, find_reference
+from rlcore.types import Rollout
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k_train.jsonl"
 
@@ -25,7 +26,7 @@ def reward() -> Iterator[MathReward]:
     made.close()
 
 
-def test_the_worked_examples_score_one(reward: MathReward, make_rollout) -> None:
+def test_the_worked_examples_score_one(reward: MathReward, make_rollout: Callable[..., Rollout]) -> None:
     """What is 1+1-1+1.1-1? 1.1. Solve 5x(3 + 4) at x = 1: 35."""
     rollouts = [make_rollout(r"The answer is \box{1.1}.", "1.1"), make_rollout("= 5*7 = 35", "35")]
     scores = reward(rollouts)
@@ -65,7 +66,7 @@ def test_the_worked_examples_score_one(reward: MathReward, make_rollout) -> None
     ],
 )
 def test_what_is_decided_without_symbols(
-    reward: MathReward, make_rollout, text: str, reference: str, value: float
+    reward: MathReward, make_rollout: Callable[..., Rollout], text: str, reference: str, value: float
 ) -> None:
     assert reward([make_rollout(text, reference)])[0].value == value
 
@@ -145,7 +146,9 @@ def test_without_evaluated_only_an_expression_needs_the_symbolic_grader() -> Non
     assert decide("3+4", "7", evaluated_only=False) is None
 
 
-def test_a_power_tower_is_unscored_and_the_next_answers_are_graded(reward: MathReward, make_rollout) -> None:
+def test_a_power_tower_is_unscored_and_the_next_answers_are_graded(
+    reward: MathReward, make_rollout: Callable[..., Rollout]
+) -> None:
     """9^(9^9) holds the interpreter's lock in one C call: only killing a process ends it."""
     reward([make_rollout(r"\boxed{x+x}", "2x")])  # starting the processes is not part of the deadline
     started = time.monotonic()
@@ -157,13 +160,15 @@ def test_a_power_tower_is_unscored_and_the_next_answers_are_graded(reward: MathR
     assert [score.value for score in others] == [1.0, 0.0, 1.0]
 
 
-def test_a_reference_that_cannot_be_parsed_is_the_graders_failure(reward: MathReward, make_rollout) -> None:
+def test_a_reference_that_cannot_be_parsed_is_the_graders_failure(
+    reward: MathReward, make_rollout: Callable[..., Rollout]
+) -> None:
     score = reward([make_rollout(r"\boxed{x+1}", "$$$")])[0]
     assert score.value is None
     assert "reference" in score.error
 
 
-def test_grading_works_in_a_thread(reward: MathReward, make_rollout) -> None:
+def test_grading_works_in_a_thread(reward: MathReward, make_rollout: Callable[..., Rollout]) -> None:
     """A signal-based timeout fails there, and scored every answer 0 in one system."""
     found: list[float | None] = []
     rollout = make_rollout(r"\boxed{z+z}", "2z")
@@ -173,13 +178,13 @@ def test_grading_works_in_a_thread(reward: MathReward, make_rollout) -> None:
     assert found == [1.0]
 
 
-def test_plain_numbers_start_no_process(make_rollout) -> None:
+def test_plain_numbers_start_no_process(make_rollout: Callable[..., Rollout]) -> None:
     reward = MathReward()
     reward([make_rollout(r"\boxed{1}", "1"), make_rollout(r"\boxed{no idea}", "1")])
     assert reward._pool._nursery is None
 
 
-def test_short_answers_are_scored_faster_than_500_a_second(make_rollout) -> None:
+def test_short_answers_are_scored_faster_than_500_a_second(make_rollout: Callable[..., Rollout]) -> None:
     rollouts = [make_rollout(f"Step by step: {i} + 1. So \\boxed{{{i}}}.", str(i + i % 2)) for i in range(1_000)]
     started = time.process_time()
     scores = MathReward()(rollouts)
@@ -198,13 +203,13 @@ def test_any_answer_is_decided_or_left_to_symbols_without_an_exception(answer: s
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared/data/gsm8k_train.jsonl is absent")
-def test_people_s_answers_verify_and_a_neighbours_do_not(make_rollout) -> None:
-    answers = [json.loads(line)["answer"] for line in GSM8K.read_text(encoding="utf-8").splitlines()]
+def test_people_s_answers_verify_and_a_neighbours_do_not(make_rollout: Callable[..., Rollout]) -> None:
+    answers = [json.loads(line)["answer"] for line in GSM8K.read_text(encoding="utf-8").splitlines()[::3]]
     others = answers[1:] + answers[:1]
     reward = MathReward()
     own = reward([make_rollout(answer, answer) for answer in answers])
     assert {score.value for score in own} == {1.0}
     different = [(a, b) for a, b in zip(answers, others, strict=True) if find_reference(a) != find_reference(b)]
-    assert len(different) > 7_000
+    assert len(different) > 2_300
     scores = reward([make_rollout(answer, reference) for answer, reference in different])
     assert {score.value for score in scores} == {0.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -33,14 +33,14 @@ def mixed(*parts: tuple[str, float, Sequence[float | None] | Exception]) -> Mixe
     return MixedReward([WeightedPart(Fixed(name, values), weight) for name, weight, values in parts])
 
 
-def test_the_total_is_the_weighted_sum_and_the_parts_are_before_weighting(make_rollout) -> None:
+def test_the_total_is_the_weighted_sum_and_the_parts_are_before_weighting(make_rollout: Callable[..., Rollout]) -> None:
     """0.5 * 1.0 + 2.0 * 0.25 = 1.0; 0.5 * 0.0 + 2.0 * -0.5 = -1.0."""
     scores = mixed(("math", 0.5, [1.0, 0.0]), ("length", 2.0, [0.25, -0.5]))([make_rollout("")] * 2)
     assert [score.value for score in scores] == [1.0, -1.0]
     assert scores[1].parts == {"math": 0.0, "length": -0.5}
 
 
-def test_where_a_part_is_unscored_the_total_is(make_rollout) -> None:
+def test_where_a_part_is_unscored_the_total_is(make_rollout: Callable[..., Rollout]) -> None:
     first, second = mixed(("math", 1.0, [None, 1.0]), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
     assert first.value is None
     assert first.error == "math: timeout"
@@ -48,13 +48,13 @@ def test_where_a_part_is_unscored_the_total_is(make_rollout) -> None:
     assert second.value == 1.5
 
 
-def test_a_nan_is_unscored_and_an_infinity_is_refused(make_rollout) -> None:
+def test_a_nan_is_unscored_and_an_infinity_is_refused(make_rollout: Callable[..., Rollout]) -> None:
     assert mixed(("rm", 1.0, [float("nan")]))([make_rollout("")])[0].error == "rm: the score is not a number"
     with pytest.raises(RewardError, match="rm gave an infinite score"):
         mixed(("rm", 1.0, [float("-inf")]))([make_rollout("")])
 
 
-def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero(make_rollout) -> None:
+def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero(make_rollout: Callable[..., Rollout]) -> None:
     scores = mixed(("math", 1.0, ZeroDivisionError("boom")), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
     assert [score.value for score in scores] == [None, None]
     assert scores[0].error == "math: ZeroDivisionError: boom"
@@ -62,12 +62,12 @@ def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero(make_roll
         check_error_rate(scores, max_rate=0.5)
 
 
-def test_an_error_of_ours_is_not_swallowed(make_rollout) -> None:
+def test_an_error_of_ours_is_not_swallowed(make_rollout: Callable[..., Rollout]) -> None:
     with pytest.raises(ConfigError):
         mixed(("math", 1.0, ConfigError("wrong")))([make_rollout("")])
 
 
-def test_a_part_with_another_number_of_scores_is_refused(make_rollout) -> None:
+def test_a_part_with_another_number_of_scores_is_refused(make_rollout: Callable[..., Rollout]) -> None:
     with pytest.raises(RewardError, match="math returned 1 scores for 2"):
         mixed(("math", 1.0, [1.0]))([make_rollout("")] * 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import reasoning_gym
@@ -13,6 +13,7 @@ from reasoning_gym.factory import DATASETS
 
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.procedural_scorer import EVALUATED_ANSWERS, grade
+from rlcore.types import Rollout
 
 TASKS = ("chain_sum", "basic_arithmetic", "gcd", "leg_counting", "letter_counting", "gsm_symbolic", "spell_backward")
 
@@ -33,7 +34,9 @@ def reference_of(dataset: str) -> str:
 
 
 @pytest.mark.parametrize("dataset", TASKS)
-def test_the_oracle_is_correct_and_another_answer_is_not(reward: ProceduralReward, make_rollout, dataset: str) -> None:
+def test_the_oracle_is_correct_and_another_answer_is_not(
+    reward: ProceduralReward, make_rollout: Callable[..., Rollout], dataset: str
+) -> None:
     reference, answer = reference_of(dataset), entry_of(dataset)["answer"]
     texts = [f"<answer>{answer}</answer>", rf"So \boxed{{{answer}}}", "<answer>no idea</answer>", ""]
     values = [score.value for score in reward([make_rollout(text, reference) for text in texts])]
@@ -41,14 +44,16 @@ def test_the_oracle_is_correct_and_another_answer_is_not(reward: ProceduralRewar
     assert all(value is not None and value < 0.5 for value in values[2:])
 
 
-def test_the_last_number_counts_only_when_asked(reward: ProceduralReward, make_rollout) -> None:
+def test_the_last_number_counts_only_when_asked(reward: ProceduralReward, make_rollout: Callable[..., Rollout]) -> None:
     rollout = make_rollout(f"It is {entry_of('chain_sum')['answer']}.", reference_of("chain_sum"))
     strict = ProceduralReward(ProceduralOptions(last_number=False))
     assert reward([rollout])[0].value == 1.0
     assert strict([rollout])[0].value == 0.0  # decided without a process
 
 
-def test_a_final_full_stop_neither_spoils_a_number_nor_a_sentence(reward: ProceduralReward, make_rollout) -> None:
+def test_a_final_full_stop_neither_spoils_a_number_nor_a_sentence(
+    reward: ProceduralReward, make_rollout: Callable[..., Rollout]
+) -> None:
     sentence = {"dataset": "spell_backward", "entry": {"answer": "Go.", "metadata": {"word": ".oG"}, "question": ""}}
     number = entry_of("chain_sum")["answer"]
     rollouts = [
@@ -60,21 +65,23 @@ def test_a_final_full_stop_neither_spoils_a_number_nor_a_sentence(reward: Proced
 
 @pytest.mark.parametrize("reference", ["", "72", "[]", "{}", '{"dataset": "chain_sum"}'])
 def test_a_reference_that_is_no_problem_is_the_graders_failure(
-    reward: ProceduralReward, make_rollout, reference: str
+    reward: ProceduralReward, make_rollout: Callable[..., Rollout], reference: str
 ) -> None:
     score = reward([make_rollout("<answer>1</answer>", reference)])[0]
     assert score.value is None
     assert "reference" in score.error
 
 
-def test_an_unknown_generator_is_the_graders_failure(reward: ProceduralReward, make_rollout) -> None:
+def test_an_unknown_generator_is_the_graders_failure(
+    reward: ProceduralReward, make_rollout: Callable[..., Rollout]
+) -> None:
     reference = json.dumps({"dataset": "alchemy", "entry": {}})
     score = reward([make_rollout("<answer>1</answer>", reference)])[0]
     assert score.value is None
     assert "alchemy" in score.error
 
 
-def test_an_overlong_answer_is_wrong_at_once(reward: ProceduralReward, make_rollout) -> None:
+def test_an_overlong_answer_is_wrong_at_once(reward: ProceduralReward, make_rollout: Callable[..., Rollout]) -> None:
     rollout = make_rollout(f"<answer>{'1' * 20_001}</answer>", reference_of("chain_sum"))
     assert reward([rollout])[0].value == 0.0
 

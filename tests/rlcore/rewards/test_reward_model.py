@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from rlcore.errors import RewardError
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
+from rlcore.types import Rollout
 
 Items = Sequence[tuple[Sequence[int], Sequence[int]]]
 
@@ -17,7 +18,7 @@ def count_tokens(items: Items) -> torch.Tensor:
     return torch.tensor([float(100 * len(prompt) + len(completion)) for prompt, completion in items])
 
 
-def test_a_score_is_shifted_scaled_and_clipped(make_rollout) -> None:
+def test_a_score_is_shifted_scaled_and_clipped(make_rollout: Callable[..., Rollout]) -> None:
     """Prompts of 2 tokens: scores 201, 205, 209; minus 203, over 2: -1, 1, 3; clipped at 2."""
     rollouts = [make_rollout("", num_tokens=count) for count in (1, 5, 9)]
     options = RewardModelOptions(shift=203.0, scale=2.0, clip=2.0)
@@ -26,7 +27,7 @@ def test_a_score_is_shifted_scaled_and_clipped(make_rollout) -> None:
     assert scores[0].parts == {"reward_model": -1.0}
 
 
-def test_without_options_the_score_is_the_models(make_rollout) -> None:
+def test_without_options_the_score_is_the_models(make_rollout: Callable[..., Rollout]) -> None:
     assert RewardModelReward(RewardModelOptions(), count_tokens)([make_rollout("")])[0].value == 201.0
 
 
@@ -38,7 +39,7 @@ def test_no_rollouts_ask_the_model_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1,), (2, 1), ()])
-def test_another_number_of_scores_is_refused(make_rollout, shape: tuple[int, ...]) -> None:
+def test_another_number_of_scores_is_refused(make_rollout: Callable[..., Rollout], shape: tuple[int, ...]) -> None:
     reward = RewardModelReward(RewardModelOptions(), lambda items: torch.zeros(shape))
     with pytest.raises(RewardError, match="2 completions"):
         reward([make_rollout(""), make_rollout("")])

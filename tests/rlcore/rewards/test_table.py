@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards import REWARDS, RewardResources, build_rewards
+from rlcore.types import Rollout
 
 MODULE = "reward_functions_of_a_user"
 FUNCTIONS = """
@@ -41,7 +43,7 @@ def test_the_names_of_the_table() -> None:
     assert set(REWARDS) == {"math", "procedural", "format", "length", "reward_model"}
 
 
-def test_a_run_mixes_its_terms(make_rollout) -> None:
+def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:
     terms = [
         RewardTerm(kind="math"),
         RewardTerm(kind="format", weight=0.1, options={"style": "boxed"}),
@@ -54,13 +56,13 @@ def test_a_run_mixes_its_terms(make_rollout) -> None:
     assert score.parts == {"math": 1.0, "format": 1.0, "length": -0.5}
 
 
-def test_the_reward_model_comes_from_the_resources(make_rollout) -> None:
+def test_the_reward_model_comes_from_the_resources(make_rollout: Callable[..., Rollout]) -> None:
     resources = RewardResources(score_tokens=lambda items: torch.full((len(items),), 3.0))
     terms = [RewardTerm(kind="reward_model", weight=2.0, options={"shift": 1})]
     assert build_rewards(terms, resources=resources)([make_rollout("")])[0].value == 4.0
 
 
-def test_a_users_function_is_a_reward_with_its_own_name(make_rollout, user_module: str) -> None:
+def test_a_users_function_is_a_reward_with_its_own_name(make_rollout: Callable[..., Rollout], user_module: str) -> None:
     reward = build_rewards([RewardTerm(kind=f"{user_module}:brevity", weight=2.0)], resources=NOTHING)
     first, second = reward([make_rollout("abcd"), make_rollout("")])
     assert (first.value, first.parts) == (0.5, {"brevity": 0.25})
@@ -68,7 +70,9 @@ def test_a_users_function_is_a_reward_with_its_own_name(make_rollout, user_modul
 
 
 @pytest.mark.parametrize("function", ["too_few", "words"])
-def test_a_users_function_has_to_return_one_number_each(make_rollout, user_module: str, function: str) -> None:
+def test_a_users_function_has_to_return_one_number_each(
+    make_rollout: Callable[..., Rollout], user_module: str, function: str
+) -> None:
     reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
     with pytest.raises(RewardError, match=f"{function} returned"):
         reward([make_rollout(""), make_rollout("")])

@@ -15,9 +15,7 @@ from rlcore.models.loading import import_model, load_policy
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
-SHAPE = ShapeConfig(
-    hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128
-)
+SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128)
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +48,7 @@ def make_prompts(tokenizer: ChatTokenizer) -> Callable[..., list[Prompt]]:
     def make(*texts: str) -> list[Prompt]:
         conversations = [(Message(role="user", content=text),) for text in texts]
         return [
-            Prompt(
-                prompt_id=text, messages=turns, token_ids=tokenizer.render_prompt(turns), reference="", task="test"
-            )
+            Prompt(prompt_id=text, messages=turns, token_ids=tokenizer.render_prompt(turns), reference="", task="test")
             for text, turns in zip(texts, conversations, strict=True)
         ]
 

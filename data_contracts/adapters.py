@@ -1,0 +1,136 @@
+"""The table of adapters: how the rows of each known source become contract rows, by kind of dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from data_contracts import arithmetic, demonstrations, preference_pairs, procedural, prompts, public_adapters
+from data_contracts.contract import Contract
+from data_contracts.errors import RowFault
+from data_contracts.fields import Row, items, messages, number, optional_split, text
+from data_contracts.ranked_sets import expand
+
+Kind = Literal["prompts", "demonstrations", "preferences"]
+Scalar = str | int | float | bool
+RowFn = Callable[[Row], list[dict[str, Any]]]
+
+CONTRACTS: Mapping[Kind, Contract] = {
+    "prompts": prompts.CONTRACT,
+    "demonstrations": demonstrations.CONTRACT,
+    "preferences": preference_pairs.CONTRACT,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of a generator: its default, which gives its type, and for numbers its bounds."""
+
+    default: Scalar
+    low: float = float("-inf")
+    high: float = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator:
+    """Makes rows: ``make(rng, num_train=…, num_eval=…, **options)`` gives contract rows with their split.
+
+    ``takes_settings``: options with a dot in their name go to ``make`` together, as ``settings``.
+    """
+
+    make: Callable[..., list[dict[str, Any]]]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    takes_settings: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """What one name in a preset stands for, per kind of dataset: functions of source rows, or generators of rows."""
+
+    rows: Mapping[Kind, RowFn] = field(default_factory=dict)
+    generators: Mapping[Kind, Generator] = field(default_factory=dict)
+
+
+def own_prompts(row: Row) -> list[dict[str, Any]]:
+    """Rows in the columns of ``prompts/v1``; ``split`` may be left out."""
+    names = ("prompt_id", "reference", "task")
+    return [{**{name: text(row, name) for name in names}, "messages": messages(row), **optional_split(row)}]
+
+
+def own_demonstrations(row: Row) -> list[dict[str, Any]]:
+    """Rows in the columns of ``demonstrations/v1``; ``split`` may be left out."""
+    names = ("demonstration_id", "completion", "reference", "task")
+    return [{**{name: text(row, name) for name in names}, "messages": messages(row), **optional_split(row)}]
+
+
+def own_preferences(row: Row) -> list[dict[str, Any]]:
+    """Rows in the columns of ``preference_pairs/v1``; ``split``, ``margin`` (0) and ``weight`` (1) may be left out."""
+    names = ("pair_id", "chosen", "rejected", "source")
+    texts = {name: text(row, name) for name in names}
+    numbers = {"margin": 0.0, "weight": 1.0} | {name: number(row, name) for name in ("margin", "weight") if name in row}
+    return [{**texts, **numbers, "messages": messages(row), **optional_split(row)}]
+
+
+def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
+    """Rows in the columns of ``ranked_sets/v1``, expanded to their pairs; ``split`` may be left out."""
+    for name, kind in (("completions", str), ("ranks", int)):
+        for place, item in enumerate(items(row, name)):
+            if type(item) is not kind:
+                raise RowFault(f"{name}.{place}", f"must be of type {kind.__name__}", item)
+    name = text(row, "set_id")
+    pairs = expand(name, messages(row), row["completions"], row["ranks"], source="ranked_sets")
+    return [{**pair, **optional_split(row)} for pair in pairs]
+
+
+ADAPTERS: Mapping[str, Adapter] = {
+    "prompts": Adapter(rows={"prompts": own_prompts}),
+    "demonstrations": Adapter(rows={"demonstrations": own_demonstrations}),
+    "preferences": Adapter(rows={"preferences": own_preferences}),
+    "ranked_sets": Adapter(rows={"preferences": own_ranked_sets}),
+    "alpaca_eval": Adapter(
+        rows={"preferences": public_adapters.alpaca_eval_pairs, "prompts": public_adapters.alpaca_eval_prompts}
+    ),
+    "gsm8k": Adapter(
+        rows={"prompts": public_adapters.gsm8k_prompts, "demonstrations": public_adapters.gsm8k_demonstrations}
+    ),
+    "hh": Adapter(rows={"preferences": public_adapters.hh_pairs, "prompts": public_adapters.hh_prompts}),
+    "ultrafeedback": Adapter(
+        rows={"preferences": public_adapters.ultrafeedback_pairs, "prompts": public_adapters.ultrafeedback_prompts}
+    ),
+    "ultrafeedback_binarized": Adapter(rows={"preferences": public_adapters.ultrafeedback_binarized_pairs}),
+    "arithmetic": Adapter(
+        generators={
+            "prompts": Generator(make=arithmetic.generate_prompts),
+            "demonstrations": Generator(
+                make=arithmetic.generate_demonstrations,
+                options={"direct_share": Option(default=0.65, low=0.0, high=1.0)},
+            ),
+            "preferences": Generator(make=arithmetic.generate_pairs),
+        }
+    ),
+    "reasoning_gym": Adapter(
+        generators={
+            "prompts": Generator(
+                make=procedural.generate_prompts,
+                options={"tasks": Option(default=procedural.WORKED_TASK)},
+                takes_settings=True,
+            ),
+            "demonstrations": Generator(
+                make=procedural.generate_demonstrations,
+                options={
+                    "tasks": Option(default=procedural.WORKED_TASK),
+                    "direct_share": Option(default=0.5, low=0.0, high=1.0),
+                },
+                takes_settings=True,
+            ),
+        }
+    ),
+}
+
+# Rows that are in contract columns already, whatever made them.
+OWN_ROWS: Mapping[Kind, RowFn] = {
+    "prompts": own_prompts,
+    "demonstrations": own_demonstrations,
+    "preferences": own_preferences,
+}

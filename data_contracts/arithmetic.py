@@ -1,0 +1,156 @@
+"""A made-up task for small models: five one-digit terms, every running total between 0 and 9.
+
+    4+3-6+7-2
+    direct   #### 6
+    worked   4+3=7;7-6=1;1+7=8;8-2=6;
+             #### 6
+
+To state the answer at once is hard for a small network, to write it step by step is easy: a policy can find that out.
+Every worked solution is equally long, right or wrong, so length alone cannot tell a reward model which is which.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from data_contracts.fields import ask
+from data_contracts.splits import is_held_out
+from data_contracts.text import prompt_hash
+
+NUM_TERMS = 5
+MAX_TOTAL = 9
+TASK = "arithmetic"
+_TERM = re.compile(r"[+-]?\d")
+
+
+def make_problem(rng: random.Random) -> str:
+    """One problem, such as ``4+3-6+7-2``."""
+    total = rng.randint(1, MAX_TOTAL)
+    text = str(total)
+    for _ in range(NUM_TERMS - 1):
+        step = rng.choice([step for step in range(-9, 10) if step and 0 <= total + step <= MAX_TOTAL])
+        total += step
+        text += f"{step:+d}"
+    return text
+
+
+def answer(problem: str) -> int:
+    """The value of a problem."""
+    return sum(_terms(problem))
+
+
+def direct(problem: str) -> str:
+    """The answer alone: ``#### 6``."""
+    return f"#### {answer(problem)}"
+
+
+def worked(problem: str) -> str:
+    """Every running total, then the answer on a line of its own."""
+    totals = _running_totals(problem)
+    return _render(_terms(problem)[1:], totals, totals[-1])
+
+
+def corrupted(problem: str, rng: random.Random) -> str:
+    """A worked solution of the same length whose stated answer is neither right nor the last total.
+
+    Half of them also have a wrong step, with the steps after it carried on from there.
+    """
+    terms, totals = _terms(problem), _running_totals(problem)
+    while True:
+        place = rng.randint(1, len(terms) - 1) if rng.random() < 0.5 else len(terms)
+        error = rng.choice([error for error in range(-MAX_TOTAL, MAX_TOTAL + 1) if error])
+        wrong = [*totals[:place], *(total + error for total in totals[place:])]
+        final = rng.choice([final for final in range(MAX_TOTAL + 1) if final not in (totals[-1], wrong[-1])])
+        if min(wrong) >= 0 and max(wrong) <= MAX_TOTAL:
+            return _render(terms[1:], wrong, final)
+
+
+def wrong_guess(problem: str, rng: random.Random) -> str:
+    """The answer at once, and wrong."""
+    return f"#### {rng.choice([final for final in range(MAX_TOTAL + 1) if final != answer(problem)])}"
+
+
+def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
+    """Rows of ``prompts/v1``, all problems different, train and evaluation from disjoint sets of problems."""
+
+    def row(problem: str) -> dict[str, Any]:
+        return {"prompt_id": f"{TASK}-{problem}", "reference": str(answer(problem)), "task": TASK}
+
+    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
+
+
+def generate_demonstrations(
+    rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
+) -> list[dict[str, Any]]:
+    """Rows of ``demonstrations/v1``; ``direct_share`` of them state the answer at once, the others are worked."""
+
+    def row(problem: str) -> dict[str, Any]:
+        completion = direct(problem) if rng.random() < direct_share else worked(problem)
+        return {
+            "demonstration_id": f"{TASK}-{problem}",
+            "completion": completion,
+            "reference": str(answer(problem)),
+            "task": TASK,
+        }
+
+    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
+
+
+def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
+    """Rows of ``preference_pairs/v1``: a right worked solution and a wrong one.
+
+    Three in four wrong ones are worked and equally long, one in four is a wrong answer at once: a reward model that has
+    never seen that style would score it at random, and RL would find out.
+    """
+
+    def row(problem: str) -> dict[str, Any]:
+        wrong = corrupted(problem, rng) if rng.random() < 0.75 else wrong_guess(problem, rng)
+        sides = {"chosen": worked(problem), "rejected": wrong}
+        return {"pair_id": f"{TASK}-{problem}", **sides, "margin": 0.0, "weight": 1.0, "source": TASK}
+
+    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
+
+
+def _rows(
+    rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
+) -> list[dict[str, Any]]:
+    """A row for each of ``num_train + num_eval`` different problems, with its conversation and its split."""
+    missing = {"train": num_train, "eval": num_eval}
+    rows = []
+    for problem in _different_problems(rng):
+        split = "eval" if is_held_out(prompt_hash(ask(problem))) else "train"
+        if missing[split]:
+            missing[split] -= 1
+            rows.append({**row(problem), "messages": ask(problem), "split": split})
+        if not any(missing.values()):
+            break
+    return rows
+
+
+def _different_problems(rng: random.Random) -> Iterator[str]:
+    """Every problem at most once; ends when new ones no longer come up."""
+    seen: set[str] = set()
+    misses = 0
+    while misses < 10_000:
+        problem = make_problem(rng)
+        misses = misses + 1 if problem in seen else 0
+        if misses == 0:
+            seen.add(problem)
+            yield problem
+
+
+def _terms(problem: str) -> list[int]:
+    return [int(term) for term in _TERM.findall(problem)]
+
+
+def _running_totals(problem: str) -> list[int]:
+    terms = _terms(problem)
+    return [sum(terms[: place + 1]) for place in range(len(terms))]
+
+
+def _render(steps: list[int], totals: list[int], final: int) -> str:
+    written = (f"{before}{step:+d}={after};" for before, step, after in zip(totals, steps, totals[1:], strict=False))
+    return f"{''.join(written)}\n#### {final}"

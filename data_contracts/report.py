@@ -1,0 +1,73 @@
+"""What the gate found, as a small frozen value that goes to JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from data_contracts.drift import Sketch
+from data_contracts.errors import ContractError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleResult:
+    """One dataset rule's finding."""
+
+    name: str
+    severity: str
+    value: float
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateReport:
+    """The account of one dataset.
+
+    ``source``: a path, or who made the rows. ``lines_read``: lines or rows of the source; an adapter may make several
+    rows of a line, and rows that are equal in every column are merged (``merged`` went), so ``rows_read`` = rows after
+    that, plus the lines that never became rows. ``accepted`` of them passed every row rule; of these as many as were
+    asked for were kept (``num_train``, ``num_eval``). ``digest``: SHA-256 over the canonical JSON of the kept rows in their order.
+    ``reasons``: quarantined rows by reason. ``faults``: why the dataset is refused; empty when it passed.
+    """
+
+    contract: str
+    source: str
+    lines_read: int
+    merged: int
+    rows_read: int
+    accepted: int
+    quarantined: int
+    num_train: int
+    num_eval: int
+    digest: str
+    reasons: Mapping[str, int]
+    rules: tuple[RuleResult, ...]
+    sketches: Mapping[str, Sketch]
+    faults: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.accepted + self.quarantined != self.rows_read:
+            raise AssertionError(f"{self.accepted} accepted + {self.quarantined} quarantined != {self.rows_read} read")
+
+    @property
+    def passed(self) -> bool:
+        """Whether training may use these rows."""
+        return not self.faults
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``report.json``."""
+        return {"passed": self.passed, **asdict(self)}
+
+    def require_passed(self, *, where: str, fix: str) -> None:
+        """Refuse the dataset if it did not pass.
+
+        Raises:
+            ContractError: naming the first three faults.
+        """
+        if self.faults:
+            more = f" (and {len(self.faults) - 3} more)" if len(self.faults) > 3 else ""
+            raise ContractError(
+                f"the dataset breaks {self.contract}: {'; '.join(self.faults[:3])}{more}", where=where, fix=fix
+            )

@@ -1,0 +1,64 @@
+"""No line of ours unpickles, evaluates text, trusts remote code or starts a shell."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source_files import imported, modules
+
+PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve"}
+CALLS = {"eval", "exec", "torch.load", "os.system", "os.popen", "pandas.read_pickle", "pd.read_pickle", "yaml.load"}
+ARGUMENTS = {"weights_only": False, "trust_remote_code": True, "shell": True, "allow_pickle": True}
+
+
+def faults(tree: ast.AST) -> Iterator[str]:
+    """Every forbidden construct of a module, with its line."""
+    for name, line in imported(tree):
+        if name.partition(".")[0] in PICKLERS:
+            yield f"line {line}: import {name}"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in CALLS:
+            yield f"line {node.lineno}: {called}()"
+        for argument in node.keywords:
+            given = argument.value.value if isinstance(argument.value, ast.Constant) else None
+            if argument.arg in ARGUMENTS and given is ARGUMENTS[argument.arg]:
+                yield f"line {node.lineno}: {argument.arg}={given}"
+
+
+@pytest.mark.parametrize("path", sorted(modules()))
+def test_a_module_has_no_forbidden_construct(path: str) -> None:
+    assert list(faults(modules()[path])) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import dill as d",
+        "def f():\n    import cloudpickle",
+        "torch.load(path)",
+        "load(path, weights_only=False)",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "eval('1 + 1')",
+        "exec(code)",
+        "subprocess.run(command, shell=True)",
+        "os.system(command)",
+        "np.load(path, allow_pickle=True)",
+    ],
+)
+def test_the_walk_finds_each_forbidden_construct(code: str) -> None:
+    assert len(list(faults(ast.parse(code)))) == 1
+
+
+@pytest.mark.parametrize(
+    "code", ["model.eval()", "run(trust_remote_code=False)", "subprocess.run(['ls'])", "x.load(p)"]
+)
+def test_the_walk_leaves_harmless_code_alone(code: str) -> None:
+    assert list(faults(ast.parse(code))) == []

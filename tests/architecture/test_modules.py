@@ -1,0 +1,55 @@
+"""What every module of ours looks like, and where the heavy libraries may be imported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source_files import ROOT, imported, modules
+
+IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
+    "mlflow": {"tasks/tracking.py", "tasks/registry.py"},
+    "datasets": {"tasks/data.py"},
+    "peft": {"rlcore/models/lora.py"},
+    "vllm": {"rlcore/sampling/vllm.py"},
+    "math_verify": {"rlcore/rewards/math_verifier.py"},
+}
+
+
+def importers(library: str) -> list[str]:
+    """The modules that import a library anywhere."""
+    return [
+        path for path, tree in modules().items() if any(name.partition(".")[0] == library for name, _ in imported(tree))
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(modules()))
+def test_a_module_says_in_its_docstring_what_lives_there(path: str) -> None:
+    tree = modules()[path]
+    is_empty_package = Path(path).name == "__init__.py" and not tree.body
+    assert is_empty_package or ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("path", sorted(modules()))
+def test_what_is_public_has_a_docstring(path: str) -> None:
+    definitions = [
+        node for node in modules()[path].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    public = [node for node in definitions if not node.name.startswith("_") and node.name != "main"]
+    assert [node.name for node in public if not ast.get_docstring(node)] == []
+
+
+@pytest.mark.parametrize("library", sorted(IMPORTERS))
+def test_a_library_is_imported_only_where_it_is_wrapped(library: str) -> None:
+    assert set(importers(library)) <= IMPORTERS[library]
+
+
+def test_nothing_imports_the_tests_or_the_infrastructure() -> None:
+    assert importers("tests") == importers("infra") == []
+
+
+def test_the_walk_sees_all_packages() -> None:
+    assert {path.partition("/")[0] for path in modules()} >= {"rlcore", "tasks", "flows", "data_contracts"}
+    assert (ROOT / "pyproject.toml").is_file()

@@ -1,0 +1,157 @@
+"""Everything that needs Prefect's API, in one file: it takes as long to start as all other tests of a package."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import Artifact, TaskRun
+from prefect.states import Running
+
+from rlcore.errors import TrainingError
+from tasks.artifacts import ArtifactRef
+from tasks.engine import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
+from tasks.leases import crash_flow_run, heal
+from tasks.settings import Home
+from tasks.tracking import open_tracker
+
+pytestmark = pytest.mark.prefect
+
+
+@pytest.fixture(autouse=True)
+def _under_prefect(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_ENGINE", "prefect")
+
+
+class Learner:
+    """A live object: it cannot be copied, and a copy would be noticed."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def __deepcopy__(self, memo: object) -> Learner:
+        raise AssertionError("a live object was copied")
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("a live object was serialized")
+
+
+@task(name="iteration", run_name="iteration {number}")
+def iterate(learner: Learner, number: int, rate: float = 0.5) -> float:
+    learner.steps.append(number)
+    return rate * number
+
+
+@task(name="train", run_name="train {name}")
+def train(name: str, learner: Learner, source: ArtifactRef | None = None) -> ArtifactRef:
+    for number in (1, 2):
+        iterate(learner, number)
+        report_progress(f"{name} iterations", number, 2)
+    return ArtifactRef(kind="policy", uri=f"artifacts/policy/{name}", sha256=name, bytes=1)
+
+
+@task(name="evaluate")
+def evaluate(inputs: dict[str, ArtifactRef]) -> str:
+    return ",".join(ref.sha256 for ref in inputs.values())
+
+
+@task(name="burn")
+def burn() -> None:
+    raise TrainingError("the machine burns", where="here")
+
+
+@flow(name="toy-pipeline", persist_result=False)
+def toy_pipeline(fail: bool = False) -> dict[str, Any]:
+    learner = Learner()
+    first = train("sft", learner)
+    second = train("grpo", learner, source=first)
+    text = evaluate({"sft": first, "grpo": second})
+    report_table("Answers that changed", [{"problem": "3 + 4", "answer": "7"}])
+    report_markdown("Summary", "# Done")
+    if fail:
+        burn()
+    run = current_flow_run()
+    return {"text": text, "steps": learner.steps, "run": run}
+
+
+def test_under_prefect_tasks_nest_keep_live_objects_and_are_drawn_with_their_inputs() -> None:
+    result = call_flow(toy_pipeline)
+    assert (result["text"], result["steps"]) == ("sft,grpo", [1, 2, 1, 2])
+    run = result["run"]
+    assert (run.attempt, run.url.rpartition("/")[2]) == (1, run.flow_run_id)
+
+    tasks = eventually(lambda: task_runs(run.flow_run_id), lambda found: len(found) == 7)
+    names = sorted(each.name for each in tasks)
+    assert names == ["evaluate", *["iteration 1"] * 2, *["iteration 2"] * 2, "train grpo", "train sft"]
+    assert {each.state_name for each in tasks} == {"Completed"}
+    by_name = {each.name: each for each in tasks}
+    arrows = {
+        name: {by_id(tasks, source.id) for source in each.task_inputs.get("wait_for", [])}
+        for name, each in by_name.items()
+    }
+    assert arrows["train grpo"] == {"train sft"}
+    assert arrows["evaluate"] == {"train sft", "train grpo"}
+    inside = {by_id(tasks, parent.id) for parent in by_name["iteration 1"].task_inputs["__parents__"]}
+    assert inside <= {"train sft", "train grpo"}
+
+    shown = {each.key: each for each in artifacts(run.flow_run_id)}
+    assert set(shown) == {"sft-iterations", "grpo-iterations", "answers-that-changed", "summary"}
+    assert shown["sft-iterations"].data == 100.0
+    assert "3 + 4" in str(shown["answers-that-changed"].data)
+
+
+def test_under_prefect_an_error_is_the_error_itself() -> None:
+    with pytest.raises(TrainingError) as raised:
+        call_flow(toy_pipeline, fail=True)
+    assert (raised.value.what, raised.value.where) == ("the machine burns", "here")
+
+
+def task_runs(flow_run_id: str) -> list[TaskRun]:
+    with get_client(sync_client=True) as client:
+        return client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+
+
+def artifacts(flow_run_id: str) -> list[Artifact]:
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+
+
+def by_id(tasks: list[TaskRun], identifier: object) -> str:
+    return next(each.name for each in tasks if each.id == identifier)
+
+
+def eventually(read: Callable[[], list[TaskRun]], done: Callable[[list[TaskRun]], bool]) -> list[TaskRun]:
+    """Records of task runs reach the database a little after the run itself."""
+    limit = time.monotonic() + 60.0
+    while not done(found := read()) and time.monotonic() < limit:
+        time.sleep(0.2)
+    return found
+
+
+def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home: Home) -> None:
+    @flow(name="toy")
+    def toy() -> None: ...
+
+    run = open_tracker(tracked_home).start_run("toy", "pipeline", tags={})
+    with get_client(sync_client=True) as client:
+        identifier = client.create_flow_run(toy).id
+        client.set_flow_run_state(identifier, Running())
+        attempt = client.read_flow_run(identifier).run_count
+        assert not crash_flow_run(str(identifier), attempt=attempt - 1, reason="died")  # it goes on as a later attempt
+        lease = {"host": "here", "pid": 1234, "mlflow_run_id": run.run_id, "flow_run_id": str(identifier)}
+        (tracked_home.leases / "dead.json").write_text(json.dumps(lease | {"attempt": attempt}))
+        lines = heal(tracked_home)
+        assert [f"Prefect flow run {identifier} marked CRASHED" in line for line in lines] == [False, True]
+        state = client.read_flow_run(identifier).state
+    assert state is not None
+    assert state.is_crashed()
+    assert "process 1234 on here died" in str(state.message)
+    assert not crash_flow_run(str(identifier), attempt=attempt, reason="died")
+    assert not crash_flow_run(str(UUID(int=0)), attempt=1, reason="died")

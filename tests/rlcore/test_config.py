@@ -1,0 +1,190 @@
+"""Presets: files and overrides, the rules between fields, and what every preset must state."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore import config
+from rlcore.algorithms.kl import KL_LOSSES
+from rlcore.config import (
+    KlConfig,
+    MismatchConfig,
+    OptimConfig,
+    RunConfig,
+    ShapeConfig,
+    load_preset,
+    to_dict,
+)
+from rlcore.errors import ConfigError
+from rlcore.strict import build
+
+PRESET = """
+name = "test"
+seed = 0
+
+[model]
+source = "scratch"
+
+[prompts]
+adapter = "arithmetic"
+num_train = 10
+num_eval = 5
+max_tokens = 64
+
+[demonstrations]
+adapter = "arithmetic"
+num_train = 10
+num_eval = 5
+max_tokens = 64
+
+[preferences]
+adapter = "arithmetic"
+num_train = 10
+num_eval = 5
+max_tokens = 64
+
+[sft]
+num_steps = 3
+batch_size = 2
+learning_rate = 1e-3
+
+[reward_model]
+num_epochs = 1
+batch_size = 2
+learning_rate = 1e-3
+head_learning_rate = 1e-2
+
+[grpo]
+algorithm = "grpo"
+num_iterations = 2
+prompts_per_iteration = 2
+group_size = 4
+learning_rate = 1e-3
+rewards = [{ kind = "math" }]
+sampling = { max_new_tokens = 8 }
+
+[ppo]
+algorithm = "ppo"
+num_iterations = 2
+prompts_per_iteration = 2
+group_size = 4
+learning_rate = 1e-3
+rewards = [{ kind = "math" }, { kind = "reward_model", weight = 0.1 }]
+sampling = { max_new_tokens = 8 }
+
+[evaluation]
+num_problems = 5
+max_new_tokens = 8
+"""
+
+
+@pytest.fixture
+def preset(tmp_path: Path) -> Path:
+    """A small preset on disk."""
+    path = tmp_path / "test.toml"
+    path.write_text(PRESET, encoding="utf-8")
+    return path
+
+
+def test_a_preset_is_read_with_its_defaults(preset: Path) -> None:
+    run = load_preset(preset)
+    assert (run.name, run.grpo.group_size, run.grpo.update.epochs) == ("test", 4, 1)
+    assert run.grpo.update.mismatch.mode == "truncate"  # the correction is on by default
+
+
+def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
+    run = load_preset(preset, ["grpo.learning_rate=2e-6", "ppo.rewards.0.weight=0.5", "prompts.path=data/my.jsonl"])
+    assert run.grpo.learning_rate == 2e-6
+    assert [term.weight for term in run.ppo.rewards] == [0.5, 0.1]
+    assert run.prompts.path == "data/my.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("grpo.learning_rat=1e-6", "grpo.learning_rat: unknown key; did you mean grpo.learning_rate?"),
+        ("grpo.learning_rate=-1.0", "grpo.learning_rate = -1.0: must be greater than 0.0"),
+        ("grpo.update.epochs=0", "grpo.update.epochs = 0: must be at least 1"),
+        ("grpo.group_size=four", "grpo.group_size = 'four': must be an integer, not a text"),
+        ("sft.optim.beta1=1.0", "sft.optim.beta1 = 1.0: must be less than 1.0"),
+        ("ppo.critic.lam=1.1", "ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
+        ("ppo.rewards.1.kind=3", "ppo.rewards.1.kind = 3: must be a text, not an integer"),
+        ("grpo.kl.coefficient=nan", "grpo.kl.coefficient = nan: must be a finite number"),
+        ("grpo.kl.target=0.1", "grpo.kl: target > 0 needs placement = 'reward' and a coefficient > 0 to start from"),
+        ("grpo.update.mismatch.high=0.1", "grpo.update.mismatch: low must not be above high"),
+        ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
+        ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path_before_anything_runs(preset: Path, override: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_preset(preset, [override])
+    assert fault in caught.value.what
+    assert caught.value.where == str(preset)
+
+
+def test_all_faults_of_a_preset_are_listed_at_once(preset: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_preset(preset, ["seed=-1", "sft.num_steps=0", "grpo.kl.placement=nowhere", "extra=1"])
+    assert len(caught.value.what.splitlines()) == 1 + 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"name = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (None, "cannot read")]
+)
+def test_an_unreadable_preset_is_refused_with_its_path(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "broken.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_preset(path)
+    assert caught.value.where == str(path)
+
+
+def test_the_plain_values_of_a_preset_build_it_again(preset: Path) -> None:
+    run = load_preset(preset, ["grpo.kl.coefficient=0.1"])
+    assert build(RunConfig, to_dict(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (KlConfig, {"target": 1.0, "coefficient": 0.1, "placement": "loss"}),
+        (KlConfig, {"target": 1.0, "coefficient": 0.0, "placement": "reward"}),
+        (MismatchConfig, {"low": 3.0, "high": 2.0}),
+        (ShapeConfig, {"hidden_size": 100, "num_heads": 3}),
+    ],
+)
+def test_rules_between_fields_hold_in_code_too(kind: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        kind(**fields)
+
+
+def test_the_adaptive_coefficient_is_accepted_where_it_works() -> None:
+    assert KlConfig(target=1.0, coefficient=0.1, placement="reward").target == 1.0
+
+
+def test_every_kl_estimator_that_can_be_configured_exists() -> None:
+    assert set(typing.get_args(typing.get_type_hints(KlConfig)["estimator"])) == set(KL_LOSSES)
+
+
+SECTIONS = [
+    kind for kind in vars(config).values() if dataclasses.is_dataclass(kind) and kind.__module__ == config.__name__
+]
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_every_section_is_frozen_documented_and_small(kind: Any) -> None:
+    assert kind.__dataclass_params__.frozen
+    assert kind.__doc__
+    assert not kind.__doc__.startswith(f"{kind.__name__}(")  # the one that dataclass writes
+    assert len(dataclasses.fields(kind)) <= 12 or kind is RunConfig  # a preset is a list of sections
+
+
+def test_the_optimizer_accepts_the_bounds_of_its_section() -> None:
+    assert OptimConfig(beta1=0.0, beta2=0.999).beta2 == 0.999

@@ -1,0 +1,54 @@
+"""Importing rlcore is quick and brings in neither orchestration, tracking nor an engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.architecture.source_files import imported_at_module_level, modules
+
+MEASURE = """
+import importlib, json, pkgutil, sys, time
+started = time.perf_counter()
+import rlcore
+seconds = time.perf_counter() - started
+light = sorted({name.partition(".")[0] for name in sys.modules})
+for module in pkgutil.walk_packages(rlcore.__path__, "rlcore."):
+    if module.name not in sys.argv[1:]:
+        importlib.import_module(module.name)
+print(json.dumps({"seconds": seconds, "light": light, "all": sorted({name.partition(".")[0] for name in sys.modules})}))
+"""
+NEVER = {"prefect", "mlflow", "pandera", "datasets", "tasks", "flows", "data_contracts"}
+LAZY = {"vllm", "ray", "peft", "math_verify", "reasoning_gym"}
+
+
+def owners() -> list[str]:
+    """The modules that wrap an optional library: grader processes start them, nothing of rlcore imports them."""
+    paths = [path for path, tree in modules().items() if LAZY & imported_at_module_level(tree)]
+    return [path.removesuffix(".py").replace("/", ".") for path in paths if path.startswith("rlcore/")]
+
+
+@pytest.fixture(scope="module")
+def measured() -> Any:
+    """What a fresh interpreter sees after importing rlcore, and after importing every module of it."""
+    command = [sys.executable, "-c", MEASURE, *owners()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_importing_rlcore_takes_less_than_two_seconds(measured: Any) -> None:
+    assert measured["seconds"] < 2.0
+
+
+def test_importing_rlcore_brings_in_no_heavy_library(measured: Any) -> None:
+    assert not {"torch", "transformers", *NEVER, *LAZY} & set(measured["light"])
+
+
+def test_no_module_of_rlcore_brings_in_orchestration_tracking_or_an_engine(measured: Any) -> None:
+    assert {"torch", "transformers"} <= set(measured["all"])  # the watch sees something
+    assert not (NEVER | LAZY) & set(measured["all"])

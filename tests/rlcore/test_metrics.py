@@ -1,0 +1,95 @@
+"""The glossary: complete, unambiguous, and the page made from it up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import NonFiniteError, TrainingError
+from rlcore.metrics import METRICS, SECTIONS, check_names, find_metric, render
+
+ROOT = Path(__file__).parents[2]
+# What a run has to log, by the names under which it is found in the tracker.
+# fmt: off
+ALWAYS_LOGGED = [
+    "reward/mean", "reward/std", "reward/part/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
+    "clip/fraction", "clip/low", "clip/high", "entropy", "loss/policy", "loss/value", "loss/total",
+    "value/explained_variance", "advantage/mean", "advantage/std", "completion/length", "completion/truncated",
+    "groups/zero_signal", "gradient_norm", "critic/gradient_norm", "learning_rate", "critic/learning_rate",
+    "tokens_per_second", "seconds/rollout", "seconds/score", "seconds/update", "seconds/sync",
+    "seconds/evaluate", "mismatch/mean_abs", "mismatch/max_abs", "mismatch/kl", "mismatch/ess",
+    "mismatch/rejected", "policy_version", "staleness", "eval/accuracy", "eval/accuracy_low",
+    "eval/accuracy_high", "sft/loss", "sft/eval_loss", "rm/loss", "rm/accuracy", "rm/eval_accuracy",
+    "rm/length_accuracy", "rm/ece",
+]
+# fmt: on
+
+
+def test_everything_that_is_always_logged_is_explained() -> None:
+    assert [name for name in ALWAYS_LOGGED if name not in METRICS] == []
+
+
+def test_no_metric_is_explained_twice() -> None:
+    names = [metric.name for metrics in SECTIONS.values() for metric in metrics]
+    assert len(names) == len(set(names)) == len(METRICS)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_field_says_something(name: str) -> None:
+    assert all(dataclasses.asdict(METRICS[name]).values())
+
+
+def test_the_page_is_up_to_date() -> None:
+    """``python -m rlcore.metrics > docs/metrics.md`` makes it so."""
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == render()
+
+
+def test_the_command_prints_the_page() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcore.metrics"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    )
+    assert done.stdout == render()
+
+
+def test_every_row_of_the_page_has_six_cells() -> None:
+    rows = [line for line in render().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(METRICS)
+    assert {row.replace("\\|", "").count("|") for row in rows} == {7}
+
+
+@pytest.mark.parametrize(
+    ("logged", "entry"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/part/math", "reward/part/<name>"),
+        ("eval/pass_8", "eval/pass_<k>"),
+        ("eval/pass_8_low", "eval/pass_<k>"),
+        ("reward/part/", None),
+        ("reward/part/a/b", None),
+        ("reward/part", None),
+        ("xreward/part/math", None),
+    ],
+)
+def test_a_logged_name_is_found_under_its_entry(logged: str, entry: str | None) -> None:
+    found = find_metric(logged)
+    assert (found.name if found else None) == entry
+
+
+def test_known_finite_metrics_pass() -> None:
+    check_names({"reward/mean": 0.5, "reward/part/math": 1.0, "kl/ref": 0.0})
+
+
+def test_an_unknown_name_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(TrainingError, match=r"(?s)unknown metrics: reward/meen.*did you mean reward/mean"):
+        check_names({"reward/meen": 0.5})
+    with pytest.raises(TrainingError, match="add it to the glossary"):
+        check_names({"zzz": 0.5})
+
+
+def test_what_is_not_finite_is_reported_by_name() -> None:
+    with pytest.raises(NonFiniteError, match=r"kl/ref = nan, loss/policy = -inf"):
+        check_names({"reward/mean": 0.5, "kl/ref": float("nan"), "loss/policy": float("-inf")})

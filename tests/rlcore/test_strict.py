@@ -1,0 +1,205 @@
+"""Strict building: every fault with its path and all of them at once; overrides; the way back to plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.errors import ConfigError
+from rlcore.strict import Above, AtLeast, Below, Between, apply_override, build, to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A section with a rule over two of its fields."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ConfigError("low must not be above high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """An entry of a list."""
+
+    kind: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """A field of every sort."""
+
+    name: str
+    count: Annotated[int, AtLeast(1)]
+    rate: Annotated[float, Above(0.0), Below(1.0)] = 0.5
+    share: Annotated[float, Between(0.0, 1.0)] = 0.5
+    mode: Literal["fast", "slow"] = "fast"
+    on: bool = False
+    items: tuple[Item, ...] = ()
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    inner: Inner = field(default_factory=Inner)
+
+
+def faults(**document: Any) -> list[str]:
+    """The faults of a document that has the required fields unless given."""
+    with pytest.raises(ConfigError) as caught:
+        build(Outer, {"name": "x", "count": 1} | document)
+    first, *lines = caught.value.what.splitlines()
+    assert first == "the configuration is refused:"
+    return [line.strip() for line in lines]
+
+
+def test_a_good_document_is_built_with_its_defaults() -> None:
+    built = build(Outer, {"name": "x", "count": 2, "items": [{"kind": "a"}], "inner": {"high": 3}})
+    assert built == Outer(name="x", count=2, items=(Item(kind="a"),), inner=Inner(high=3.0))
+    assert type(built.inner.high) is float  # an integer stands for a number
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        ({"cuont": 1}, "cuont: unknown key; did you mean count?"),
+        ({"inner": {"hihg": 1}}, "inner.hihg: unknown key; did you mean inner.high?"),
+        ({"inner": {"zzz": 1}}, "inner.zzz: unknown key; known: low, high"),
+        ({"count": 0}, "count = 0: must be at least 1"),
+        ({"count": "3"}, "count = '3': must be an integer, not a text"),
+        ({"count": 3.0}, "count = 3.0: must be an integer, not a number"),
+        ({"count": True}, "count = True: must be an integer, not true or false"),
+        ({"rate": 0.0}, "rate = 0.0: must be greater than 0.0"),
+        ({"rate": 1}, "rate = 1: must be less than 1.0"),
+        ({"share": 1.5}, "share = 1.5: must be between 0.0 and 1.0"),
+        ({"rate": "fast"}, "rate = 'fast': must be a number, not a text"),
+        ({"share": True}, "share = True: must be a number, not true or false"),
+        ({"share": float("nan")}, "share = nan: must be a finite number"),
+        ({"share": float("inf")}, "share = inf: must be a finite number"),
+        ({"mode": "quick"}, "mode = 'quick': must be one of 'fast', 'slow'"),
+        ({"on": "yes"}, "on = 'yes': must be true or false, not a text"),
+        ({"on": 1}, "on = 1: must be true or false, not an integer"),
+        ({"name": 5}, "name = 5: must be a text, not an integer"),
+        ({"items": {"kind": "a"}}, "items = {'kind': 'a'}: must be a list"),
+        ({"items": [{"kind": "a"}, {}]}, "items.1.kind: required, but missing"),
+        ({"items": ["a"]}, "items.0 = 'a': must be a section"),
+        ({"options": [1]}, "options = [1]: must be a table of names and values"),
+        (
+            {"options": {"a": [1]}},
+            "options.a = [1]: must be a text or an integer or a number or true or false, not a list",
+        ),
+        ({"options": {"a": float("nan")}}, "options.a = nan: must be a finite number"),
+        ({"inner": 3}, "inner = 3: must be a section"),
+        ({"inner": {"low": 2.0}}, "inner: low must not be above high"),
+    ],
+    ids=str,
+)
+def test_each_fault_is_named_with_its_path_and_its_value(document: dict[str, Any], fault: str) -> None:
+    assert faults(**document) == [fault]
+
+
+def test_every_fault_is_listed_at_once() -> None:
+    found = faults(cuont=1, count=0, mode="quick", items=[{"weight": "heavy"}], inner={"low": float("nan")})
+    assert found == [
+        "cuont: unknown key; did you mean count?",
+        "count = 0: must be at least 1",
+        "mode = 'quick': must be one of 'fast', 'slow'",
+        "items.0.kind: required, but missing",
+        "items.0.weight = 'heavy': must be a number, not a text",
+        "inner.low = nan: must be a finite number",
+    ]
+
+
+def test_missing_required_fields_are_all_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Outer, {}, source="my.toml")
+    assert "name: required, but missing" in str(caught.value)
+    assert "count: required, but missing" in str(caught.value)
+    assert caught.value.where == "my.toml"
+
+
+def test_a_document_that_is_no_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be a section"):
+        build(Outer, [1])  # type: ignore[arg-type]
+
+
+texts = st.text(max_size=5)
+built_outers = st.builds(
+    Outer,
+    name=texts,
+    count=st.integers(1, 10**9),
+    rate=st.floats(0.01, 0.99),
+    mode=st.sampled_from(["fast", "slow"]),
+    on=st.booleans(),
+    items=st.lists(st.builds(Item, kind=texts, weight=st.floats(-9, 9)), max_size=3).map(tuple),
+    options=st.dictionaries(texts, texts | st.integers() | st.floats(-9, 9) | st.booleans(), max_size=3),
+)
+
+
+@given(value=built_outers)
+def test_plain_values_build_the_same_configuration_again(value: Outer) -> None:
+    assert build(Outer, to_dict(value)) == value
+
+
+def test_plain_values_keep_the_order_of_the_fields_and_sort_the_names_of_tables() -> None:
+    plain = to_dict(Outer(name="x", count=1, options={"b": 1, "a": 2}))
+    assert list(plain) == ["name", "count", "rate", "share", "mode", "on", "items", "options", "inner"]
+    assert list(plain["options"]) == ["a", "b"]
+
+
+def overridden(*overrides: str) -> dict[str, Any]:
+    """A small document after overrides."""
+    document: dict[str, Any] = {"a": {"b": 1}, "items": [{"kind": "x"}, {"kind": "y"}]}
+    for override in overrides:
+        apply_override(document, override)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("a.b=2", 2),
+        ("a.b=2e-6", 2e-6),
+        ("a.b=true", True),
+        ('a.b="two words"', "two words"),
+        ("a.b=data/my.jsonl", "data/my.jsonl"),
+        ("a.b=hub:org/name@main", "hub:org/name@main"),
+        ("a.b=x=y", "x=y"),
+        ("a.b=", ""),
+        ("a.b=[1, 2]", [1, 2]),
+        (" a.b = 3 ", 3),
+    ],
+)
+def test_an_override_is_read_as_toml_and_else_as_a_bare_word(override: str, value: object) -> None:
+    assert overridden(override)["a"]["b"] == value
+
+
+def test_an_override_reaches_into_lists_by_number_and_makes_missing_sections() -> None:
+    document = overridden("items.1.weight=0.5", "new.deep.key=1")
+    assert document["items"] == [{"kind": "x"}, {"kind": "y", "weight": 0.5}]
+    assert document["new"] == {"deep": {"key": 1}}
+
+
+def test_later_overrides_win() -> None:
+    assert overridden("a.b=2", "a.b=3")["a"]["b"] == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("a.b", "not of the form path.to.key=value"),
+        ("=3", "not of the form path.to.key=value"),
+        ("a.b.c=3", "'b' is a value, not a section"),
+        ("items.7.kind=x", "'7' is not a number below 2"),
+        ("items.first.kind=x", "'first' is not a number below 2"),
+        ("items.0=x", "name an item of the list by its number, then its key"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        overridden(override)
