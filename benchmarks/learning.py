@@ -2,8 +2,9 @@
 
     python -m benchmarks.learning [--preset tiny] [--seeds 0 1 2]
 
-Prints a Markdown table for docs/benchmarks.md, with the 95 % interval of each figure and the gain over SFT of each RL run. The stages
-run inline and are cached in the home like those of any other run, so an interrupted measurement goes on where it was.
+Prints a Markdown table for docs/benchmarks.md, with the 95 % interval of each figure and the gain over SFT of each RL
+run. The stages run inline and are cached in the home like those of any other run, so an interrupted measurement goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def render(rows: list[dict[str, Any]]) -> str:
     """The table, with the machine that it was measured on."""
     names = [name for name in COLUMNS if name in rows[0]["summaries"]]
     lines = [
-        f"Machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.",
+        f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.",
         "",
         "| seed | " + " | ".join(names) + " | reward model: pair accuracy |",
         "|---" * (len(names) + 2) + "|",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 EXCERPT_CHARACTERS = 200
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,5 +70,4 @@ def canonical_json(value: object) -> bytes:
         ValueError: NaN, infinity, or a lone surrogate.
         TypeError: a value that JSON does not have.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return text.encode("utf-8")
+    return _CANONICAL.encode(value).encode("utf-8")

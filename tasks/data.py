@@ -133,22 +133,20 @@ def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
     Raises:
         ConfigError: naming the option.
     """
-    names = [name for name in (config.adapter, config.fallback) if name and name != POLICY]
+    names = [name for name in (config.adapter, config.fallback) if name]
+    if POLICY in names:  # its options belong to the stage that samples
+        return
     with _contract_errors(ConfigError):
         known = [convert.known_options(name, kind) for name in names]
-    allowed = frozenset().union(*(options for options, _ in known))
+    allowed = frozenset[str]().union(*(options for options, _ in known))
     takes_settings = any(settings for _, settings in known)
-    for name in config.options:
-        if (
-            name not in allowed
-            and not (takes_settings and "." in name)
-            and POLICY not in (config.adapter, config.fallback)
-        ):
-            raise ConfigError(
-                f"the adapter {' or '.join(map(repr, names))} has no option {name!r}",
-                where=f"{kind}.options",
-                fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
-            )
+    unknown = [name for name in config.options if name not in allowed and not (takes_settings and "." in name)]
+    if unknown:
+        raise ConfigError(
+            f"the adapter {' or '.join(map(repr, names))} has no option {unknown[0]!r}",
+            where=f"{kind}.options",
+            fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
+        )
 
 
 def source_digest(config: DatasetConfig) -> str:

@@ -18,7 +18,7 @@ import rlcore
 seconds = time.perf_counter() - started
 light = sorted({name.partition(".")[0] for name in sys.modules})
 for module in pkgutil.walk_packages(rlcore.__path__, "rlcore."):
-    if module.name not in sys.argv[1:]:
+    if module.name not in sys.argv[1:] and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print(json.dumps({"seconds": seconds, "light": light, "all": sorted({name.partition(".")[0] for name in sys.modules})}))
 """

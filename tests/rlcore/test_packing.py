@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.packing import PackedBatch, TokenSequence, pack, tree_mask
@@ -59,6 +59,7 @@ def test_a_completion_sees_the_prompt_and_itself_but_not_its_sibling() -> None:
     ]
 
 
+@settings(max_examples=40)
 @given(sequences=sequence_lists(), budget=st.integers(1, 60))
 def test_every_completion_token_is_scored_once_after_exactly_its_own_context(
     sequences: list[TokenSequence], budget: int
@@ -74,6 +75,7 @@ def test_every_completion_token_is_scored_once_after_exactly_its_own_context(
     assert sorted(scored) == [(i, t) for i, s in enumerate(sequences) for t in range(len(s.completion_ids))]
 
 
+@settings(max_examples=40)
 @given(sequences=sequence_lists(), budget=st.integers(1, 60))
 def test_the_last_position_of_a_sequence_sees_all_of_it_and_nothing_else(
     sequences: list[TokenSequence], budget: int
@@ -86,6 +88,7 @@ def test_the_last_position_of_a_sequence_sees_all_of_it_and_nothing_else(
     assert sorted(seen) == list(range(len(sequences)))
 
 
+@settings(max_examples=40)
 @given(sequences=sequence_lists(), budget=st.integers(1, 60))
 def test_a_micro_batch_keeps_the_budget_unless_it_is_a_single_sequence(
     sequences: list[TokenSequence], budget: int

@@ -112,6 +112,15 @@ def test_a_chat_template_can_come_from_a_file(damaged: Path, tmp_path: Path) -> 
     assert tokenizer.decode(tokenizer.render_prompt([Message(role="user", content="3")])).startswith("Mind the sign. ")
 
 
+def test_of_several_chat_templates_the_plain_one_is_kept(damaged: Path, tmp_path: Path) -> None:
+    backend = ChatTokenizer.load(damaged).backend
+    plain = backend.chat_template
+    backend.chat_template = {"default": plain, "tool_use": "{{ 'tools' }}" + plain}
+    backend.save_pretrained(damaged)
+    import_folder(damaged, tmp_path / "imported")
+    assert ChatTokenizer.load(tmp_path / "imported").backend.chat_template == plain
+
+
 def truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])

@@ -31,7 +31,7 @@ def processes(pool: GraderPool) -> list[int]:
     return [*workers, psutil.Process(workers[0]).ppid()]
 
 
-def wait_until_gone(pids: list[int], seconds: float = 10.0) -> list[int]:
+def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
         time.sleep(0.02)
