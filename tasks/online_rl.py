@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlcore.canaries import SyncProbe, reward_canary, sync_canary
+from rlcore.canaries import SyncProbe, mask_canary, reward_canary, sync_canary
 from rlcore.evaluation import accuracy
 from rlcore.metrics import check_names
 from rlcore.models.loading import save_model
@@ -23,7 +22,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
-from rlcore.types import Rollout, ScoredRollout
+from rlcore.types import FailedRollout, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.rl_run import MODEL, RlRun, open_run
@@ -91,6 +90,7 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     record(run, iteration, metrics)
     write_rollouts(run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored)
     if iteration % run.rl.checkpoint_every == 0 or iteration == run.rl.num_iterations:
+        check_rewards(run)
         checkpoint(run, iteration)
 
 
@@ -103,7 +103,12 @@ def collect_rollouts(run: RlRun, iteration: int) -> list[list[Rollout]]:
     )
     seed = derive_seed(run.seed, "rollouts", iteration)
     groups = run.sampler.sample(run.prompts_of(iteration), params, seed=seed)
-    return [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
+    failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
+    if failed:
+        run.context.progress(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")
+    sampled = [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
+    mask_canary([rollout for group in sampled for rollout in group], run.tokenizer.eos_ids)
+    return sampled
 
 
 def score_rollouts(run: RlRun, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
@@ -170,15 +175,15 @@ def monitor(run: RlRun) -> dict[str, float]:
 
 
 def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:
-    """Log one iteration's metrics; a name that the glossary does not know is an error."""
-    finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-    check_names(finite)
-    run.history.append({"iteration": iteration, **finite})
-    run.context.tracker.log_metrics(finite, step=iteration)
-    accuracy_text = f", held-out {finite['eval/accuracy']:.3f}" if "eval/accuracy" in finite else ""
+    """Log one iteration's metrics; a name that the glossary does not know, or NaN, is an error."""
+    check_names(metrics)
+    run.history.append({"iteration": iteration, **metrics})
+    run.context.tracker.log_metrics(metrics, step=iteration)
+    optional = {"KL": "kl/ref", "held-out": "eval/accuracy"}
+    shown = "".join(f", {label} {metrics[name]:.4f}" for label, name in optional.items() if name in metrics)
     run.context.progress(
-        f"iteration {iteration}/{run.rl.num_iterations}: reward {finite['reward/mean']:.3f}, "
-        f"length {finite['completion/length']:.1f}, KL {finite.get('kl/ref', 0.0):.4f}{accuracy_text}"
+        f"iteration {iteration}/{run.rl.num_iterations}: reward {metrics['reward/mean']:.3f}, "
+        f"length {metrics['completion/length']:.1f}{shown}"
     )
 
 
@@ -193,7 +198,7 @@ def checkpoint(run: RlRun, iteration: int) -> None:
 
 
 def check_rewards(run: RlRun) -> None:
-    """Known right answers score above wrong ones, or the run does not start."""
+    """Known right answers score right and wrong ones wrong, or the run stops: before it starts and at checkpoints."""
     reward_canary(run.verifier, run.prompts[:4])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
+from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.config import RewardTerm, RlConfig, RunConfig
@@ -59,6 +60,7 @@ class RlRun:
         self.prompts = tokenize_prompts(read_prompts(prompts / "train.parquet"), tokenizer)
         held_out = tokenize_prompts(read_prompts(prompts / "eval.parquet"), tokenizer)
         self.monitor_prompts = held_out[: context.config.evaluation.num_monitor_problems]
+        check_context(policy, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
         self.rollouts_folder = context.work / "rollouts"
         self.rollouts_folder.mkdir(parents=True, exist_ok=True)
         self.history: list[dict[str, float]] = []
@@ -67,6 +69,23 @@ class RlRun:
         """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""
         count = self.rl.prompts_per_iteration
         return window(self.prompts, (iteration - 1) * count, count, seed=self.seed)
+
+
+def check_context(policy: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Refuse a run whose longest prompt leaves no room for a whole completion.
+
+    Raises:
+        ConfigError: names the prompt and the two limits.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    needed, room = len(longest.token_ids) + max_new_tokens, policy.config.max_position_embeddings
+    if needed > room:
+        raise ConfigError(
+            f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
+            f"{needed} in all, the model reads {room}",
+            where="sampling.max_new_tokens",
+            fix="lower max_new_tokens, or prompts.max_tokens so that the gate leaves long prompts out",
+        )
 
 
 @contextmanager

@@ -88,7 +88,9 @@ def test_settings_reach_the_generator_that_they_name() -> None:
         tasks="chain_sum,gcd",
         settings={"chain_sum.min_terms": 3, "chain_sum.max_terms": 3},
     )
-    sums = [json.loads(row["reference"])["entry"]["metadata"]["num_terms"] for row in rows if row["task"] == "chain_sum"]
+    sums = [
+        json.loads(row["reference"])["entry"]["metadata"]["num_terms"] for row in rows if row["task"] == "chain_sum"
+    ]
     assert set(sums) == {3}
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts import reading
 from data_contracts.errors import ContractError
 from data_contracts.reading import MAX_LINE_BYTES, read_source
 from data_contracts.strict_json import MAX_DEPTH, parse_object
@@ -155,14 +155,18 @@ def test_a_missing_file_and_an_unknown_format_say_what_to_give(tmp_path: Path) -
         read_source(tmp_path / "rows.csv")
 
 
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Root may read anything, so the refusal is made where the system would make it.
-    def refuse(path: Path) -> reading.Source:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(reading, "_read_jsonl", refuse)
-    with pytest.raises(ContractError, match="cannot read the file: Permission denied") as caught:
-        read_source(tmp_path / "rows.jsonl")
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}')
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # root may read anything: be nobody for a moment
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ContractError, match="cannot read the file: Permission denied") as caught:
+            read_source(path)
+    finally:
+        os.seteuid(user)
     assert "permissions" in caught.value.fix
 
 

@@ -57,7 +57,9 @@ def test_the_seed_chooses_training_prompts_and_never_evaluation_prompts() -> Non
     names = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(40)]
     frame = pd.DataFrame({"name": names, "split": ["train", "eval"] * 20})
     first, second = (select(frame, names, num_train=5, num_eval=5, seed=seed) for seed in (0, 1))
-    of = {split: [set(kept.loc[kept["split"] == split, "name"]) for kept in (first, second)] for split in frame["split"]}
+    of = {
+        split: [set(kept.loc[kept["split"] == split, "name"]) for kept in (first, second)] for split in frame["split"]
+    }
     assert of["train"][0] != of["train"][1]
     assert of["eval"][0] == of["eval"][1]
     assert [len(side[0]) for side in of.values()] == [5, 5]

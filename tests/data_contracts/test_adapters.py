@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_contracts import convert
+from data_contracts.adapters import ADAPTERS, CONTRACTS, Kind
+from data_contracts.contract import complaints
+from data_contracts.errors import ContractError, RowFault
+from data_contracts.gate import GateLimits
+from data_contracts.reading import read_source, source_of
+
+ASK = [{"role": "user", "content": "Why?"}]
+LIMITS = GateLimits(num_train=2, num_eval=1, max_tokens=64, max_quarantined=0.0)
+PAIR = {"pair_id": "1", "messages": ASK, "chosen": "good", "rejected": "bad", "source": "me"}
+ALPACA = {"id": "ae-1", "prompt": "Why?", "chosen": "good", "rejected": "bad", "annotator": "judge", "source": "koala"}
+GSM8K = {"question": "Clips?", "answer": "She sold 48/2 = <<48/2=24>>24 clips.\nIn all 1,048.\n#### 1,048"}
+HH = {
+    "chosen": "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant: good",
+    "rejected": "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant: bad",
+}
+ULTRA = {
+    "instruction": "Why?",
+    "completions": [
+        {"response": "bad", "overall_score": 2.0},
+        {"response": "good", "overall_score": 9},
+        {"response": "fair", "overall_score": 5.5},
+    ],
+}
+BINARIZED = {
+    "chosen": [*ASK, {"role": "assistant", "content": "good"}],
+    "rejected": [*ASK, {"role": "assistant", "content": "bad"}],
+}
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    "prompts": {"prompt_id": "1", "messages": ASK, "reference": "", "task": "why"},
+    "demonstrations": {"demonstration_id": "1", "messages": ASK, "completion": "x", "reference": "", "task": "why"},
+    "preferences": PAIR,
+    "ranked_sets": {"set_id": "1", "messages": ASK, "completions": ["bad", "good"], "ranks": [1, 0]},
+    "alpaca_eval": ALPACA,
+    "gsm8k": GSM8K,
+    "hh": HH,
+    "ultrafeedback": ULTRA,
+    "ultrafeedback_binarized": BINARIZED,
+}
+
+
+def adapt(adapter: str, kind: Kind, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return convert.row_function(adapter, kind)(row)
+
+
+def test_every_adapter_of_files_has_an_example_here() -> None:
+    assert set(ROWS) == {name for name, adapter in ADAPTERS.items() if adapter.rows}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_adapter_gives_rows_that_fulfil_the_contract(name: str) -> None:
+    for kind in ADAPTERS[name].rows:
+        found = convert.candidates(source_of("test", [dict(ROWS[name])]), kind, LIMITS, adapter=name)
+        assert len(found.frame) == len(found.origins) > 0
+        assert not found.rejected
+        assert complaints(found.frame, CONTRACTS[kind]) == []
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_with_the_column_named(name: str) -> None:
+    for kind in ADAPTERS[name].rows:
+        for field in ROWS[name]:
+            without = {key: value for key, value in ROWS[name].items() if key != field}
+            try:
+                adapt(name, kind, without)
+            except RowFault as fault:
+                assert fault.field == field
+                assert fault.reason.startswith(f"missing column {field!r}")
+                with pytest.raises(RowFault) as caught:
+                    adapt(name, kind, {**ROWS[name], field: 3.5})
+                assert caught.value.field == field
+            else:  # a column that the adapter does not read
+                assert adapt(name, kind, {**ROWS[name], field: 3.5}) == adapt(name, kind, ROWS[name])
+
+
+def test_alpaca_eval_pairs_keep_their_id_and_name_their_judge() -> None:
+    (pair,) = adapt("alpaca_eval", "preferences", ALPACA)
+    assert (pair["pair_id"], pair["messages"], pair["source"], pair["weight"]) == ("ae-1", ASK, "judge", 1.0)
+    assert (pair["chosen"], pair["rejected"]) == ("good", "bad")
+
+
+def test_gsm8k_loses_its_calculator_notes_and_the_commas_of_its_answer() -> None:
+    (row,) = adapt("gsm8k", "demonstrations", GSM8K)
+    assert row["completion"] == "She sold 48/2 = 24 clips.\nIn all 1,048.\n#### 1048"
+    assert row["reference"] == "1048"
+    assert adapt("gsm8k", "prompts", GSM8K)[0]["reference"] == "1048"
+
+
+@pytest.mark.parametrize("answer", ["no marker 5", "ends with ####", "#### "])
+def test_gsm8k_without_a_final_answer_is_refused(answer: str) -> None:
+    with pytest.raises(RowFault, match="no final answer"):
+        adapt("gsm8k", "prompts", {**GSM8K, "answer": answer})
+
+
+def test_hh_transcripts_become_a_conversation_and_two_answers() -> None:
+    (pair,) = adapt("hh", "preferences", HH)
+    assert pair["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert (pair["chosen"], pair["rejected"]) == ("good", "bad")
+    assert adapt("hh", "prompts", HH)[0]["messages"] == pair["messages"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"rejected": "\n\nHuman: Ho\n\nAssistant: bad"}, "does not share its context"),
+        ({"chosen": "Why?"}, "is no transcript"),
+        ({"chosen": "Hm\n\nHuman: Why?\n\nAssistant: good"}, "is no transcript"),
+        ({"chosen": "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?"}, "does not end with an Assistant turn"),
+    ],
+)
+def test_hh_transcripts_that_do_not_fit_together_are_refused(changed: dict[str, str], reason: str) -> None:
+    with pytest.raises(RowFault, match=reason):
+        adapt("hh", "preferences", {**HH, **changed})
+
+
+def test_ultrafeedback_scores_become_the_pairs_of_a_ranking() -> None:
+    pairs = adapt("ultrafeedback", "preferences", ULTRA)
+    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [
+        ("good", "fair"),
+        ("good", "bad"),
+        ("fair", "bad"),
+    ]
+    with pytest.raises(RowFault, match="tied"):
+        adapt("ultrafeedback", "preferences", {**ULTRA, "completions": [{"response": "a", "overall_score": 1.0}] * 2})
+    with pytest.raises(RowFault, match="must be finite"):
+        bad = [{"response": "a", "overall_score": float("nan")}, {"response": "b", "overall_score": 1.0}]
+        adapt("ultrafeedback", "preferences", {**ULTRA, "completions": bad})
+
+
+def test_binarized_conversations_must_share_all_but_their_end() -> None:
+    other = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "bad"}]
+    with pytest.raises(RowFault, match="does not share its context"):
+        adapt("ultrafeedback_binarized", "preferences", {**BINARIZED, "rejected": other})
+    with pytest.raises(RowFault, match="does not end with an assistant's answer"):
+        adapt("ultrafeedback_binarized", "preferences", {**BINARIZED, "rejected": other[:1] * 2})
+
+
+def test_a_fault_inside_a_conversation_is_named_by_its_path() -> None:
+    bad = [*ASK, {"role": "user", "content": None}]
+    with pytest.raises(RowFault) as caught:
+        adapt("preferences", "preferences", {**PAIR, "messages": bad})
+    assert (caught.value.field, caught.value.reason) == ("messages.1.content", "must be a text, not null")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"margin": True}, "margin"), ({"margin": "1"}, "margin"), ({"split": "test"}, "split")]
+)
+def test_nothing_is_converted(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(RowFault) as caught:
+        adapt("preferences", "preferences", {**PAIR, **change})
+    assert caught.value.field == field
+
+
+def test_bad_rows_are_set_aside_and_the_origins_of_the_others_stay_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    lines = [json.dumps(PAIR), "{", json.dumps({**PAIR, "chosen": 3}), json.dumps({**PAIR, "pair_id": "2"})]
+    path.write_text("\n".join(lines))
+    found = convert.candidates(read_source(path), "preferences", LIMITS, adapter="preferences")
+    assert [origin.line for origin in found.origins] == [1, 4]
+    assert found.frame["pair_id"].tolist() == ["1", "2"]
+    assert [(one.origin.line, one.field) for one in found.rejected] == [(2, ""), (3, "chosen")]
+    assert found.lines_read == 4
+
+
+def test_equal_rows_are_one_row_and_rows_that_share_an_id_alone_are_not() -> None:
+    rows = [PAIR, PAIR, {**PAIR, "chosen": "better"}]
+    found = convert.candidates(source_of("test", rows), "preferences", LIMITS, adapter="preferences")
+    assert found.frame["chosen"].tolist() == ["good", "better"]
+    assert found.merged == 1
+
+
+def test_the_prompts_of_a_file_of_pairs_come_once() -> None:
+    rows = [{**ALPACA, "id": name, "prompt": prompt} for name, prompt in ("1A", "2A", "3B")]
+    found = convert.candidates(source_of("test", rows), "prompts", LIMITS, adapter="alpaca_eval")
+    assert [messages[0]["content"] for messages in found.frame["messages"]] == ["A", "B"]
+    assert (found.lines_read, found.merged) == (3, 1)
+
+
+def test_generated_rows_fulfil_their_contract_for_every_generator_and_kind() -> None:
+    for name, adapter in ADAPTERS.items():
+        for kind in adapter.generators:
+            source = convert.generate(kind, name, num_train=2, num_eval=1, seed=0, options={})
+            found = convert.candidates(source, kind, LIMITS, adapter=name)
+            assert complaints(found.frame, CONTRACTS[kind]) == []
+            assert sorted(found.frame["split"]) == ["eval", "train", "train"]
+
+
+def test_generated_rows_follow_the_seed() -> None:
+    first, again, other = (
+        convert.generate("prompts", "arithmetic", num_train=5, num_eval=1, seed=seed, options={}) for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter", "options", "what"),
+    [
+        ("prompts", "arithmetics", {}, "unknown adapter 'arithmetics'"),
+        ("prompts", "gsm8k", {}, "'gsm8k' makes no prompts"),
+        ("preferences", "reasoning_gym", {}, "'reasoning_gym' makes no preferences"),
+        ("prompts", "arithmetic", {"direct_share": 0.5}, "has no option 'direct_share'"),
+        ("demonstrations", "arithmetic", {"direct_shares": 0.5}, "has no option 'direct_shares'"),
+        ("demonstrations", "arithmetic", {"direct_share": 1.5}, "must be between 0 and 1"),
+        ("demonstrations", "arithmetic", {"direct_share": "half"}, "must be of type float"),
+        ("demonstrations", "arithmetic", {"a.b": 1}, "has no option 'a.b'"),
+    ],
+)
+def test_unknown_adapters_and_options_are_refused_by_name(
+    kind: Kind, adapter: str, options: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ContractError, match=what):
+        convert.generate(kind, adapter, num_train=2, num_eval=1, seed=0, options=options)
+
+
+def test_an_adapter_that_cannot_read_a_kind_names_those_that_can() -> None:
+    with pytest.raises(ContractError, match="'gsm8k' reads no preferences") as caught:
+        convert.row_function("gsm8k", "preferences")
+    assert "alpaca_eval" in caught.value.fix
+    with pytest.raises(ContractError) as caught:
+        convert.row_function("gsm8", "prompts")
+    assert caught.value.fix == "did you mean 'gsm8k'?"
