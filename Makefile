@@ -46,7 +46,7 @@ check: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow

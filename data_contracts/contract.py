@@ -11,12 +11,6 @@ import pandera.pandas as pa
 from data_contracts.errors import ContractError
 
 WHOLE_FRAME = -1
-# pandera's own names, in words.
-_REASONS = {
-    "column_in_dataframe": "a column of the contract is missing",
-    "column_in_schema": "a column that the contract does not know",
-    "not_nullable": "must not be null",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +48,9 @@ def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
 
     Never pandera's ``drop_invalid_rows``: it drops in silence.
     """
+    misfits = _column_complaints(frame, contract)
+    if misfits:  # rules over several columns would stumble over a missing one
+        return misfits
     try:
         contract.model.validate(frame, lazy=True)
     except pa.errors.SchemaErrors as error:
@@ -73,8 +70,19 @@ def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
     return sorted(found, key=lambda complaint: complaint.row)
 
 
+def _column_complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
+    reasons = {name: "a column of the contract is missing" for name in contract.columns if name not in frame}
+    reasons |= {
+        name: "a column that the contract does not know" for name in map(str, frame) if name not in contract.columns
+    }
+    return [RowComplaint(row=WHOLE_FRAME, field=name, value=name, reason=why) for name, why in reasons.items()]
+
+
 def _reason(check: str) -> str:
-    return "is not of the column's type" if check.startswith("dtype(") else _REASONS.get(check, check)
+    """pandera's names of its own checks, in words."""
+    if check.startswith("dtype("):
+        return "is not of the column's type"
+    return "must not be null" if check == "not_nullable" else check
 
 
 def require(frame: pd.DataFrame, contract: Contract) -> None:

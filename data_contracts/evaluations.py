@@ -79,5 +79,5 @@ def check_evaluations(frame: pd.DataFrame) -> None:
     keys = ["prompt_id", "mode", "sample_index"]
     repeated = frame[frame.duplicated(keys)]
     if len(repeated):
-        first = tuple(repeated.iloc[0][keys])
+        first = tuple(repeated[keys].to_dict("records")[0].values())
         raise ContractError(f"{NAME}: {len(repeated)} answers are there twice, the first is {first}", where=NAME)

@@ -20,7 +20,7 @@ from tasks.prepare import (
     run_prepare_prompts,
 )
 from tasks.reward_model import run_reward_model
-from tasks.rl_run import uses_reward_model
+from tasks.rl_run import user_code, uses_reward_model
 from tasks.sft import run_sft
 from tasks.stages import Stage
 
@@ -104,6 +104,7 @@ def _online_rl(name: str, config: RunConfig) -> Stage:
         run=partial(run_online_rl, section=name),
         inputs=("sft", "prepare_prompts", *reward_model),
         section=_sections(name, "evaluation", "hardware"),
+        external=partial(user_code, section=name),
     )
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
-from rlcore.models.loading import import_model
+from rlcore.models.loading import import_model, source_digest
 from tasks import tracking
+from tasks.registry import find_version
 from tasks.rl_run import MODEL
+from tasks.settings import find_home
 from tasks.stages import StageContext, StageResult
 
 
@@ -19,7 +21,7 @@ def run_import_sft(context: StageContext) -> StageResult:
     if config.source == "registry":
         config = _downloaded(config, context.work)
     card = import_model(config, context.folder / MODEL, seed=context.seed)
-    context.tracker.log_params({f"model.{key}": value for key, value in dataclasses.asdict(card).items()})
+    context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
     context.progress(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
     return StageResult(
         metrics={"model/parameters": float(card.num_parameters)}, model_name=f"{context.config.name}-base"
@@ -37,7 +39,18 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
 
 
 def source_files(config: RunConfig) -> str:
-    """Digest of the files that the checkpoint is made from; empty where the configuration says it all."""
-    from rlcore.models.loading import source_digest
+    """What the checkpoint is made from, for the stage's key; empty where the configuration says it all.
 
-    return source_digest(config.model)
+    An alias in a registry URI counts as the version that it points at now: moving it re-runs the import.
+    """
+    if config.model.source != "registry":
+        return source_digest(config.model)
+    name, _, alias = config.model.path.removeprefix("models:/").partition("@")
+    if not alias:
+        return config.model.path
+    version = find_version(tracking.open_tracker(find_home()), name, alias)
+    if version is None:
+        raise ModelError(
+            f"no version of {name!r} carries the alias {alias!r}", where="model.path", fix="promote a version first"
+        )
+    return f"{version.name}/{version.version}"

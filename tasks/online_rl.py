@@ -194,6 +194,7 @@ def checkpoint(run: RlRun, iteration: int) -> None:
         "identity": {"stage": run.context.stage_key},
         "history": run.history,
     }
+    run.context.tracker.flush()  # the resumed run drops what is logged already, and must not miss what is not
     save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state)
 
 

@@ -25,6 +25,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.experience import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt
+from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.runtime import Runtime, open_runtime
 from tasks.stages import StageContext
@@ -124,6 +125,13 @@ def uses_reward_model(rl: RlConfig) -> bool:
     in_reward = any(term.kind == "reward_model" for term in rl.rewards)
     in_critic = ALGORITHMS[rl.algorithm].uses_critic and rl.critic.initialise_from == "reward_model"
     return in_reward or in_critic
+
+
+def user_code(config: RunConfig, *, section: str) -> str:
+    """Digest of the code of the user's own rewards, which the run's result depends on; empty where there are none."""
+    rl: RlConfig = getattr(config, section)
+    modules = sorted({term.kind.partition(":")[0] for term in rl.rewards if ":" in term.kind})
+    return " ".join(closure_digest(module) for module in modules)
 
 
 def _critic(context: StageContext, rl: RlConfig, runtime: Runtime, algorithm: Algorithm) -> ScalarModel | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_contracts import gate
@@ -272,6 +272,7 @@ CHANGES = st.sampled_from(
 )
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(CHANGES, max_size=12), st.floats(0.0, 1.0))
 def test_every_row_is_accepted_or_quarantined_and_none_twice(changes: list[dict[str, Any]], rate: float) -> None:
     rows = [pair(n, **change) for n, change in enumerate(changes)]

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, environment, flows_command, run_flows
 
-pytestmark = pytest.mark.xdist_group("micro")  # one worker makes the run once
 GOLDEN = ROOT / "tests" / "golden" / "micro_curve.json"
 
 
