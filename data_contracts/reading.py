@@ -48,14 +48,13 @@ def read_source(path: Path) -> Source:
         return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path)
     except FileNotFoundError as error:
         raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ContractError(
-            f"not a readable Parquet file: {reason}", where=str(path), fix="write the file again from its source"
-        ) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ContractError(f"cannot read the file: {reason}", where=str(path), fix="check its permissions") from error
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            what, fix = f"cannot read the file: {error.strerror}", "check its permissions"
+        else:  # pyarrow's own, an OSError without a number among them
+            reason = str(error).partition("\n")[0]
+            what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
+        raise ContractError(what, where=str(path), fix=fix) from error
 
 
 def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
@@ -94,7 +93,8 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[Origin, bytes, bool]]:
 
 
 def _read_parquet(path: Path) -> Source:
-    table = pq.read_table(path)
+    with path.open("rb") as file:
+        table = pq.read_table(file)
     table.validate(full=True)
     rows = tuple(
         SourceRow(origin=Origin(line=number, digest=_row_digest(values)), values=values)

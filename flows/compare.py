@@ -8,7 +8,7 @@ from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
-@flow(name="compare", persist_result=False)
+@flow(name="compare", flow_run_name="compare {preset}", persist_result=False)
 def compare(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
     """What each step of training was worth, with paired tests on the same problems."""
     return run_targets(preset, overrides, ["compare"])

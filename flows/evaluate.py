@@ -10,7 +10,7 @@ from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
-@flow(name="evaluate", persist_result=False)
+@flow(name="evaluate", flow_run_name="evaluate {preset}", persist_result=False)
 def evaluate(
     preset: str = "tiny", checkpoint: Literal["base", "sft", "grpo", "ppo"] = "sft", overrides: tuple[str, ...] = ()
 ) -> dict[str, ArtifactRef]:

@@ -8,7 +8,7 @@ from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
-@flow(name="import-sft", persist_result=False)
+@flow(name="import-sft", flow_run_name="import-sft {preset}", persist_result=False)
 def import_sft(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
     """Bring the preset's model into the store as verified safetensors."""
     return run_targets(preset, overrides, ["import_sft"])

@@ -10,7 +10,7 @@ from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
-@flow(name="online-rl", persist_result=False)
+@flow(name="online-rl", flow_run_name="{algorithm} {preset}", persist_result=False)
 def online_rl(
     preset: str = "tiny", algorithm: Literal["grpo", "ppo"] = "grpo", overrides: tuple[str, ...] = ()
 ) -> dict[str, ArtifactRef]:

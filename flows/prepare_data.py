@@ -9,7 +9,7 @@ from flows.stages import DATASETS
 from tasks.artifacts import ArtifactRef
 
 
-@flow(name="prepare-data", persist_result=False)
+@flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)
 def prepare_data(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
     """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots."""
     return run_targets(preset, overrides, DATASETS)

@@ -8,7 +8,7 @@ from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
-@flow(name="sft", persist_result=False)
+@flow(name="sft", flow_run_name="sft {preset}", persist_result=False)
 def sft(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
     """Train the imported checkpoint on the demonstrations and evaluate it."""
     return run_targets(preset, overrides, ["evaluate_sft"])

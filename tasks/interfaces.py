@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tasks.settings import Home
 
@@ -20,7 +22,10 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
         *("--workers", "1"),
     ]
     prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)]
-    servers = [_start(mlflow), _start(prefect)]
+    # The page in the browser asks this address, which would be the default port otherwise.
+    page = {"PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{prefect_port}/api"}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit by exception ends the servers too
+    servers = [_start(mlflow, {}), _start(prefect, page)]
     sys.stdout.write(
         f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\nCtrl-C ends both.\n"
     )
@@ -38,5 +43,5 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
     return 1
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command)
+def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=os.environ | dict(variables))

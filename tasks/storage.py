@@ -48,10 +48,12 @@ def read_table(path: Path) -> pd.DataFrame:
         StorageError: missing, not permitted, or damaged.
     """
     try:
-        table = pq.read_table(path)
-    except OSError as error:  # pyarrow's own input errors are OSErrors too
-        raise _refusal("read", path, error) from error
-    except pa.ArrowInvalid as error:
+        with path.open("rb") as file:
+            table = pq.read_table(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise _refusal("read", path, error) from error
+        # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
         raise StorageError(
             f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"
         ) from error

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -130,10 +131,19 @@ def test_parquet_rows_come_with_nested_values_and_their_number(tmp_path: Path) -
     ]
 
 
-def test_a_damaged_parquet_file_says_so(tmp_path: Path) -> None:
+def cut(content: bytes) -> bytes:
+    return content[:-20]
+
+
+def spoil_footer(content: bytes) -> bytes:
+    return content[:-40] + b"\xff" * 32 + content[-8:]
+
+
+@pytest.mark.parametrize("damage", [cut, spoil_footer])
+def test_a_damaged_parquet_file_says_so(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"a": ["x"] * 1000}), path)
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ContractError, match="not a readable Parquet file") as caught:
         read_source(path)
     assert caught.value.where == str(path)
