@@ -35,7 +35,7 @@ def rollout_frame(iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> 
             "loss_mask": list(item.rollout.loss_mask),
             "policy_version": item.rollout.policy_version,
             "finish_reason": item.rollout.finish_reason,
-            "value": item.score.value,
+            "value": float("nan") if item.score.value is None else item.score.value,
             "parts": json.dumps(dict(item.score.parts), sort_keys=True),
             "error": item.score.error,
         }

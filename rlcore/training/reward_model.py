@@ -70,7 +70,9 @@ def _accumulate(model: ScalarModel, pairs: Sequence[TokenPair], config: RewardMo
         weights = scores.new_tensor([pair.weight / total_weight for pair in group])
         loss = bradley_terry(chosen, rejected, margins, weights)
         if not bool(loss.isfinite()):
-            raise NonFiniteError(f"the reward model's loss is {float(loss.detach())}", fix="lower reward_model.learning_rate")
+            raise NonFiniteError(
+                f"the reward model's loss is {float(loss.detach())}", fix="lower reward_model.learning_rate"
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         loss_sum += float(loss.detach())
         num_right += int((chosen > rejected).sum())

@@ -43,7 +43,9 @@ def train_sft(
             logprobs, _ = completion_logprobs(model, batch.to(model.device))
             loss = -logprobs.sum() / num_tokens
             if not bool(loss.isfinite()):
-                raise NonFiniteError(f"the SFT loss is {float(loss.detach())} at step {step}", fix="lower sft.learning_rate")
+                raise NonFiniteError(
+                    f"the SFT loss is {float(loss.detach())} at step {step}", fix="lower sft.learning_rate"
+                )
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         norm = guarded_step(optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore.models.logprobs import at_least_float32, chunked_logprobs
+from tests.largest_tensor import LargestTensor
 
 NUM_TOKENS, HIDDEN, VOCABULARY = 13, 6, 17
 
@@ -71,21 +69,6 @@ def test_extreme_logits_stay_finite() -> None:
     logprobs, entropy = chunked_logprobs(hidden, torch.tensor([[1.0], [0.0], [-1.0]]), torch.tensor([0, 0]))
     assert logprobs.tolist() == [0.0, -20000.0]
     assert entropy.tolist() == pytest.approx([0.0, 0.0], abs=1e-2)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that any operation gave, backward included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(item, torch.Tensor):
-                self.num_elements = max(self.num_elements, item.numel())
-        return result
 
 
 def test_no_tensor_of_all_tokens_times_the_vocabulary_is_ever_made() -> None:

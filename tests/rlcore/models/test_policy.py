@@ -10,6 +10,7 @@ from rlcore.errors import ModelError
 from rlcore.models.policy import check_head, completion_logprobs, score_sequences
 from rlcore.packing import TokenSequence, pack
 from tests import strategies
+from tests.largest_tensor import LargestTensor
 from tests.reference.losses import one_at_a_time
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-9}
@@ -88,6 +89,16 @@ def test_scores_are_float32_on_the_cpu_one_tensor_a_sequence() -> None:
     assert {(score.dtype, score.device.type, score.requires_grad) for score in scores} == {
         (torch.float32, "cpu", False)
     }
+
+
+def test_prompt_positions_get_no_logits() -> None:
+    vocabulary, prompt = 2000, tuple(range(60))
+    model = strategies.tiny_llama(vocab_size=vocabulary)
+    (batch,) = pack([TokenSequence(prompt_ids=prompt, completion_ids=(5, 2))], tokens_per_microbatch=100)
+    with LargestTensor() as largest:
+        completion_logprobs(model, batch)[0].sum().backward()
+    embeddings = vocabulary * model.config.hidden_size
+    assert largest.num_elements == embeddings  # 48,000; logits of all 62 positions would be 124,000
 
 
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}], ids=str)

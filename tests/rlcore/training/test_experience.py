@@ -86,6 +86,12 @@ def test_a_completion_without_a_token_of_the_policy_is_left_out() -> None:
     assert first_advantages(build([[*group_of(1.0, 0.2), nothing_own]])) == pytest.approx([1.0, -1.0], abs=1e-5)
 
 
+def test_the_end_token_is_an_action_whatever_its_value() -> None:
+    # 0 is the padding id of packed rows, 2 an end of sequence: the mask is what the sampler says, never a comparison.
+    endings = [strategies.scored_rollout(value, completion_ids=(4, end)) for value, end in ((1.0, 0), (0.0, 2))]
+    assert [sample.loss_mask.tolist() for sample in build([endings]).samples] == [[True, True], [True, True]]
+
+
 def truncated_group() -> list[ScoredRollout]:
     """Two completions that ended and one that was cut by the limit."""
     return [*group_of(1.0, 0.0), *group_of(0.8, finish_reason="length")]
