@@ -6,16 +6,9 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import pandas as pd
-
 from data_contracts.gate import GateReport
-from rlcore.config import DatasetConfig, RewardTerm, RunConfig
-from rlcore.rewards.table import RewardResources, build_rewards
-from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.native import NativeSampler
-from rlcore.seeding import derive_seed
+from rlcore.config import DatasetConfig, RunConfig
 from rlcore.tokenization import ChatTokenizer
-from rlcore.types import Rollout
 from tasks.data import (
     POLICY,
     DatasetKind,
@@ -27,10 +20,8 @@ from tasks.data import (
     source_digest,
 )
 from tasks.rl_run import MODEL
-from tasks.runtime import open_runtime
+from tasks.sampled_pairs import write_sampled_pairs
 from tasks.stages import StageContext, StageResult
-from tasks.storage import write_table
-from tasks.tokens import tokenize_prompts
 
 
 def run_prepare_prompts(context: StageContext) -> StageResult:
@@ -49,7 +40,7 @@ def run_prepare_preferences(context: StageContext) -> StageResult:
     folder, config = context.inputs["sft"] / MODEL, context.config.preferences
     if resolve_adapter(config) == POLICY:
         path = context.work / "pairs.parquet"
-        sample_pairs(context, config, path)
+        write_sampled_pairs(context, config, path)
         config = dataclasses.replace(config, adapter="preferences", path=str(path), fallback="", options={})
     return _prepare(context, "preferences", config, tokenizer=folder)
 
@@ -91,50 +82,6 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
         special_tokens=tuple(tokenizer.special_tokens),
         prompt_length=lambda messages: len(tokenizer.render_prompt(messages)),
     )
-
-
-def sample_pairs(context: StageContext, config: DatasetConfig, path: Path) -> None:
-    """Pairs that the SFT policy itself produced: for each training prompt a right and a wrong answer of a group.
-
-    Prompts whose completions are all right or all wrong give no pair. Written as contract rows for the gate.
-    """
-    tokenizer = ChatTokenizer.load(context.inputs["sft"] / MODEL)
-    rows = read_prompts(context.inputs["prepare_prompts"] / "train.parquet")
-    wanted = config.num_train + config.num_eval
-    prompts = tokenize_prompts(rows, tokenizer)
-    limit = max(map(len, (prompt.token_ids for prompt in prompts)))
-    params = SamplingParams(
-        temperature=1.0, max_new_tokens=max(1, config.max_tokens - limit), num_samples=int(config.options["group_size"])
-    )
-    terms = (RewardTerm(kind=context.config.evaluation.verifier),)
-    pairs: list[dict[str, object]] = []
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        sampler = NativeSampler(runtime.load_frozen(context.inputs["sft"] / MODEL), tokenizer)
-        with build_rewards(terms, resources=RewardResources()) as grade:
-            for start in range(0, len(prompts), 64):
-                seed = derive_seed(context.seed, "pairs", start)
-                for group in sampler.sample(prompts[start : start + 64], params, seed=seed):
-                    rollouts = [rollout for rollout in group if isinstance(rollout, Rollout)]
-                    verdicts = [score.value for score in grade(rollouts)]
-                    right = [r for r, value in zip(rollouts, verdicts, strict=True) if value == 1.0]
-                    wrong = [r for r, value in zip(rollouts, verdicts, strict=True) if value == 0.0]
-                    if right and wrong and len(pairs) < wanted:
-                        pairs.append(_pair_row(right[0], wrong[0]))
-                if len(pairs) >= wanted:
-                    break
-    write_table(pd.DataFrame(pairs), path)
-
-
-def _pair_row(chosen: Rollout, rejected: Rollout) -> dict[str, object]:
-    return {
-        "pair_id": chosen.prompt.prompt_id,
-        "weight": 1.0,
-        "messages": [{"role": message.role, "content": message.content} for message in chosen.prompt.messages],
-        "chosen": chosen.text,
-        "rejected": rejected.text,
-        "margin": 0.0,
-        "source": POLICY,
-    }
 
 
 def prompts_source(config: RunConfig) -> str:

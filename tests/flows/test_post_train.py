@@ -6,11 +6,15 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment, flows_command, run_flows
+from micro import MICRO
+
+from tasks.data import read_pairs
 
 GOLDEN = ROOT / "tests" / "golden" / "micro_curve.json"
 
@@ -135,3 +139,20 @@ def machine() -> dict[str, str]:
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     capability = torch.backends.cpu.get_cpu_capability()
     return {"cpu": model, "capability": capability, "torch": torch.__version__, "system": platform.system()}
+
+
+def test_without_preferences_the_policy_samples_pairs_and_the_verifier_judges_them(
+    micro_home: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(micro_home, home)
+    overrides = (*MICRO, "preferences.adapter=policy", "preferences.num_train=24", "preferences.num_eval=8")
+    code = f"from flows.run import run_targets; run_targets('tiny', {overrides!r}, ['prepare_preferences'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    newest = max((home / "cache" / "prepare_preferences").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    pairs = read_pairs(home / json.loads(newest.read_text())["ref"]["uri"] / "train.parquet")
+    assert len(pairs) > 4
+    assert all(pair.source == "policy" and pair.chosen != pair.rejected for pair in pairs)
