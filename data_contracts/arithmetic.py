@@ -54,18 +54,10 @@ def worked(problem: str) -> str:
 
 
 def corrupted(problem: str, rng: random.Random) -> str:
-    """A worked solution of the same length whose stated answer is neither right nor the last total.
-
-    Half of them also have a wrong step, with the steps after it carried on from there.
-    """
-    terms, totals = _terms(problem), _running_totals(problem)
-    while True:
-        place = rng.randint(1, len(terms) - 1) if rng.random() < 0.5 else len(terms)
-        error = rng.choice([error for error in range(-MAX_TOTAL, MAX_TOTAL + 1) if error])
-        wrong = [*totals[:place], *(total + error for total in totals[place:])]
-        final = rng.choice([final for final in range(MAX_TOTAL + 1) if final not in (totals[-1], wrong[-1])])
-        if min(wrong) >= 0 and max(wrong) <= MAX_TOTAL:
-            return _render(terms[1:], wrong, final)
+    """A worked solution of the same length whose steps are right and whose stated answer is another digit."""
+    totals = _running_totals(problem)
+    final = rng.choice([final for final in range(MAX_TOTAL + 1) if final != totals[-1]])
+    return _render(_terms(problem)[1:], totals, final)
 
 
 def wrong_guess(problem: str, rng: random.Random) -> str:

@@ -71,7 +71,7 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
             kind="dataset",
             run=run_prepare_preferences,
             inputs=("sft", "prepare_prompts"),
-            section=_sections("preferences"),
+            section=_sections("preferences", "evaluation"),
             external=preferences_source,
         ),
         Stage(

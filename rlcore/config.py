@@ -231,6 +231,7 @@ class EvaluationConfig:
     num_problems: PositiveInt
     max_new_tokens: PositiveInt
     verifier: Literal["math", "procedural"] = "math"  # what decides right or wrong, whatever the reward mixes in
+    verifier_options: Mapping[str, Scalar] = field(default_factory=dict)
     num_samples: NonNegativeInt = 0  # 0: greedy only
     num_sampled_problems: PositiveInt = 64
     temperature: PositiveFloat = 1.0

@@ -105,7 +105,8 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
 
 def verifier(config: RunConfig) -> MixedReward:
     """The grader of held-out answers: right or wrong, whatever else the reward mixes in."""
-    return build_rewards((RewardTerm(kind=config.evaluation.verifier),), resources=RewardResources())
+    term = RewardTerm(kind=config.evaluation.verifier, options=config.evaluation.verifier_options)
+    return build_rewards((term,), resources=RewardResources())
 
 
 def resolve_algorithm(rl: RlConfig) -> Algorithm:
