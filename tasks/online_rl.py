@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -61,37 +62,35 @@ def resume(run: RlRun) -> int:
 def run_iteration(run: RlRun, iteration: int) -> None:
     """One iteration: every step of it is timed, and what it measured is logged and kept."""
     metrics: dict[str, float] = {}
-    seconds = {}
-    started = time.perf_counter()
-    groups = collect_rollouts(run, iteration)
-    seconds["rollout"] = time.perf_counter() - started
-
-    started = time.perf_counter()
-    scored = score_rollouts(run, groups)
-    seconds["score"] = time.perf_counter() - started
-
-    started = time.perf_counter()
-    moved = update_policy(run, scored, iteration, metrics)
-    seconds["update"] = time.perf_counter() - started
-
-    started = time.perf_counter()
-    metrics |= sync_weights(run, moved=moved)
-    seconds["sync"] = time.perf_counter() - started
-
-    every = run.rl.eval_every
-    if every and (iteration % every == 0 or iteration == run.rl.num_iterations):
-        started = time.perf_counter()
-        metrics |= monitor(run)
-        seconds["evaluate"] = time.perf_counter() - started
-
+    seconds: dict[str, float] = {}
+    with timed(seconds, "rollout"):
+        groups = collect_rollouts(run, iteration)
+    with timed(seconds, "score"):
+        scored = score_rollouts(run, groups)
+    with timed(seconds, "update"):
+        moved = update_policy(run, scored, iteration, metrics)
+    with timed(seconds, "sync"):
+        metrics |= sync_weights(run, moved=moved)
+    every, last = run.rl.eval_every, iteration == run.rl.num_iterations
+    if every and (last or iteration % every == 0):
+        with timed(seconds, "evaluate"):
+            metrics |= monitor(run)
     num_tokens = sum(len(item.rollout.completion_ids) for group in scored for item in group)
     metrics["tokens_per_second"] = num_tokens / sum(seconds.values())
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
     record(run, iteration, metrics)
     write_rollouts(run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored)
-    if iteration % run.rl.checkpoint_every == 0 or iteration == run.rl.num_iterations:
+    if last or iteration % run.rl.checkpoint_every == 0:
         check_rewards(run)
         checkpoint(run, iteration)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Wall seconds of a block, under its name."""
+    started = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - started
 
 
 def collect_rollouts(run: RlRun, iteration: int) -> list[list[Rollout]]:

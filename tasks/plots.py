@@ -62,6 +62,7 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
             axis.set_title(name)
             axis.set_xlabel("iteration")
             axis.legend()
+    left.set_ylim(0, 1.02)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 

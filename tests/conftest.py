@@ -22,6 +22,8 @@ configure_environment(_SESSION_HOME)
 _FOREIGN_WARNINGS = (
     # MLflow 3.17 on SQLAlchemy 2.1: "The ``noload`` loader strategy is deprecated".
     "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",
+    # cellpylib, which reasoning-gym imports, when Python compiles it for the first time.
+    'ignore:"is" with:SyntaxWarning',
     # Hypothesis compares the state of `random` before and after a draw; threads of Prefect and MLflow draw from it too.
     "ignore:Do not use the `random` module inside strategies:hypothesis.errors.HypothesisDeprecationWarning",
     # Prefect 3.7's server tables on SQLAlchemy 2.1: "Type object ... does not refer to an OperatorClass".
