@@ -224,13 +224,16 @@ class RunTracker:
     def log_model_metrics(
         self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
     ) -> None:
-        """Log what this run measured of a logged model, on which data: MLflow compares models by these."""
+        """Log what this run measured of a logged model, on which data: MLflow compares models by these.
+
+        MLflow shows these on the run's curves too, so each stands at the last step of its curve.
+        """
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         on = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
         entries = [
-            Metric(name, float(value), now, 0, model_id=model_id, run_id=self.run_id, **on)
+            Metric(name, float(value), now, max(0, self._last_step(name)), model_id=model_id, run_id=self.run_id, **on)
             for name, value in metrics.items()
         ]
         self.client.log_batch(self.run_id, metrics=entries)
@@ -243,9 +246,12 @@ class RunTracker:
         if not self._resumed:
             return True
         if name not in self._last_steps:
-            history = or_none(self.client.get_metric_history, self.run_id, name) or []
-            self._last_steps[name] = max((metric.step for metric in history), default=-1)
+            self._last_steps[name] = self._last_step(name)
         return step > self._last_steps[name]
+
+    def _last_step(self, name: str) -> int:
+        history = or_none(self.client.get_metric_history, self.run_id, name) or []
+        return max((metric.step for metric in history), default=-1)
 
 
 def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
