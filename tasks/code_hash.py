@@ -83,7 +83,7 @@ def _reach(module: str, root: Path | None) -> dict[str, Path]:
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = None if name in found or name in NEUTRAL else _source(name, root)
+        path = None if name in found or _is_neutral(name) else _source(name, root)
         if path is None:
             continue
         found[name] = path
@@ -97,6 +97,10 @@ def _reach(module: str, root: Path | None) -> dict[str, Path]:
             fix="define the stage's function in a module that can be imported",
         )
     return found
+
+
+def _is_neutral(module: str) -> bool:
+    return module in NEUTRAL or module.rpartition(".")[0] in NEUTRAL
 
 
 def _source(module: str, root: Path | None) -> Path | None:

@@ -1,0 +1,48 @@
+"""Configuration: frozen dataclasses built strictly from a preset (TOML) and overrides; a wrong key is an error.
+
+A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
+names the path of every fault (``grpo.learning_rate``) before anything runs.
+"""
+
+from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
+from rlcore.config.rl import (
+    CriticConfig,
+    KlConfig,
+    MismatchConfig,
+    RewardTerm,
+    RlConfig,
+    SamplingConfig,
+    UpdateConfig,
+)
+from rlcore.config.run import EvaluationConfig, RunConfig, load_preset
+from rlcore.config.training import OptimConfig, RewardModelConfig, SftConfig
+from rlcore.strict import to_dict
+
+__all__ = [
+    "CriticConfig",
+    "DatasetConfig",
+    "Decay",
+    "EvaluationConfig",
+    "Fraction",
+    "HardwareConfig",
+    "KlConfig",
+    "MismatchConfig",
+    "ModelConfig",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "OptimConfig",
+    "PositiveFloat",
+    "PositiveInt",
+    "RewardModelConfig",
+    "RewardTerm",
+    "RlConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "Scalar",
+    "SftConfig",
+    "ShapeConfig",
+    "UpdateConfig",
+    "load_preset",
+    "to_dict",
+]

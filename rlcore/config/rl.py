@@ -1,0 +1,105 @@
+"""Settings of online reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.training import OptimConfig
+from rlcore.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How rollouts are drawn. No top-p, top-k or min-p: a filtered distribution biases the ratio."""
+
+    temperature: PositiveFloat = 1.0
+    max_new_tokens: PositiveInt
+    max_concurrent: PositiveInt = 256  # sequences decoded together
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlConfig:
+    """KL to the reference policy. ``placement`` ``reward`` uses k1 per token; ``loss`` uses ``estimator``.
+
+    ``target`` > 0 turns on the adaptive controller (``reward`` placement), with ``horizon`` in samples.
+    """
+
+    coefficient: NonNegativeFloat = 0.0
+    placement: Literal["reward", "loss"] = "loss"
+    estimator: Literal["k1_ratio", "k2", "k3_ratio"] = "k3_ratio"
+    target: NonNegativeFloat = 0.0
+    horizon: PositiveInt = 10_000
+
+    def __post_init__(self) -> None:
+        if self.target > 0.0 and (self.placement == "loss" or self.coefficient == 0.0):
+            raise ConfigError("target > 0 needs placement = 'reward' and a coefficient > 0 to start from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The value model of PPO, a trunk of its own."""
+
+    initialise_from: Literal["policy", "reward_model"] = "policy"
+    learning_rate: PositiveFloat = 1e-5
+    clip_range: NonNegativeFloat = 0.2  # 0: no value clipping
+    gamma: Fraction = 1.0
+    lam: Fraction = 0.95
+    warmup_iterations: NonNegativeInt = 0  # iterations in which the critic alone learns
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchConfig:
+    """Correction of the difference between the engine's and the trainer's log-probabilities."""
+
+    mode: Literal["truncate", "mask", "off"] = "truncate"
+    level: Literal["token", "sequence"] = "token"
+    low: NonNegativeFloat = 0.5
+    high: PositiveFloat = 2.0
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ConfigError("low must not be above high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTerm:
+    """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``."""
+
+    kind: str
+    weight: float = 1.0
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """How one batch of rollouts is turned into optimizer steps."""
+
+    epochs: PositiveInt = 1
+    minibatches: PositiveInt = 1
+    tokens_per_microbatch: PositiveInt = 8192
+    entropy_coefficient: NonNegativeFloat = 0.0
+    max_kl: NonNegativeFloat = 0.0  # early stop of the epochs on the KL to the old policy; 0: never
+    truncated: Literal["score", "mask", "zero"] = "score"  # what a completion cut by the limit is worth
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlConfig:
+    """One online-RL run. ``algorithm`` is a row of ``rlcore.algorithms.table.ALGORITHMS``."""
+
+    algorithm: str
+    num_iterations: PositiveInt
+    prompts_per_iteration: PositiveInt
+    group_size: PositiveInt
+    learning_rate: PositiveFloat
+    rewards: tuple[RewardTerm, ...]
+    sampling: SamplingConfig
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    kl: KlConfig = field(default_factory=KlConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    eval_every: NonNegativeInt = 0
+    checkpoint_every: PositiveInt = 1

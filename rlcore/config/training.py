@@ -1,0 +1,48 @@
+"""Settings of the supervised stages: SFT and the reward model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.strict import AtLeast
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW with linear warm-up, then the named schedule."""
+
+    weight_decay: NonNegativeFloat = 0.0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
+    max_grad_norm: PositiveFloat = 1.0
+    warmup_steps: NonNegativeInt = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Supervised fine-tuning on demonstrations; the loss is on the completion alone."""
+
+    num_steps: PositiveInt
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    tokens_per_microbatch: PositiveInt = 8192
+    eval_every: NonNegativeInt = 0
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig:
+    """Bradley-Terry training. ``trainable_layers``: how many of the trunk's last layers learn (-1: all)."""
+
+    num_epochs: PositiveInt
+    batch_size: PositiveInt  # pairs per optimizer step
+    learning_rate: PositiveFloat
+    head_learning_rate: PositiveFloat
+    trainable_layers: Annotated[int, AtLeast(-1)] = -1
+    margin: NonNegativeFloat = 0.0
+    tokens_per_microbatch: PositiveInt = 8192
+    min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
+    optim: OptimConfig = field(default_factory=OptimConfig)
