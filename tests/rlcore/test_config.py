@@ -174,7 +174,9 @@ def test_every_kl_estimator_that_can_be_configured_exists() -> None:
 
 
 SECTIONS = [
-    kind for kind in vars(config).values() if dataclasses.is_dataclass(kind) and kind.__module__ == config.__name__
+    kind
+    for kind in vars(config).values()
+    if dataclasses.is_dataclass(kind) and kind.__module__.startswith(config.__name__)
 ]
 
 

@@ -21,7 +21,8 @@ SOURCES = {
     "rlcore/config/rl.py": "Z = 1\n",
     "tasks/__init__.py": "",
     "tasks/stages.py": "from rlcore import unused\n",
-    "tasks/train.py": "from rlcore.learn import f\nfrom rlcore import config\nfrom rlcore.config.rl import Z\nfrom tasks.stages import unused\n",
+    "tasks/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
+    "from rlcore.config.rl import Z\nfrom tasks.stages import unused\n",
     "tasks/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
     '    return importlib.import_module("rlcore.late")\n',
 }
