@@ -7,17 +7,19 @@ from collections.abc import Collection, Sequence
 from flows.presets import open_preset
 from flows.stages import stages
 from tasks.artifacts import ArtifactRef
+from tasks.disk import full_disk_named
 from tasks.pipeline import PlanRow, plan, run_pipeline
 from tasks.settings import configure_environment, configure_logging, find_home
 
 
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
     """Run what the targets need and give the artifact of every stage by its name."""
-    config = open_preset(preset, overrides)
     home = find_home()
     configure_environment(home)
     configure_logging()
-    return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name))
+    config = open_preset(preset, overrides)
+    with full_disk_named(home.root):
+        return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name))
 
 
 def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> tuple[PlanRow, ...]:

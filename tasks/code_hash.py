@@ -26,8 +26,11 @@ PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 # cannot change a stage's result, so a change in them recomputes nothing.
 NEUTRAL = frozenset(
     {"rlcore.config", "rlcore.errors"}
-    | {f"tasks.{name}" for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks")}
-    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry")}
+    | {
+        f"tasks.{name}"
+        for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks", "logs")
+    }
+    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry", "logs", "disk")}
 )
 _ROOT = Path(__file__).resolve().parent.parent
 

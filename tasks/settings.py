@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
+from tasks.logs import shorten_user_errors
 
 Engine = Literal["prefect", "inline"]
 
@@ -111,6 +112,7 @@ def engine_name() -> Engine:
 
 def configure_logging() -> None:
     """Show one plain line per stage on standard error; under Prefect its own handlers do, beside the API."""
+    shorten_user_errors()
     logger = logging.getLogger("tasks")
     logger.setLevel(logging.INFO)
     if engine_name() == "inline" and not logger.handlers:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -206,7 +206,7 @@ def _from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: s
     except _LOAD_FAULTS as error:
         raise ModelError(
             f"the model cannot be loaded: {error}",
-            where=str(name),
+            where=_damaged_file(name) or str(name),
             fix="check the name and the files; without a network use a folder, a GGUF or a package as model.source",
         ) from error
     faults = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
@@ -215,6 +215,17 @@ def _from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: s
     if getattr(model.config, "quantization_config", None) is not None:
         raise ModelError("quantized weights cannot be trained", where=str(name), fix="name the unquantized model")
     return model
+
+
+def _damaged_file(name: Path | str) -> str:
+    """The first weight file of a local folder that cannot be read, or nothing."""
+    for path in sorted(Path(name).glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                continue
+        except (SafetensorError, OSError):
+            return str(path)
+    return ""
 
 
 def _read_template(path: Path) -> str:

@@ -1,0 +1,51 @@
+"""What a full disk looks like from here, whoever was writing: the system, SQLite below MLflow, safetensors, Arrow."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcore.errors import RlcoreError, StorageError
+
+_TEXTS = ("No space left on device", "database or disk is full", "Disk quota exceeded")  # of errors that hold only text
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Let an error of the block whose reason is a full disk be one of ours, which says so.
+
+    Raises:
+        StorageError: in the place of any error that was caused by a full disk or quota.
+    """
+    try:
+        yield
+    except RlcoreError:
+        raise
+    except Exception as error:
+        if not _is_full_disk(error):
+            raise
+        raise StorageError(
+            "the disk is full",
+            where=str(folder),
+            fix="make room there, or set RLCORE_HOME to a larger disk, then start again: finished stages are kept",
+        ) from None
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """Whether the error, or one that it arose from, says that there is no space."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        no_space = isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT)
+        full_base = isinstance(one, sqlite3.Error) and getattr(one, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        if no_space or full_base or any(text in str(one) for text in _TEXTS):
+            return True
+        waiting += [one.__cause__, one.__context__]
+    return False

@@ -1,0 +1,32 @@
+"""What Prefect's logs say of an error that a user can mend."""
+
+from __future__ import annotations
+
+import logging
+
+from rlcore.errors import RlcoreError
+
+_RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
+
+
+class UserErrors(logging.Filter):
+    """An error of ours is one clear message, so its traceback is left out of the log, on the console as in the API.
+
+    Prefect logs it for the task and again for the flow, with the whole traceback. Errors that are not ours keep theirs.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, RlcoreError):
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"{type(error).__name__}: {error}", ()
+        return True
+
+
+_USER_ERRORS = UserErrors()
+
+
+def shorten_user_errors() -> None:
+    """Let Prefect's loggers of runs pass through :class:`UserErrors`; a second call changes nothing."""
+    for name in _RUN_LOGGERS:
+        logging.getLogger(name).addFilter(_USER_ERRORS)

@@ -1,0 +1,137 @@
+"""What a user may get wrong, each as a whole run: one clear error, a non-zero exit, and what was finished is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import environment, flows_command, run_flows
+
+USAGE_ERROR, FAILURE = 2, 1
+BEFORE_RL = ("import_sft", "prepare_prompts", "prepare_demonstrations", "sft", "prepare_preferences", "reward_model")
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str, code: int = FAILURE) -> None:
+    """One error, at the end, that names these parts, and no traceback anywhere."""
+    output = done.stdout + done.stderr
+    assert done.returncode == code, output
+    assert "Traceback" not in output
+    assert output.count("\nerror (") == 1, output
+    message = output[output.index("\nerror (") :]
+    assert [part for part in parts if part not in message] == [], message
+    assert "fix:" in message
+
+
+@pytest.fixture
+def home(micro_home: Path, tmp_path: Path) -> Path:
+    """A copy of the finished micro run's state."""
+    return Path(shutil.copytree(micro_home, tmp_path / "home"))
+
+
+@pytest.fixture
+def checkpoint(micro_home: Path, tmp_path: Path) -> Path:
+    """A copy of a model folder, to be damaged."""
+    found = sorted((micro_home / "artifacts" / "checkpoint").glob("*/model"))
+    return Path(shutil.copytree(found[0], tmp_path / "model"))
+
+
+def from_folder(folder: Path) -> tuple[str, ...]:
+    return ("model.source=folder", f"model.path={folder}")
+
+
+def plan_of(home: Path, *overrides: str) -> Mapping[str, str]:
+    lines = run_flows("plan", home, *overrides).stdout.splitlines()
+    return {line.split()[0]: line.split()[1] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("grpo.learning_rat=1e-6", ("grpo.learning_rat", "learning_rate")),
+        ("grpo.learning_rate=fast", ("grpo.learning_rate",)),
+        ("grpo.learning_rate=-1.0", ("grpo.learning_rate",)),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_before_anything_is_made(
+    tmp_path: Path, override: str, parts: tuple[str, ...]
+) -> None:
+    refused(run_flows("run", tmp_path, override), *parts, code=USAGE_ERROR)
+    assert not list((tmp_path / "artifacts").rglob("*.json"))
+
+
+def test_an_unknown_model_folder_is_named(tmp_path: Path) -> None:
+    refused(run_flows("run", tmp_path, *from_folder(tmp_path / "nothing")), str(tmp_path / "nothing"))
+
+
+def test_an_unknown_hub_model_is_named(tmp_path: Path) -> None:
+    overrides = ("model.source=hub", "model.path=nobody/nothing", f"model.revision={'0' * 40}")
+    refused(run_flows("run", tmp_path, *overrides), "nobody/nothing")
+
+
+def test_a_corrupt_gguf_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + b"\x03\x00\x00\x00" + bytes(range(256)) * 4)
+    refused(run_flows("run", tmp_path / "home", "model.source=gguf", f"model.path={path}"), str(path))
+
+
+def test_corrupt_safetensors_are_named(tmp_path: Path, checkpoint: Path) -> None:
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused(run_flows("run", tmp_path / "home", *from_folder(checkpoint)), str(weights))
+
+
+def test_a_missing_chat_template_is_said(tmp_path: Path, checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").unlink()
+    refused(run_flows("run", tmp_path / "home", *from_folder(checkpoint)), "chat template", "model.chat_template")
+
+
+def test_data_of_which_the_gate_leaves_nothing_is_refused_and_quarantined(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt_id": f"p{i}", "prompt": "", "reference": "7", "task": "sum"} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = ("prompts.adapter=prompts", f"prompts.path={path}", "prompts.options={}")
+    refused(run_flows("run", tmp_path / "home", *overrides), str(path))
+
+
+def test_a_context_that_the_model_cannot_read_is_refused_and_what_was_finished_is_kept(home: Path) -> None:
+    override = "grpo.sampling.max_new_tokens=100000"
+    refused(run_flows("run", home, override), "sampling.max_new_tokens", "100000", code=USAGE_ERROR)
+    states = plan_of(home, override)
+    assert {states[name] for name in BEFORE_RL} == {"cached"}
+    assert states["grpo"] == "run"
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_what_was_finished_is_kept(home: Path) -> None:
+    override = "grpo.learning_rate=1e30"
+    refused(run_flows("run", home, override), "learning rate")
+    states = plan_of(home, override)
+    assert {states[name] for name in BEFORE_RL} == {"cached"}
+    assert states["grpo"] == "run"
+
+
+def test_a_state_folder_that_cannot_be_written_is_named() -> None:
+    refused(run_flows("run", Path("/proc/rlcore")), "/proc/rlcore", "RLCORE_HOME")
+
+
+FULL_DISK = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
+
+
+def on_small_disk(folder: Path, size: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run with ``folder`` on a file system of that size, which only this process sees."""
+    wrapped = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL_DISK, "sh", size, str(folder)]
+    return subprocess.run(
+        [*wrapped, *command], capture_output=True, text=True, env=environment(folder / "home"), check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["200k", "1500k", "4m"])
+def test_a_full_disk_is_said_whatever_is_being_written(tmp_path: Path, size: str) -> None:
+    if on_small_disk(tmp_path, "100k", [sys.executable, "-c", ""]).returncode:
+        pytest.skip("mounting a small file system in a user namespace is not allowed on this machine")
+    refused(on_small_disk(tmp_path, size, flows_command("run")), "full", str(tmp_path))
