@@ -25,7 +25,7 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     except RlcoreError:
         raise
     except Exception as error:
-        if not _is_full_disk(error):
+        if not is_full_disk(error):
             raise
         raise StorageError(
             "the disk is full",
@@ -34,7 +34,7 @@ def full_disk_named(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _is_full_disk(error: BaseException) -> bool:
+def is_full_disk(error: BaseException) -> bool:
     """Whether the error, or one that it arose from, says that there is no space."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]

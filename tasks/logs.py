@@ -1,18 +1,20 @@
-"""What Prefect's logs say of an error that a user can mend."""
+"""What the logs of Prefect and MLflow say of an error that a user can mend."""
 
 from __future__ import annotations
 
 import logging
 
 from rlcore.errors import RlcoreError
+from tasks.disk import is_full_disk
 
-_RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
+_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "mlflow.store.db.utils")
 
 
 class UserErrors(logging.Filter):
     """An error of ours is one clear message, so its traceback is left out of the log, on the console as in the API.
 
-    Prefect logs it for the task and again for the flow, with the whole traceback. Errors that are not ours keep theirs.
+    Prefect logs it for the task and again for the flow, with the whole traceback, and MLflow's store does so for a full
+    disk. Errors that are not a user's keep theirs.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -20,6 +22,9 @@ class UserErrors(logging.Filter):
         if isinstance(error, RlcoreError):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"{type(error).__name__}: {error}", ()
+        elif error is not None and is_full_disk(error):
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"the disk is full ({type(error).__name__})", ()
         return True
 
 
@@ -27,6 +32,6 @@ _USER_ERRORS = UserErrors()
 
 
 def shorten_user_errors() -> None:
-    """Let Prefect's loggers of runs pass through :class:`UserErrors`; a second call changes nothing."""
-    for name in _RUN_LOGGERS:
+    """Let those loggers pass through :class:`UserErrors`; a second call changes nothing."""
+    for name in _LOGGERS:
         logging.getLogger(name).addFilter(_USER_ERRORS)
