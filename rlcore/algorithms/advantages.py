@@ -6,8 +6,9 @@ on tool output). Rewards are float64, so that equal rewards stay equal; a reward
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,12 +33,12 @@ class Episodes:
     mask: torch.Tensor
 
 
-#: Episodes -> advantages float32 [S, T], 0 where masked
+#: Episodes -> advantages [S, T] in the dtype of the values (float32), 0 where masked
 AdvantageFn = Callable[[Episodes], torch.Tensor]
 
 
 def gae(episodes: Episodes, *, gamma: float, lam: float) -> torch.Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16): float32 [S, T].
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16): [S, T].
 
     ``delta[t] = r[t] + gamma * V[t+1] - V[t]``, ``A[t] = delta[t] + gamma * lam * A[t+1]``, with V = 0 beyond the end.
     Masked tokens (tool output) are stepped over: next value and running sum are carried across them without decay,
@@ -52,26 +53,56 @@ def gae(episodes: Episodes, *, gamma: float, lam: float) -> torch.Tensor:
         running = torch.where(mask[:, t], delta + gamma * lam * running, running)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = running
-    return advantages.masked_fill(~mask, 0.0).float()
+    return advantages.masked_fill(~mask, 0.0).to(episodes.values.dtype)
 
 
 def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and variance 1 over the unmasked tokens of [S, T]: float32; exactly 0 where they are all equal."""
+    """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal."""
     kept = advantages[mask].double()
     if not has_signal(kept):
-        return torch.zeros_like(advantages, dtype=torch.float32)
+        return torch.zeros_like(advantages)
     whitened = (advantages.double() - kept.mean()) / kept.std(unbiased=False)
-    return whitened.masked_fill(~mask, 0.0).float()
+    return whitened.masked_fill(~mask, 0.0).to(advantages.dtype)
 
 
-def group_normalized(episodes: Episodes) -> torch.Tensor:
-    """``(R - mean) / std`` within the group, population std (GRPO, Shao et al. 2024, section 4.1.2)."""
-    return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) / (rewards.std(unbiased=False) + STD_EPSILON))
+#: What a group's centred rewards are divided by: (its rewards, all rewards of the batch) -> scalar.
+SCALES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]] = {
+    "group": lambda group, batch: group.std(unbiased=False) + STD_EPSILON,
+    "group_sample": lambda group, batch: group.std(unbiased=True) + STD_EPSILON,
+    "batch": lambda group, batch: batch.std(unbiased=False) + STD_EPSILON,
+    "batch_sample": lambda group, batch: batch.std(unbiased=True) + STD_EPSILON,
+    "none": lambda group, batch: 1.0,
+}
 
 
-def group_centred(episodes: Episodes) -> torch.Tensor:
-    """``R - mean`` within the group: no division by the std (Dr. GRPO, Liu et al. 2025)."""
-    return _by_group(episodes, lambda rewards: rewards - rewards.mean())
+def group_relative(episodes: Episodes, *, scale: str) -> torch.Tensor:
+    """``(R - mean of the group) / scale``, the scale being one of :data:`SCALES`: a population std unless said so."""
+    batch = episodes.rewards[episodes.rewards.isfinite()]
+    return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) / SCALES[scale](rewards, batch))
+
+
+#: ``(R - mean) / std`` within the group, population std (GRPO, Shao et al. 2024, section 4.1.2).
+group_normalized = partial(group_relative, scale="group")
+
+#: ``R - mean`` within the group: no division by the std (Dr. GRPO, Liu et al. 2025).
+group_centred = partial(group_relative, scale="none")
+
+
+def group_over_mean(episodes: Episodes) -> torch.Tensor:
+    """``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026): hard prompts count more.
+
+    0 for a group whose mean is 0 or below: the estimator is of the likelihood of success, and there was none. Rewards
+    are meant to be 0 or positive; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, which no
+    such group falls below, so that penalties that nearly cancel the mean cannot blow the advantage up: ``|A| <= G``.
+    """
+
+    def normalise(rewards: torch.Tensor) -> torch.Tensor:
+        mean, smallest = rewards.mean(), (rewards.max() - rewards.min()) / len(rewards)
+        if float(mean) <= EQUAL_REWARDS:
+            return torch.zeros_like(rewards)
+        return (rewards - mean) / torch.maximum(mean, smallest)
+
+    return _by_group(episodes, normalise)
 
 
 def leave_one_out(episodes: Episodes) -> torch.Tensor:
@@ -86,7 +117,7 @@ def batch_normalized(episodes: Episodes) -> torch.Tensor:
     kept = rewards[scored]
     if has_signal(kept):
         advantages[scored] = (kept - kept.mean()) / (kept.std(unbiased=False) + STD_EPSILON)
-    return _per_token(advantages, episodes.mask)
+    return _per_token(advantages, episodes)
 
 
 def has_signal(rewards: torch.Tensor) -> bool:
@@ -100,8 +131,9 @@ def _by_group(episodes: Episodes, normalise: Callable[[torch.Tensor], torch.Tens
         members = (episodes.group == number) & episodes.rewards.isfinite()
         if has_signal(episodes.rewards[members]):
             advantages[members] = normalise(episodes.rewards[members])
-    return _per_token(advantages, episodes.mask)
+    return _per_token(advantages, episodes)
 
 
-def _per_token(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return advantages[:, None].expand(mask.shape).masked_fill(~mask, 0.0).float()
+def _per_token(advantages: torch.Tensor, episodes: Episodes) -> torch.Tensor:
+    spread = advantages[:, None].expand(episodes.mask.shape).masked_fill(~episodes.mask, 0.0)
+    return spread.to(episodes.values.dtype)

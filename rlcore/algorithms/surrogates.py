@@ -27,16 +27,21 @@ def ppo_clip(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
 ) -> Surrogate:
-    """``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` (PPO, Schulman et al. 2017, eq. 7)."""
+    """``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` (PPO, Schulman et al. 2017, eq. 7).
+
+    With ``dual_clip`` c > 1 (usual 3) the loss of a token with a negative advantage is at most ``-c * A``: beyond
+    ratio c it has no gradient (Ye et al. 2020, eq. 5). 0: off.
+    """
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    return Surrogate(
-        loss,
-        clipped_low=(ratio < 1.0 - clip_low) & (advantages < 0),
-        clipped_high=(ratio > 1.0 + clip_high) & (advantages > 0),
-    )
+    clipped_high = (ratio > 1.0 + clip_high) & (advantages > 0)
+    if dual_clip > 0.0:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+        clipped_high = clipped_high | ((ratio > dual_clip) & (advantages < 0))
+    return Surrogate(loss, clipped_low=(ratio < 1.0 - clip_low) & (advantages < 0), clipped_high=clipped_high)
 
 
 def cispo(
@@ -51,6 +56,45 @@ def cispo(
     ratio = log_ratio.detach().exp()
     loss = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages * policy_logprobs
     return Surrogate(loss, clipped_low=ratio < 1.0 - clip_low, clipped_high=ratio > 1.0 + clip_high)
+
+
+def sapo(
+    log_ratio: torch.Tensor,
+    policy_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    gate_positive: float,
+    gate_negative: float,
+) -> Surrogate:
+    """``-sigmoid(tau * (ratio - 1)) * 4 / tau * A``: a gate that closes smoothly (SAPO, Gao et al. 2025).
+
+    ``tau`` is ``gate_positive`` where A > 0 and ``gate_negative`` elsewhere. At ratio 1 the gradient is that of
+    ``ratio * A``; further away on either side it fades, and nothing is cut.
+    """
+    tau = torch.full_like(advantages, gate_negative).masked_fill(advantages > 0, gate_positive)
+    gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0)) * 4.0 / tau
+    nowhere = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(-gate * advantages, nowhere, nowhere)
+
+
+def dppo_tv(
+    log_ratio: torch.Tensor,
+    policy_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Surrogate:
+    """``-ratio * A``, 0 for a token whose probability has moved too far and would move further (DPPO, Qi et al. 2026).
+
+    Far is ``pi - mu > clip_high`` with A > 0, or ``pi - mu < -clip_low`` with A < 0, in probability: the token's share
+    of the total variation. A ratio bounds rare tokens too tightly (1e-5 to 1e-3 is ratio 100) and likely ones hardly.
+    """
+    pi, mu = policy_logprobs.detach().exp(), (policy_logprobs - log_ratio).detach().exp()
+    low = (pi - mu < -clip_low) & (advantages < 0)
+    high = (pi - mu > clip_high) & (advantages > 0)
+    loss = -(log_ratio.exp() * advantages).masked_fill(low | high, 0.0)
+    return Surrogate(loss, clipped_low=low, clipped_high=high)
 
 
 def reinforce(log_ratio: torch.Tensor, policy_logprobs: torch.Tensor, advantages: torch.Tensor) -> Surrogate:

@@ -80,6 +80,24 @@ def algorithms(*, gamma: float = 1.0, lam: float = 0.95, max_new_tokens: int = 1
             surrogate=clip,
             weighting=weighting.token_mean,
         ),
+        "sapo": Algorithm(
+            advantage=advantages.group_normalized,
+            ratio=token_ratio,
+            surrogate=partial(surrogates.sapo, gate_positive=1.0, gate_negative=1.05),
+            weighting=weighting.sequence_mean,
+        ),
+        "dppo_tv": Algorithm(
+            advantage=advantages.group_normalized,
+            ratio=token_ratio,
+            surrogate=partial(surrogates.dppo_tv, clip_low=0.15, clip_high=0.15),
+            weighting=weighting.token_mean,
+        ),
+        "maxrl": Algorithm(
+            advantage=advantages.group_over_mean,
+            ratio=token_ratio,
+            surrogate=clip,
+            weighting=weighting.token_mean,
+        ),
     }
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-#: loss_mask of every sequence of the optimizer step, padded: bool [S, T] -> weights float32 [S, T]
+#: loss_mask of every sequence of the optimizer step, padded: bool [S, T] -> weights [S, T], torch's default dtype
 WeightingFn = Callable[[torch.Tensor], torch.Tensor]
 
 
 def token_mean(loss_mask: torch.Tensor) -> torch.Tensor:
     """Every token counts the same: ``1 / (number of tokens of the step)`` (DAPO, Yu et al. 2025, eq. 8)."""
-    mask = loss_mask.float()
+    mask = loss_mask.to(torch.get_default_dtype())
     return mask / mask.sum().clamp(min=1.0)
 
 
@@ -23,7 +23,7 @@ def sequence_mean(loss_mask: torch.Tensor) -> torch.Tensor:
 
     S counts the sequences that have a token to train; one that is masked as a whole is in neither sum.
     """
-    mask = loss_mask.float()
+    mask = loss_mask.to(torch.get_default_dtype())
     lengths = mask.sum(1, keepdim=True)
     num_sequences = (lengths > 0).sum().clamp(min=1)
     return mask / lengths.clamp(min=1.0) / num_sequences
@@ -31,6 +31,6 @@ def sequence_mean(loss_mask: torch.Tensor) -> torch.Tensor:
 
 def constant(loss_mask: torch.Tensor, *, length: int) -> torch.Tensor:
     """``1 / (S * length)`` for a fixed length, so that long answers are not favoured (Dr. GRPO, Liu et al. 2025)."""
-    mask = loss_mask.float()
+    mask = loss_mask.to(torch.get_default_dtype())
     num_sequences = mask.any(1).sum().clamp(min=1)
     return mask / (num_sequences * float(length))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from rlcore.algorithms.advantages import (
     gae,
     group_centred,
     group_normalized,
+    group_over_mean,
+    group_relative,
     has_signal,
     leave_one_out,
     whiten,
@@ -22,7 +25,17 @@ from rlcore.algorithms.advantages import (
 from tests import strategies
 from tests.reference import advantages as reference
 
-GROUP_ADVANTAGES = [group_normalized, group_centred, leave_one_out, batch_normalized]
+BY_BATCH = partial(group_relative, scale="batch")
+GROUP_ADVANTAGES = [
+    group_normalized,
+    group_centred,
+    leave_one_out,
+    batch_normalized,
+    group_over_mean,
+    BY_BATCH,
+    partial(group_relative, scale="group_sample"),
+    partial(group_relative, scale="batch_sample"),
+]
 
 
 def of_one_group(function: AdvantageFn, rewards: list[float]) -> list[float]:
@@ -56,6 +69,46 @@ def test_batch_normalized_looks_across_groups() -> None:
     # it does.
     episodes = strategies.episodes([1.0, 0.0, 1.0, 1.0], group=[0, 0, 1, 1])
     assert batch_normalized(episodes)[:, 0].tolist() == pytest.approx([0.5774, -1.7321, 0.5774, 0.5774], abs=1e-4)
+
+
+def test_the_scale_of_a_group_may_be_the_std_of_the_batch_or_a_sample_std() -> None:
+    # Groups [1, 0] and [3, 1]; deviations 0.5, -0.5, 1, -1. All rewards: mean 1.25; squares 0.0625 + 1.5625 + 3.0625
+    # + 0.0625 = 4.75; population variance 1.1875, std 1.08972; sample variance 4.75 / 3 = 1.58333, std 1.25831.
+    episodes = strategies.episodes([1.0, 0.0, 3.0, 1.0], group=[0, 0, 1, 1])
+    assert BY_BATCH(episodes)[:, 0].tolist() == pytest.approx([0.45883, -0.45883, 0.91766, -0.91766], abs=1e-5)
+    by_sample = group_relative(episodes, scale="batch_sample")
+    assert by_sample[:, 0].tolist() == pytest.approx([0.39736, -0.39736, 0.79472, -0.79472], abs=1e-5)
+    # Of the group [3, 1] alone: sample variance (1 + 1) / 1 = 2, std 1.41421.
+    of_group = group_relative(episodes, scale="group_sample")[2:, 0]
+    assert of_group.tolist() == pytest.approx([0.70711, -0.70711], abs=1e-5)
+
+
+def test_the_std_of_the_batch_leaves_out_what_was_not_scored() -> None:
+    episodes = strategies.episodes([1.0, 0.0, math.nan, 3.0, 1.0], group=[0, 0, 0, 1, 1])
+    assert BY_BATCH(episodes)[:, 0].tolist() == pytest.approx([0.45883, -0.45883, 0.0, 0.91766, -0.91766], abs=1e-5)
+
+
+def test_group_over_mean_counts_a_hard_prompt_more() -> None:
+    # One success in four: mean 0.25, (1 - 0.25) / 0.25 = 3, (0 - 0.25) / 0.25 = -1. Three in four: 1/3 and -1.
+    assert of_one_group(group_over_mean, [1.0, 0.0, 0.0, 0.0]) == pytest.approx([3.0, -1.0, -1.0, -1.0])
+    assert of_one_group(group_over_mean, [1.0, 1.0, 1.0, 0.0]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1.0])
+    # [1.0, 0.8, 0.4, 0.2]: mean 0.6; 0.4 / 0.6 = 0.6667, 0.2 / 0.6 = 0.3333.
+    assert of_one_group(group_over_mean, [1.0, 0.8, 0.4, 0.2]) == pytest.approx(
+        [0.66667, 0.33333, -0.33333, -0.66667], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("rewards", [[1.0, -1.0], [0.0, -3.0], [-0.5, -1.0, 0.25]])
+def test_group_over_mean_gives_zero_where_the_mean_is_not_positive(rewards: list[float]) -> None:
+    assert of_one_group(group_over_mean, rewards) == [0.0] * len(rewards)
+
+
+@given(rewards=strategies.rewards)
+def test_group_over_mean_is_bounded_by_the_size_of_the_group(rewards: list[float]) -> None:
+    size = len(rewards)
+    assert max(map(abs, of_one_group(group_over_mean, rewards))) <= size * (1 + 1e-6)
+    positive = of_one_group(group_over_mean, [abs(reward) for reward in rewards])
+    assert -1.0 - 1e-6 <= min(positive) <= max(positive) <= (size - 1) * (1 + 1e-6)
 
 
 def test_groups_do_not_look_at_each_other() -> None:

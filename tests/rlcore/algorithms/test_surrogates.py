@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.algorithms.surrogates import SurrogateFn, cispo, ppo_clip, reinforce
+from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
 from tests.reference import losses
 
 CLIP = partial(ppo_clip, clip_low=0.2, clip_high=0.2)
@@ -82,3 +82,70 @@ def test_cispo_cuts_the_weight_but_keeps_the_gradient_of_every_token() -> None:
 def test_reinforce_is_the_advantage_times_the_log_probability() -> None:
     loss, gradient, low, high = of_one_token(reinforce, logp=-0.7, old=-5.0, advantage=3.0)
     assert (loss, gradient, low, high) == (pytest.approx(2.1), pytest.approx(-3.0), False, False)
+
+
+DUAL = partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+
+
+def test_dual_clip_bounds_the_loss_of_a_bad_token_that_became_far_more_likely() -> None:
+    # ratio 4, A = -2: plain PPO's loss is 8, without a bound; with c = 3 it is 3 * 2 = 6 and has no gradient.
+    assert of_one_token(CLIP, logp=math.log(0.8), old=math.log(0.2), advantage=-2.0)[0] == pytest.approx(8.0)
+    loss, gradient, low, high = of_one_token(DUAL, logp=math.log(0.8), old=math.log(0.2), advantage=-2.0)
+    assert (loss, gradient, low, high) == (pytest.approx(6.0), 0.0, False, True)
+
+
+@given(log_ratio=st.floats(-3, 3), advantage=st.floats(-5, 5))
+def test_dual_clip_changes_nothing_up_to_its_ratio_nor_for_a_good_token(log_ratio: float, advantage: float) -> None:
+    if log_ratio > math.log(3.0) and advantage < 0:
+        advantage = -advantage
+    plain, dual = (of_one_token(f, logp=log_ratio - 4.0, old=-4.0, advantage=advantage) for f in (CLIP, DUAL))
+    assert plain == dual
+
+
+SAPO = partial(sapo, gate_positive=1.0, gate_negative=1.05)
+
+
+def test_the_gate_of_sapo_gives_the_numbers_worked_by_hand() -> None:
+    # ratio 1.5, A = 2, tau = 1: sigmoid(0.5) = 0.62246; loss = -0.62246 * 4 * 2 = -4.97968.
+    # Gradient: -A * 4 * s * (1 - s) * ratio = -2 * 4 * 0.62246 * 0.37754 * 1.5 = -2.82005.
+    assert of_one_token(SAPO, logp=math.log(0.6), old=math.log(0.4), advantage=2.0) == (
+        pytest.approx(-4.97968, abs=1e-4),
+        pytest.approx(-2.82005, abs=1e-4),
+        False,
+        False,
+    )
+    # A = -1, tau = 1.05: sigmoid(0.525) = 0.628316; loss = 0.628316 * 4 / 1.05 = 2.393585; gradient
+    # 4 * 0.628316 * 0.371684 * 1.5 = 1.40121.
+    loss, gradient, *_ = of_one_token(SAPO, logp=math.log(0.6), old=math.log(0.4), advantage=-1.0)
+    assert (loss, gradient) == (pytest.approx(2.393585, abs=1e-5), pytest.approx(1.40121, abs=1e-5))
+
+
+@given(log_ratio=st.floats(-3, 3).filter(lambda x: abs(x) > 0.05), advantage=st.floats(0.1, 5))
+def test_the_gate_of_sapo_fades_on_both_sides_and_faster_for_bad_tokens(log_ratio: float, advantage: float) -> None:
+    ratio = math.exp(log_ratio)
+    good = of_one_token(SAPO, logp=log_ratio - 4.0, old=-4.0, advantage=advantage)[1]
+    bad = of_one_token(SAPO, logp=log_ratio - 4.0, old=-4.0, advantage=-advantage)[1]
+    assert 0.0 < bad < -good < ratio * advantage
+
+
+DPPO = partial(dppo_tv, clip_low=0.15, clip_high=0.15)
+
+
+@pytest.mark.parametrize(
+    ("mu", "pi", "advantage", "loss", "low", "high"),
+    [
+        (0.5, 0.7, 1.0, 0.0, False, True),  # +0.2 and pushed up: masked
+        (0.5, 0.7, -1.0, 1.4, False, False),  # +0.2 and pushed back: kept, ratio 1.4
+        (0.5, 0.3, -1.0, 0.0, True, False),  # -0.2 and pushed down: masked
+        (0.5, 0.3, 1.0, -0.6, False, False),  # -0.2 and pushed back: kept, ratio 0.6
+        (0.5, 0.6, 1.0, -1.2, False, False),  # +0.1: within the bound
+        (1e-5, 1e-3, 1.0, -100.0, False, False),  # ratio 100, and hardly any probability moved: a ratio clip would cut
+        (0.99, 0.82, -1.0, 0.0, True, False),  # ratio 0.83, and 0.17 of probability gone: a ratio clip would let it be
+    ],
+)
+def test_dppo_masks_by_moved_probability_and_only_what_would_move_further(
+    mu: float, pi: float, advantage: float, loss: float, low: bool, high: bool
+) -> None:
+    result = of_one_token(DPPO, logp=math.log(pi), old=math.log(mu), advantage=advantage)
+    # d(-ratio * A) / d logp = -ratio * A: the gradient is the loss itself, and 0 where masked.
+    assert result == (pytest.approx(loss), pytest.approx(loss), low, high)

@@ -172,7 +172,8 @@ def test_the_rows_have_the_documented_constants() -> None:
         keywords = ALGORITHMS[name].surrogate.keywords  # type: ignore[attr-defined]
         return keywords["clip_low"], keywords["clip_high"]
 
-    assert {name: bounds(name) for name in ALGORITHMS if name != "rloo"} == {
+    without = {"rloo", "sapo"}
+    assert {name: bounds(name) for name in ALGORITHMS if name not in without} == {
         "ppo": (0.2, 0.2),
         "grpo": (0.2, 0.2),
         "dr_grpo": (0.2, 0.2),
@@ -180,6 +181,12 @@ def test_the_rows_have_the_documented_constants() -> None:
         "gspo": (3e-4, 4e-4),
         "cispo": (1.0, 0.28),
         "reinforce++": (0.2, 0.2),
+        "dppo_tv": (0.15, 0.15),
+        "maxrl": (0.2, 0.2),
+    }
+    assert ALGORITHMS["sapo"].surrogate.keywords == {  # type: ignore[attr-defined]
+        "gate_positive": 1.0,
+        "gate_negative": 1.05,
     }
 
 
