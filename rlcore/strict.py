@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
+import operator
 import tomllib
 import types
 import typing
@@ -137,6 +139,8 @@ def _build(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
         return _build_bounded(kind, value, path, faults)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(typing.cast(type, kind), value, path, faults)
+    if origin in (typing.Union, types.UnionType) and types.NoneType in typing.get_args(kind):
+        return None if value is None else _build(_without_none(kind), value, path, faults)
     if origin is Literal:
         return _build_literal(kind, value, path, faults)
     if origin is tuple:
@@ -184,6 +188,11 @@ def _unknown_key(key: str, fields: Mapping[str, Any], prefix: str) -> str:
     close = difflib.get_close_matches(key, fields, n=1)
     hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(fields)}"
     return f"{prefix}{key}: unknown key; {hint}"
+
+
+def _without_none(kind: Any) -> Any:
+    first, *others = (choice for choice in typing.get_args(kind) if choice is not types.NoneType)
+    return functools.reduce(operator.or_, others, first)
 
 
 def _build_literal(kind: Any, value: Any, path: str, faults: list[str]) -> Any:

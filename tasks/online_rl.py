@@ -22,7 +22,7 @@ from rlcore.rewards.base import check_error_rate
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
-from rlcore.training.experience import build_experience
+from rlcore.training.experience import Experience, build_experience
 from rlcore.types import FailedRollout, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
@@ -134,10 +134,19 @@ def update_policy(
         need_old_logprobs=learner.needs_old_logprobs,
     )
     stats = learner.update(experience.samples, seed=derive_seed(run.seed, "update", iteration))
-    learner.observe_kl(experience.mean_kl, len(experience.samples))
+    learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
     metrics |= {**stats.metrics, **experience.metrics}
     return stats.moved
+
+
+def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
+    """Nats per completion to the reference, what the adaptive coefficient looks at.
+
+    KL in the reward is summed over the completions; KL in the loss is measured per token, while the loss is.
+    """
+    num_tokens = sum(int(sample.loss_mask.sum()) for sample in experience.samples)
+    return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / len(experience.samples)
 
 
 def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:

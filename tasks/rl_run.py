@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.config import RewardTerm, RlConfig, RunConfig
 from rlcore.errors import ConfigError
@@ -113,18 +114,24 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     """The row of the table that the configuration names, with its constants.
 
     Raises:
-        ConfigError: no such row.
+        ConfigError: no such row, or a constant that means nothing for it.
     """
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
     constants = {"gamma": rl.critic.gamma, "lam": rl.critic.lam}
-    return algorithms(**constants, max_new_tokens=rl.sampling.max_new_tokens)[rl.algorithm]
+    limit = rl.sampling.max_new_tokens
+    row = algorithms(**constants, max_new_tokens=limit)[rl.algorithm]
+    return with_objective(row, rl.update.objective, name=rl.algorithm, max_new_tokens=limit)
 
 
 def uses_reward_model(rl: RlConfig) -> bool:
-    """Whether a run needs the reward model: as a reward, or to start the critic from."""
+    """Whether a run needs the reward model: as a reward, or to start the critic from.
+
+    Raises:
+        ConfigError: as :func:`resolve_algorithm`; a flow asks before any work.
+    """
     in_reward = any(term.kind == "reward_model" for term in rl.rewards)
-    in_critic = ALGORITHMS[rl.algorithm].uses_critic and rl.critic.initialise_from == "reward_model"
+    in_critic = resolve_algorithm(rl).uses_critic and rl.critic.initialise_from == "reward_model"
     return in_reward or in_critic
 
 

@@ -53,7 +53,23 @@ def k3_ratio_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.exp() * k3(d)
 
 
-KL_LOSSES: Mapping[str, KlLossFn] = {"k1_ratio": k1_ratio_loss, "k2": k2_loss, "k3_ratio": k3_ratio_loss}
+def k2_plain_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    """``k2``: gradient of the reverse KL on-policy alone; after the first step of an update it is biased."""
+    return k2(d)
+
+
+def k3_plain_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+    """``k3`` as the GRPO paper has it (Shao et al. 2024, eq. 4): its gradient is that of the FORWARD KL, on-policy."""
+    return k3(d)
+
+
+KL_LOSSES: Mapping[str, KlLossFn] = {
+    "k1_ratio": k1_ratio_loss,
+    "k2": k2_loss,
+    "k3_ratio": k3_ratio_loss,
+    "k2_plain": k2_plain_loss,
+    "k3_plain": k3_plain_loss,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def mismatch_correction(
     """Detached weights [N] for the engine's log-probabilities differing from the trainer's for the same weights.
 
     ``w = exp(old_logprobs - sampler_logprobs)`` per token, or the geometric mean over the sequence (never the
-    product, which shrinks the update with length); truncated at ``high``, or 0 outside [``low``, ``high``]. Rejected
+    product, which shrinks the update with length); truncated at ``upper``, or 0 outside [``low``, ``upper``]. Rejected
     tokens stay in the denominator, since the weights of the step were normalised before.
     """
     mask = inputs.loss_mask
@@ -110,9 +110,9 @@ def mismatch_correction(
     correction = torch.ones_like(raw)
     rejected = torch.zeros_like(mask)
     if config.mode == "truncate":
-        correction = raw.clamp(max=config.high)
+        correction = raw.clamp(max=config.upper)
     elif config.mode == "mask":
-        rejected = ((raw < config.low) | (raw > config.high)) & mask
+        rejected = ((raw < config.low) | (raw > config.upper)) & mask
         correction = raw.masked_fill(rejected, 0.0)
     kept = raw.masked_fill(~mask, 0.0)
     sums = {

@@ -4,7 +4,7 @@ packing, micro-batches and data parallelism cannot change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -34,3 +34,11 @@ def constant(loss_mask: torch.Tensor, *, length: int) -> torch.Tensor:
     mask = loss_mask.to(torch.get_default_dtype())
     num_sequences = mask.any(1).sum().clamp(min=1)
     return mask / (num_sequences * float(length))
+
+
+#: By name, for a run's configuration; ``constant`` needs its ``length`` bound first.
+WEIGHTINGS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "constant": constant,
+}

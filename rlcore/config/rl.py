@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,18 +25,19 @@ class SamplingConfig:
 class KlConfig:
     """KL to the reference policy. ``placement`` ``reward`` uses k1 per token; ``loss`` uses ``estimator``.
 
-    ``target`` > 0 turns on the adaptive controller (``reward`` placement), with ``horizon`` in samples.
+    ``target`` > 0 (nats per completion) turns on the adaptive controller, with ``horizon`` in completions. The plain
+    estimators are there to reproduce papers; see :mod:`rlcore.algorithms.kl` for their gradients.
     """
 
     coefficient: NonNegativeFloat = 0.0
     placement: Literal["reward", "loss"] = "loss"
-    estimator: Literal["k1_ratio", "k2", "k3_ratio"] = "k3_ratio"
+    estimator: Literal["k1_ratio", "k2", "k3_ratio", "k2_plain", "k3_plain"] = "k3_ratio"
     target: NonNegativeFloat = 0.0
     horizon: PositiveInt = 10_000
 
     def __post_init__(self) -> None:
-        if self.target > 0.0 and (self.placement == "loss" or self.coefficient == 0.0):
-            raise ConfigError("target > 0 needs placement = 'reward' and a coefficient > 0 to start from")
+        if self.target > 0.0 and self.coefficient == 0.0:
+            raise ConfigError("target > 0 needs a coefficient > 0 to start from")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +54,48 @@ class CriticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchConfig:
-    """Correction of the difference between the engine's and the trainer's log-probabilities."""
+    """Correction of the difference between the engine's and the trainer's log-probabilities.
+
+    ``truncate`` cuts the weight at ``high``; ``mask`` gives weight 0 outside [``low``, ``high``]. Without ``high`` it
+    is 2 to truncate, 5 to mask.
+    """
 
     mode: Literal["truncate", "mask", "off"] = "truncate"
     level: Literal["token", "sequence"] = "token"
     low: NonNegativeFloat = 0.5
-    high: PositiveFloat = 2.0
+    high: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
-        if self.low > self.high:
+        if self.low > self.upper:
             raise ConfigError("low must not be above high")
+
+    @property
+    def upper(self) -> float:
+        """``high``, or the mode's own."""
+        return self.high if self.high is not None else {"truncate": 2.0, "mask": 5.0, "off": math.inf}[self.mode]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """Constants of the algorithm's row, set otherwise; left out: the row's own. A meaningless one is refused.
+
+    ``scale``: what a group's centred rewards are divided by, the std of the group, of the batch, or nothing.
+    ``clip_low``, ``clip_high``: bounds of the ratio, or of the moved probability (dppo_tv). ``dual_clip``: largest
+    ratio that counts against a token (usual 3), 0 = off. ``gate_…``: of sapo. ``constant_length`` in tokens.
+    """
+
+    scale: Literal["group", "group_sample", "batch", "batch_sample", "none"] | None = None
+    clip_low: NonNegativeFloat | None = None
+    clip_high: NonNegativeFloat | None = None
+    dual_clip: NonNegativeFloat | None = None
+    gate_positive: PositiveFloat | None = None
+    gate_negative: PositiveFloat | None = None
+    weighting: Literal["token_mean", "sequence_mean", "constant"] | None = None
+    constant_length: PositiveInt | None = None  # of the weighting constant; left out: sampling.max_new_tokens
+
+    def __post_init__(self) -> None:
+        if self.dual_clip is not None and 0.0 < self.dual_clip <= 1.0:
+            raise ConfigError("dual_clip must be above 1 (usual: 3), or 0 for off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +119,7 @@ class UpdateConfig:
     truncated: Literal["score", "mask", "zero"] = "score"  # what a completion cut by the limit is worth
     optim: OptimConfig = field(default_factory=OptimConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

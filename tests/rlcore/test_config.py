@@ -115,7 +115,10 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
         ("ppo.critic.lam=1.1", "ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
         ("ppo.rewards.1.kind=3", "ppo.rewards.1.kind = 3: must be a text, not an integer"),
         ("grpo.kl.coefficient=nan", "grpo.kl.coefficient = nan: must be a finite number"),
-        ("grpo.kl.target=0.1", "grpo.kl: target > 0 needs placement = 'reward' and a coefficient > 0 to start from"),
+        ("grpo.kl.target=0.1", "grpo.kl: target > 0 needs a coefficient > 0 to start from"),
+        ("grpo.update.objective.dual_clip=0.9", "grpo.update.objective: dual_clip must be above 1"),
+        ("grpo.update.objective.clip_low=-0.1", "grpo.update.objective.clip_low = -0.1: must be at least 0.0"),
+        ("grpo.update.objective.scale=std", "grpo.update.objective.scale = 'std': must be one of 'group', "),
         ("grpo.update.mismatch.high=0.1", "grpo.update.mismatch: low must not be above high"),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
         ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
@@ -154,7 +157,7 @@ def test_the_plain_values_of_a_preset_build_it_again(preset: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (KlConfig, {"target": 1.0, "coefficient": 0.1, "placement": "loss"}),
+        (KlConfig, {"target": 1.0, "coefficient": 0.0, "placement": "loss"}),
         (KlConfig, {"target": 1.0, "coefficient": 0.0, "placement": "reward"}),
         (MismatchConfig, {"low": 3.0, "high": 2.0}),
         (ShapeConfig, {"hidden_size": 100, "num_heads": 3}),
@@ -165,8 +168,9 @@ def test_rules_between_fields_hold_in_code_too(kind: Any, fields: dict[str, Any]
         kind(**fields)
 
 
-def test_the_adaptive_coefficient_is_accepted_where_it_works() -> None:
-    assert KlConfig(target=1.0, coefficient=0.1, placement="reward").target == 1.0
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_the_adaptive_coefficient_is_accepted_in_the_reward_and_in_the_loss(placement: Any) -> None:
+    assert KlConfig(target=1.0, coefficient=0.1, placement=placement).target == 1.0
 
 
 def test_every_kl_estimator_that_can_be_configured_exists() -> None:

@@ -43,6 +43,8 @@ class Outer:
     rate: Annotated[float, Above(0.0), Below(1.0)] = 0.5
     share: Annotated[float, Between(0.0, 1.0)] = 0.5
     mode: Literal["fast", "slow"] = "fast"
+    limit: Annotated[float, Above(0.0)] | None = None
+    style: Literal["a", "b"] | None = None
     on: bool = False
     items: tuple[Item, ...] = ()
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
@@ -148,7 +150,9 @@ def test_plain_values_build_the_same_configuration_again(value: Outer) -> None:
 
 def test_plain_values_keep_the_order_of_the_fields_and_sort_the_names_of_tables() -> None:
     plain = to_dict(Outer(name="x", count=1, options={"b": 1, "a": 2}))
-    assert list(plain) == ["name", "count", "rate", "share", "mode", "on", "items", "options", "inner"]
+    assert list(plain) == [
+        *("name", "count", "rate", "share", "mode", "limit", "style", "on", "items", "options", "inner")
+    ]
     assert list(plain["options"]) == ["a", "b"]
 
 
@@ -203,3 +207,14 @@ def test_later_overrides_win() -> None:
 def test_a_wrong_override_is_named(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         overridden(override)
+
+
+def test_an_optional_value_may_be_left_out_and_keeps_its_bounds_and_choices() -> None:
+    assert build(Outer, {"name": "x", "count": 1}).limit is None
+    assert build(Outer, {"name": "x", "count": 1, "limit": 2, "style": "b"}).limit == 2.0
+    assert build(Outer, {"name": "x", "count": 1, "limit": None}).limit is None
+    assert faults(limit=-1.0, style="c") == [
+        "limit = -1.0: must be greater than 0.0",
+        "style = 'c': must be one of 'a', 'b'",
+    ]
+    assert faults(limit="much") == ["limit = 'much': must be a number, not a text"]
