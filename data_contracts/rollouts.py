@@ -20,7 +20,8 @@ class Rollouts(pa.DataFrameModel):
     """One row per completion, exactly as sampled; the three lists have one entry per completion token.
 
     ``sampler_logprobs``: natural logarithms of the tempered distribution, as the engine reported them.
-    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled.
+    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled. ``replaced``: the group had
+    no signal and gave way to another prompt's (dynamic sampling); it was not trained on.
     """
 
     iteration: int
@@ -34,6 +35,7 @@ class Rollouts(pa.DataFrameModel):
     loss_mask: object
     policy_version: int
     finish_reason: str
+    replaced: bool
 
     class Config:
         strict = True

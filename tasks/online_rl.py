@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 
+from rlcore.algorithms.advantages import has_signal
+from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import SyncProbe, mask_canary, reward_canary, sync_canary
 from rlcore.evaluation import accuracy
 from rlcore.metrics import check_names
@@ -22,8 +25,8 @@ from rlcore.rewards.base import check_error_rate
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
-from rlcore.training.experience import Experience, build_experience
-from rlcore.types import FailedRollout, Rollout, ScoredRollout
+from rlcore.training.experience import Experience, build_experience, is_usable, reward_of
+from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.rl_run import MODEL, RlRun, open_run
@@ -63,10 +66,10 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     """One iteration: every step of it is timed, and what it measured is logged and kept."""
     metrics: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    with timed(seconds, "rollout"):
-        groups = collect_rollouts(run, iteration)
-    with timed(seconds, "score"):
-        scored = score_rollouts(run, groups)
+    drawn = draw_groups(run, iteration, seconds)
+    scored = drawn.groups
+    if run.rl.sampling.max_replacements:
+        metrics |= replacement_metrics(drawn)
     with timed(seconds, "update"):
         moved = update_policy(run, scored, iteration, metrics)
     with timed(seconds, "sync"):
@@ -75,11 +78,13 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     if every and (last or iteration % every == 0):
         with timed(seconds, "evaluate"):
             metrics |= monitor(run)
-    num_tokens = sum(len(item.rollout.completion_ids) for group in scored for item in group)
+    num_tokens = sum(len(item.rollout.completion_ids) for group in (*scored, *drawn.replaced) for item in group)
     metrics["tokens_per_second"] = num_tokens / sum(seconds.values())
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
     record(run, iteration, metrics)
-    write_rollouts(run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored)
+    write_rollouts(
+        run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored, replaced=drawn.replaced
+    )
     if last or iteration % run.rl.checkpoint_every == 0:
         check_rewards(run)
         checkpoint(run, iteration)
@@ -87,21 +92,60 @@ def run_iteration(run: RlRun, iteration: int) -> None:
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Wall seconds of a block, under its name."""
+    """Wall seconds of a block, added under its name."""
     started = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - started
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def collect_rollouts(run: RlRun, iteration: int) -> list[list[Rollout]]:
-    """A group of completions for each of the iteration's prompts; what the engine could not produce is left out."""
+def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
+    """The iteration's scored groups; with dynamic sampling, those without signal replaced by fresh prompts' groups."""
+
+    def draw(prompts: Sequence[Prompt], *purpose: int) -> list[list[ScoredRollout]]:
+        with timed(seconds, "rollout"):
+            groups = collect_rollouts(run, prompts, seed=derive_seed(run.seed, "rollouts", *purpose))
+        with timed(seconds, "score"):
+            return score_rollouts(run, groups)
+
+    prompts = run.prompts_of(iteration)
+    groups = draw(prompts, iteration)
+    if not run.rl.sampling.max_replacements:
+        return Drawn(groups=tuple(groups), replaced=())
+    used = {prompt.prompt_id for prompt in prompts}
+    fresh = iter(fresh_prompts(run.prompts, used, seed=run.seed, iteration=iteration))
+    return replace_groups(
+        groups,
+        lambda number, count: draw(list(islice(fresh, count)), iteration, number),
+        partial(carries_signal, truncated=run.rl.update.truncated),
+        max_rounds=run.rl.sampling.max_replacements,
+    )
+
+
+def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
+    """Whether the rewards of a group's usable rollouts differ; a KL penalty in the reward is not looked at."""
+    rewards = [reward_of(item, truncated) for item in group if is_usable(item, truncated)]
+    return has_signal(torch.tensor(rewards, dtype=torch.float64))
+
+
+def replacement_metrics(drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
+    """What dynamic sampling cost, and the mean reward of everything that was drawn."""
+    everything = [item for group in (*drawn.groups, *drawn.replaced) for item in group]
+    values = [item.score.value for item in everything if item.score.value is not None]
+    return {
+        "groups/replaced": float(len(drawn.replaced)),
+        "rollouts/extra": float(sum(map(len, drawn.replaced))),
+        "reward/drawn_mean": sum(values) / max(1, len(values)),
+    }
+
+
+def collect_rollouts(run: RlRun, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:
+    """A group of completions for each prompt; what the engine could not produce is left out."""
     params = SamplingParams(
         temperature=run.rl.sampling.temperature,
         max_new_tokens=run.rl.sampling.max_new_tokens,
         num_samples=run.rl.group_size,
     )
-    seed = derive_seed(run.seed, "rollouts", iteration)
-    groups = run.sampler.sample(run.prompts_of(iteration), params, seed=seed)
+    groups = run.sampler.sample(prompts, params, seed=seed)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
     if failed:
         run.context.progress(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")

@@ -118,6 +118,12 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     """
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
+    if ALGORITHMS[rl.algorithm].uses_critic and rl.sampling.max_replacements:
+        raise ConfigError(
+            f"max_replacements means nothing for {rl.algorithm}: with a critic, groups of equal rewards teach too",
+            where="sampling.max_replacements",
+            fix="set it to 0, or choose an algorithm without a critic",
+        )
     constants = {"gamma": rl.critic.gamma, "lam": rl.critic.lam}
     limit = rl.sampling.max_new_tokens
     row = algorithms(**constants, max_new_tokens=limit)[rl.algorithm]

@@ -13,14 +13,25 @@ from rlcore.types import ScoredRollout
 from tasks.storage import write_table
 
 
-def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:
-    """Check the rows against the contracts ``rollouts/v1`` and ``scores/v1``, then write them atomically."""
-    frame = rollout_frame(iteration, groups)
+def write_rollouts(
+    path: Path,
+    iteration: int,
+    groups: Sequence[Sequence[ScoredRollout]],
+    *,
+    replaced: Sequence[Sequence[ScoredRollout]] = (),
+) -> None:
+    """Check the rows against the contracts ``rollouts/v1`` and ``scores/v1``, then write them atomically.
+
+    ``replaced``: groups that were sampled and scored, and gave way to others (dynamic sampling).
+    """
+    frame = rollout_frame(iteration, groups, replaced=replaced)
     contract.check_rollouts(frame)
     write_table(frame, path)
 
 
-def rollout_frame(iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> pd.DataFrame:
+def rollout_frame(
+    iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
+) -> pd.DataFrame:
     """One row per rollout; tokens and log-probabilities exactly as sampled."""
     rows = [
         {
@@ -38,8 +49,10 @@ def rollout_frame(iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> 
             "value": float("nan") if item.score.value is None else item.score.value,
             "parts": json.dumps(dict(item.score.parts), sort_keys=True),
             "error": item.score.error,
+            "replaced": gave_way,
         }
-        for group in groups
+        for gave_way, kept in ((False, groups), (True, replaced))
+        for group in kept
         for index, item in enumerate(group)
     ]
     return pd.DataFrame(rows)

@@ -19,6 +19,7 @@ class SamplingConfig:
     temperature: PositiveFloat = 1.0
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded together
+    max_replacements: NonNegativeInt = 0  # rounds in which groups without signal give way to fresh prompts'; 0: never
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +139,7 @@ class RlConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     eval_every: NonNegativeInt = 0
     checkpoint_every: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        if self.sampling.max_replacements > 0 and self.group_size == 1:
+            raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")

@@ -56,6 +56,7 @@ ROLLOUT = {
     "loss_mask": [True, False],
     "policy_version": 0,
     "finish_reason": "stop",
+    "replaced": False,
     "value": 1.0,
     "parts": '{"math": 1.0}',
     "error": "",
