@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from hypothesis import strategies as st
@@ -20,6 +21,16 @@ VOCABULARY = 29
 
 finite_floats = st.floats(allow_nan=False, allow_infinity=False)
 rewards = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16)
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """New tensors are float64, weights included: for laws that hold to 1e-9."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @st.composite

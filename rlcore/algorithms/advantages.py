@@ -6,7 +6,8 @@ on tool output). Rewards are float64, so that equal rewards stay equal; a reward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,12 +57,48 @@ def gae(episodes: Episodes, *, gamma: float, lam: float) -> torch.Tensor:
     return advantages.masked_fill(~mask, 0.0).to(episodes.values.dtype)
 
 
-def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal."""
-    kept = advantages[mask].double()
-    if not has_signal(kept):
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Of some numbers: how many, their mean, the sum of squared distances from it, the smallest and the largest."""
+
+    count: int
+    mean: float
+    squares: float
+    low: float
+    high: float
+
+
+def measure_moments(values: torch.Tensor) -> Moments:
+    """The moments of [N] values, in float64."""
+    if not len(values):
+        return Moments(0, 0.0, 0.0, math.inf, -math.inf)
+    exact = values.double()
+    mean = exact.mean()
+    return Moments(
+        len(values), float(mean), float((exact - mean).square().sum()), float(exact.min()), float(exact.max())
+    )
+
+
+def merge_moments(parts: Sequence[Moments]) -> Moments:
+    """The moments of all numbers from those of each rank (Chan et al. 1983): nothing but five numbers has to travel.
+
+    Sums of squares about each rank's own mean, since plain sums of squares cancel where the mean is large.
+    """
+    count = sum(part.count for part in parts)
+    mean = sum(part.count * part.mean for part in parts) / max(1, count)
+    squares = sum(part.squares + part.count * (part.mean - mean) ** 2 for part in parts)
+    return Moments(count, mean, squares, min(part.low for part in parts), max(part.high for part in parts))
+
+
+def whiten(advantages: torch.Tensor, mask: torch.Tensor, *, over: Moments | None = None) -> torch.Tensor:
+    """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal.
+
+    ``over``: the moments of all ranks' unmasked tokens, where this is one rank of several.
+    """
+    moments = measure_moments(advantages[mask]) if over is None else over
+    if not moments.high - moments.low > EQUAL_REWARDS:
         return torch.zeros_like(advantages)
-    whitened = (advantages.double() - kept.mean()) / kept.std(unbiased=False)
+    whitened = (advantages.double() - moments.mean) / math.sqrt(moments.squares / moments.count)
     return whitened.masked_fill(~mask, 0.0).to(advantages.dtype)
 
 

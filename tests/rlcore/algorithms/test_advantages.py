@@ -20,6 +20,8 @@ from rlcore.algorithms.advantages import (
     group_relative,
     has_signal,
     leave_one_out,
+    measure_moments,
+    merge_moments,
     whiten,
 )
 from tests import strategies
@@ -280,3 +282,28 @@ def test_whitening_equal_advantages_gives_exactly_zero(value: float, count: int)
 
 def test_whitening_nothing_gives_zeros() -> None:
     assert whiten(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]]
+
+
+def test_the_moments_of_ranks_give_the_moments_of_all() -> None:
+    # [1, 2] and [3, 4, 10]: means 1.5 and 17/3; squares 0.5 and (64 + 25 + 169) / 9 = 86/3. Together: mean 4, squares
+    # 9 + 4 + 1 + 0 + 36 = 50.
+    first, second = (measure_moments(torch.tensor(part)) for part in ([1.0, 2.0], [3.0, 4.0, 10.0]))
+    assert (first.count, first.mean, first.squares, first.low, first.high) == (2, 1.5, 0.5, 1.0, 2.0)
+    merged = merge_moments([first, second])
+    assert (merged.count, merged.low, merged.high) == (5, 1.0, 10.0)
+    assert (merged.mean, merged.squares) == (pytest.approx(4.0), pytest.approx(50.0))
+
+
+@given(
+    parts=st.lists(st.lists(st.floats(-100, 100), max_size=6), min_size=1, max_size=4),
+    shift=st.sampled_from([0.0, 1e6]),
+)
+def test_whitening_on_every_rank_equals_whitening_at_once(parts: list[list[float]], shift: float) -> None:
+    ranks = [torch.tensor(part, dtype=torch.float64).reshape(1, -1) + shift for part in parts]
+    together = torch.cat(ranks, dim=1)
+    assume(together.numel() > 0)
+    assume(float(together.max() - together.min()) > 1e-3 or float(together.max() - together.min()) == 0.0)
+    over = merge_moments([measure_moments(rank[0]) for rank in ranks])
+    apart = [whiten(rank, torch.ones_like(rank, dtype=torch.bool), over=over) for rank in ranks]
+    at_once = whiten(together, torch.ones_like(together, dtype=torch.bool))
+    torch.testing.assert_close(torch.cat(apart, dim=1), at_once, rtol=1e-6, atol=1e-6)
