@@ -9,6 +9,7 @@ RlcoreError
 ├── SamplingError       the rollout engine failed
 │   └── StaleSamplerError   the engine serves other weights than the learner's
 ├── RewardError         the grader (not the answer) failed too often
+├── SandboxError        untrusted programs cannot be isolated on this machine
 ├── CanaryError         a run-time check found a silently broken run
 └── TrainingError       the update cannot go on
     └── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
@@ -77,6 +78,10 @@ class StaleSamplerError(SamplingError):
 
 class RewardError(RlcoreError):
     """The grader (not the answer) failed too often."""
+
+
+class SandboxError(RlcoreError):
+    """Untrusted programs cannot be isolated on this machine; nothing was run."""
 
 
 class CanaryError(RlcoreError):
