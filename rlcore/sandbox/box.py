@@ -1,0 +1,293 @@
+"""One box: a Python process that can reach nothing but its two pipes. It is used for one program, then killed.
+
+Only supervisors make boxes (see ``supervisor.py``): a box dies with the thread that made it, and a supervisor inherits
+and reaps whatever a box leaves behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import json
+import marshal
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal
+
+from rlcore.sandbox import runner, seccomp, wire
+from rlcore.sandbox.base import Limits
+from rlcore.sandbox.image import PYTHON
+
+Role = Literal["candidate", "tester"]
+START_SECONDS = 20.0
+_PIECE = 1 << 16
+_BOOTSTRAP = """
+import posix, marshal, sys
+parts, left = [], int(sys.argv[1])
+while left:
+    parts.append(posix.read(0, left))
+    left -= len(parts[-1]) or posix._exit(0)
+exec(marshal.loads(b"".join(parts)))
+main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+"""
+# Without --dev (a writable /dev/shm), /proc, /tmp or any writable place; the image is the whole of the file system.
+_ISOLATION = (
+    "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+    "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
+    "--clearenv", "--setenv", "LD_LIBRARY_PATH", "/lib", "--hostname", "box",
+)  # fmt: skip
+_FILES = (
+    "--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom", "--remount-ro", "/",
+    "--chdir", "/",
+)  # fmt: skip
+
+
+class BoxError(Exception):
+    """The box failed before it had a byte of the program: a fault of ours or of the machine."""
+
+
+class OutOfTime(Exception):  # noqa: N818 - a fact about the program, not an error of ours
+    """The deadline passed while the program was due to answer."""
+
+
+class Died(Exception):  # noqa: N818 - as above
+    """The process ended without an answer."""
+
+
+class Unruly(Exception):  # noqa: N818 - as above
+    """The program sent what is no answer, or spoke without having been asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Walls:
+    """What boxes are made with: the ``bwrap`` program and the image, or neither for no isolation at all."""
+
+    bwrap: str = ""
+    image: str = ""
+
+
+class Box:
+    """A started box that said READY. Use it in a ``with`` block, which kills every process in it.
+
+    Raises:
+        BoxError: it did not say READY.
+    """
+
+    def __init__(self, walls: Walls, role: Role, limits: Limits) -> None:
+        self._first: int | None = None  # pidfd of the first process in the box: killing that kills all
+        code = boxed_code()
+        arguments = [str(len(code)), role, str(limits.memory_bytes), str(limits.cpu_seconds)]
+        self._process, info = _spawn(walls, arguments)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            self._first = _pidfd(info, self._process.pid, deadline)
+            self._write(code, deadline)
+            if self._frame(deadline) != runner.READY:
+                raise Unruly("the first word was not READY")
+        except (OSError, ValueError, OutOfTime, Died, Unruly) as error:
+            self._end()
+            raise BoxError(f"the box did not start: {self._said() or f'{type(error).__name__} {error}'}") from error
+
+    def __enter__(self) -> Box:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._close()
+
+    def ask(self, request: tuple[Any, ...], deadline: float) -> tuple[Any, ...]:
+        """Send a request and wait for the answer, a tuple of plain data that begins with a word.
+
+        Raises:
+            OutOfTime, Died, Unruly: instead of an answer.
+        """
+        self.tell(request, deadline)
+        return self.listen(deadline)
+
+    def tell(self, request: tuple[Any, ...], deadline: float) -> None:
+        """Send a request; nothing may be waiting to be read, because nothing was asked yet.
+
+        Raises:
+            OutOfTime, Died, Unruly: as for :meth:`ask`.
+        """
+        if _is_ready(self._out, select.POLLIN, 0.0):
+            self._read(1, deadline)  # an end is no word
+            raise Unruly("it spoke without having been asked")
+        data = wire.encode(request)
+        self._write(len(data).to_bytes(4, "big") + data, deadline)
+
+    def listen(self, deadline: float) -> tuple[Any, ...]:
+        """Wait for a frame.
+
+        Raises:
+            OutOfTime, Died, Unruly: as for :meth:`ask`.
+        """
+        try:
+            answer = wire.decode(self._frame(deadline))
+        except wire.WireError as error:
+            raise Unruly(str(error)) from error
+        if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
+            raise Unruly("an answer of another shape")
+        return answer
+
+    def _frame(self, deadline: float) -> bytes:
+        size = int.from_bytes(self._read(4, deadline), "big")
+        if size > wire.MAX_FRAME_BYTES:
+            raise Unruly(f"it announced {size} bytes")
+        return self._read(size, deadline)
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        parts = []
+        while count:
+            _await(self._out, select.POLLIN, deadline)
+            part = os.read(self._out, min(count, _PIECE))
+            if not part:
+                raise Died("the process ended")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            _await(self._in, select.POLLOUT, deadline)
+            try:
+                view = view[os.write(self._in, view[:_PIECE]) :]
+            except BrokenPipeError as error:
+                raise Died("the process ended") from error
+
+    def _end(self) -> None:
+        """Kill all processes of the box and reap them; the supervisor, a sub-reaper, inherits what bwrap leaves."""
+        if self._first is None:
+            self._process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        if not _ends_within(self._process.pid, 2.0):
+            self._process.kill()
+        self._process.wait()
+        if self._first is not None:
+            with contextlib.suppress(ChildProcessError):  # bwrap reaped it
+                os.waitid(os.P_PIDFD, self._first, os.WEXITED)
+            os.close(self._first)
+            self._first = None
+
+    def _said(self) -> str:
+        assert self._process.stderr is not None
+        text = self._process.stderr.read().decode("utf-8", "replace").strip()[-300:]
+        self._close()
+        return text
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _spawn(walls: Walls, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and the end of a pipe on which bwrap says the pid of the box (-1 without bwrap)."""
+    if not walls.bwrap:
+        return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
+    filter_end, info, info_end = _filter_pipe(), *os.pipe()
+    command = [walls.bwrap, *_ISOLATION, "--ro-bind", walls.image, "/", *_FILES]
+    command += ["--seccomp", str(filter_end), "--info-fd", str(info_end), "--", PYTHON, *_python_arguments(arguments)]
+    try:
+        return _popen(command, (filter_end, info_end)), info
+    finally:
+        os.close(filter_end)
+        os.close(info_end)
+
+
+def _popen(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, pass_fds=descriptors, cwd="/", env={}
+    )
+
+
+def _python_arguments(arguments: list[str]) -> list[str]:
+    return ["-I", "-S", "-B", "-X", "utf8", "-c", _BOOTSTRAP, *arguments]
+
+
+def _plain_python() -> str:
+    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+
+def _filter_pipe() -> int:
+    """A fresh pipe with the filter for each box: a shared file would have one offset for all."""
+    read_end, write_end = os.pipe()
+    os.write(write_end, _filter())
+    os.close(write_end)
+    return read_end
+
+
+@functools.cache
+def _filter() -> bytes:
+    return seccomp.allow_list()
+
+
+def _pidfd(info: int, own: int, deadline: float) -> int:
+    """A handle on the first process of the box: by its number inside, another process could take that number."""
+    if info < 0:
+        return os.pidfd_open(own)
+    try:
+        said = b""
+        while not said.endswith(b"}\n"):
+            _await(info, select.POLLIN, deadline)
+            piece = os.read(info, 1024)
+            if not piece:
+                raise Died("it said no pid")
+            said += piece
+        return os.pidfd_open(int(json.loads(said)["child-pid"]))
+    finally:
+        os.close(info)
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """``Popen.wait`` with a timeout sleeps up to 50 ms at a time; this wakes at once."""
+    handle = os.pidfd_open(pid)
+    try:
+        return _is_ready(handle, select.POLLIN, seconds)
+    finally:
+        os.close(handle)
+
+
+def _await(descriptor: int, event: int, deadline: float) -> None:
+    if not _is_ready(descriptor, event, max(deadline - time.monotonic(), 0.0)):
+        raise OutOfTime("its time was up")
+
+
+def _is_ready(descriptor: int, event: int, seconds: float) -> bool:
+    """poll, because select knows no descriptor above 1,023."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    return bool(poll.poll(seconds * 1000.0))
+
+
+@functools.cache
+def boxed_code() -> bytes:
+    """``wire`` and ``runner`` as one code object without the imports that only readers and type checkers need.
+
+    Kept: the supervisor calls it once while it may still read our files.
+    """
+    body: list[ast.stmt] = []
+    for module in (wire, runner):
+        assert module.__file__ is not None
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        body += [node for node in tree.body if not isinstance(node, ast.ImportFrom)]
+    whole = ast.Module(body=body, type_ignores=[])
+    flags = annotations.compiler_flag
+    code: CodeType = compile(whole, "<runner>", "exec", flags=flags, dont_inherit=True, optimize=2)
+    return marshal.dumps(code)

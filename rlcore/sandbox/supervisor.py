@@ -1,0 +1,83 @@
+"""A small process that makes boxes, one program at a time, and cleans up after each.
+
+Run as ``python -m rlcore.sandbox.supervisor CONNECTION_FD BWRAP IMAGE``. Small, because making a process costs a
+large parent 100 ms; and of its own, because it must inherit and reap whatever a box leaves behind. As root it first
+becomes a user that nobody else is: no box and no supervisor has a right on anything. When the caller ends, however
+it ends, the connection closes, the supervisor ends, and its boxes die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rlcore.sandbox.base import Limits, Outcome
+from rlcore.sandbox.box import Walls, boxed_code
+from rlcore.sandbox.judge import check_program, run_program
+from rlcore.sandbox.suite import parse_suite
+
+MAX_MESSAGE_BYTES = 64 << 20
+_PR_SET_CHILD_SUBREAPER = 36
+_FIRST_UID, _NARROW_UID, _NARROW_COUNT = 1_000_000, 20_000, 40_000
+_LARGEST_PID = 1 << 22
+
+
+def main(arguments: list[str]) -> None:
+    """Serve requests until the connection closes."""
+    connection = Connection(int(arguments[0]))
+    walls = Walls(bwrap=arguments[1], image=arguments[2])
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    boxed_code()
+    if os.geteuid() == 0 and walls.bwrap:
+        _become_nobody_else()
+    with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while True:
+            request = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+            outcomes = _handle(request, walls)
+            _reap()
+            connection.send_bytes(json.dumps([_to_json(one) for one in outcomes]).encode())
+
+
+def _handle(request: Mapping[str, Any], walls: Walls) -> list[Outcome]:
+    limits = Limits(**request["limits"])
+    if "reference" not in request:
+        return [run_program(walls, request["code"], request["stdin"], limits)]
+    suite = parse_suite(request["reference"])
+    return check_program(walls, suite, request["code"], limits, stop_early=request["stop_early"])
+
+
+def _to_json(outcome: Outcome) -> dict[str, str]:
+    return {"verdict": outcome.verdict.value, "stdout": outcome.stdout, "error": outcome.error}
+
+
+def _become_nobody_else() -> None:
+    """A uid per supervisor: limits on processes count per user, and with a shared one boxes failed each other."""
+    uid = _FIRST_UID + os.getpid()
+    if not _is_mapped(_FIRST_UID + _LARGEST_PID):  # a container with 65,536 users
+        uid = _NARROW_UID + os.getpid() % _NARROW_COUNT
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _is_mapped(uid: int) -> bool:
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(int(first) <= uid < int(first) + int(count) for first, _, count in ranges)
+
+
+def _reap() -> None:
+    """Children of children that were left to us; every process that we started ourselves has been waited for."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

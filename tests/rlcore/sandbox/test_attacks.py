@@ -1,0 +1,88 @@
+"""No program passes that is not right, and none gets out of its box. The attacks are in ``attacks.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlcore.sandbox.base import Limits, Verdict
+from rlcore.sandbox.pool import Job, SandboxPool
+from tests.rlcore.sandbox.attacks import ESCAPES, FAKES
+
+LIMITS = Limits(wall_seconds=1.0, cpu_seconds=2)
+CALLS = {
+    "style": "call",
+    "entry_point": "square",
+    "tests": [{"args": [3], "output": 9}, {"args": [5], "output": 25}],
+}
+ASSERTIONS = {"style": "assert", "entry_point": "square", "tests": ["assert square(3) == 9", "assert square(5) == 25"]}
+# Written to its own standard output, which is no verdict either.
+SCRIPTS = {"style": "stdin", "tests": [{"input": "3\n", "output": "9\n"}, {"input": "5\n", "output": "25\n"}]}
+
+
+def check(sandbox: SandboxPool, reference: dict[str, object], code: str) -> list[Verdict]:
+    job = Job(reference=json.dumps(reference), code=code, limits=LIMITS)
+    return [outcome.verdict for outcome in sandbox.check(job)]
+
+
+@pytest.mark.parametrize("name", FAKES)
+@pytest.mark.parametrize("reference", [CALLS, ASSERTIONS], ids=["call", "assert"])
+def test_a_fake_does_not_pass(sandbox: SandboxPool, reference: dict[str, object], name: str) -> None:
+    verdicts = check(sandbox, reference, FAKES[name])
+    assert verdicts != [Verdict.PASS] * 2
+    assert Verdict.INFRA not in verdicts  # the program's fault, not ours
+
+
+@pytest.mark.parametrize(
+    ("code", "verdicts"),
+    [
+        ("n = int(input())\nprint(n * n)", [Verdict.PASS] * 2),
+        ("print(9)", [Verdict.PASS, Verdict.FAIL]),
+        ("import os\nos._exit(0)", [Verdict.DIED] * 2),
+        ("import sys\nsys.exit(0)", [Verdict.FAIL] * 2),
+        ("import os\nos.write(1, b'9')", [Verdict.FAIL] * 2),
+        ("n = int(input())\nprint(n * n)\nraise ValueError", [Verdict.ERROR] * 2),
+        ("print(9, 25)", [Verdict.FAIL] * 2),
+    ],
+)
+def test_a_script_is_judged_by_what_it_prints(sandbox: SandboxPool, code: str, verdicts: list[Verdict]) -> None:
+    assert check(sandbox, SCRIPTS, code) == verdicts
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_program_stays_in_its_box(sandbox: SandboxPool, name: str) -> None:
+    outcome = sandbox.run(ESCAPES[name], limits=LIMITS)
+    assert "ESCAPED" not in outcome.stdout
+    assert outcome.verdict is not Verdict.INFRA
+
+
+def test_the_boxes_work_after_all_that_and_nothing_is_left_over(sandbox: SandboxPool) -> None:
+    for code in ("import os\nos._exit(1)", "while True: pass", ESCAPES["fork"]):
+        sandbox.run(code, limits=LIMITS)
+    assert check(sandbox, CALLS, "def square(x): return x * x") == [Verdict.PASS] * 2
+    assert check(sandbox, ASSERTIONS, "def square(x): return x * x") == [Verdict.PASS] * 2
+    assert len(supervisors()) == 2
+    assert [child for pid in supervisors() for child in children(pid)] == []
+
+
+def supervisors() -> list[int]:
+    return [pid for pid in children(os.getpid()) if "rlcore.sandbox.supervisor" in command(pid)]
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        if int(fields[1]) == pid:
+            found.append(int(status.parent.name))
+    return found
+
+
+def command(pid: int) -> str:
+    return (Path("/proc") / str(pid) / "cmdline").read_text().replace("\0", " ")
