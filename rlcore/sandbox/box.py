@@ -257,7 +257,10 @@ def _pidfd(info: int, own: int, deadline: float) -> int:
 
 def _ends_within(pid: int, seconds: float) -> bool:
     """``Popen.wait`` with a timeout sleeps up to 50 ms at a time; this wakes at once."""
-    handle = os.pidfd_open(pid)
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:  # it has been waited for
+        return True
     try:
         return _is_ready(handle, select.POLLIN, seconds)
     finally:
