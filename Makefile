@@ -9,7 +9,9 @@ PRESET ?= tiny
 SET ?=
 OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning docs clean
+PEERS := .venv-peers
+
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning docs clean peers test-peers
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,7 +48,7 @@ check: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not peers" -n 2 --dist loadfile
 
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
@@ -54,5 +56,19 @@ test-slow: setup  ## the tests that take longer than a minute
 bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
 
-clean:  ## remove the environment and all results
-	rm -rf .venv .rlcore
+peers: $(PEERS)/.installed  ## create .venv-peers with the frameworks that we compare with (TRL, verl, OpenRLHF)
+
+# An environment of its own: their pins contradict ours and each other's. verl and OpenRLHF come without dependencies.
+$(PEERS)/.installed: benchmarks/peers/requirements.txt infra/peers-constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	"$(PYTHON)" -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint infra/peers-constraints.txt --requirement benchmarks/peers/requirements.txt torch==2.13.0
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint infra/peers-constraints.txt verl openrlhf
+	@touch $@
+
+test-peers: peers  ## the same tensors through the peers' functions and ours; their known defects, measured
+	PYTHONPATH=. $(PEERS)/bin/python -m pytest tests/peers -m peers -W ignore
+
+clean:  ## remove the environments and all results
+	rm -rf .venv $(PEERS) .rlcore
