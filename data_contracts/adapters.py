@@ -10,6 +10,7 @@ from data_contracts import arithmetic, demonstrations, preference_pairs, procedu
 from data_contracts.contract import Contract
 from data_contracts.errors import RowFault
 from data_contracts.fields import Row, items, messages, number, optional_split, text
+from data_contracts.preference_pairs import single
 from data_contracts.ranked_sets import expand
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
@@ -65,11 +66,13 @@ def own_demonstrations(row: Row) -> list[dict[str, Any]]:
 
 
 def own_preferences(row: Row) -> list[dict[str, Any]]:
-    """Rows in the columns of ``preference_pairs/v1``; ``split``, ``margin`` (0) and ``weight`` (1) may be left out."""
-    names = ("pair_id", "chosen", "rejected", "source")
-    texts = {name: text(row, name) for name in names}
-    numbers = {"margin": 0.0, "weight": 1.0} | {name: number(row, name) for name in ("margin", "weight") if name in row}
-    return [{**texts, **numbers, "messages": messages(row), **optional_split(row)}]
+    """Rows in the columns of ``preference_pairs/v2``. ``split``, ``set_id`` (the pair's own id), ``margin`` (0),
+    ``probability`` (1) and ``weight`` (1) may be left out.
+    """
+    texts = {name: text(row, name) for name in ("pair_id", "chosen", "rejected", "source")}
+    given = {"set_id": text(row, "set_id")} if "set_id" in row else {}
+    numbers = {name: number(row, name) for name in ("margin", "probability", "weight") if name in row}
+    return [{**single(texts["pair_id"]), **texts, **given, **numbers, "messages": messages(row), **optional_split(row)}]
 
 
 def own_ranked_sets(row: Row) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from data_contracts.fields import ask
+from data_contracts.preference_pairs import single
 from data_contracts.splits import is_held_out
 from data_contracts.text import prompt_hash
 
@@ -92,7 +93,7 @@ def generate_demonstrations(
 
 
 def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``preference_pairs/v1``: a right worked solution and a wrong one.
+    """Rows of ``preference_pairs/v2``: a right worked solution and a wrong one.
 
     Three in four wrong ones are worked and equally long, one in four is a wrong answer at once: a reward model that has
     never seen that style would score it at random, and RL would find out.
@@ -101,7 +102,7 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
     def row(problem: str) -> dict[str, Any]:
         wrong = corrupted(problem, rng) if rng.random() < 0.75 else wrong_guess(problem, rng)
         sides = {"chosen": worked(problem), "rejected": wrong}
-        return {"pair_id": f"{TASK}-{problem}", **sides, "margin": 0.0, "weight": 1.0, "source": TASK}
+        return {**single(f"{TASK}-{problem}"), **sides, "source": TASK}
 
     return _rows(rng, row, num_train=num_train, num_eval=num_eval)
 

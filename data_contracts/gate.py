@@ -127,7 +127,7 @@ def _screen(
     hashes = pd.Series([prompt_hash(messages) for messages in frame["messages"]], dtype=str, name="prompt_hash")
     clean, origins = _without(pd.concat([frame, measured.lengths, hashes], axis=1), origins, over)
     if contract is preference_pairs.CONTRACT:
-        opposed = preference_pairs.conflicts(clean)
+        opposed = [*preference_pairs.conflicts(clean), *preference_pairs.mixed_sets(clean)]
         refused += _quarantine(opposed, origins)
         clean, _ = _without(clean, origins, opposed)
     return clean, tuple(sorted(refused, key=lambda one: one.origin.line)), fatal

@@ -1,6 +1,8 @@
-"""``preference_pairs/v1``: two answers to one question, of which the first is the better one."""
+"""``preference_pairs/v2``: two answers to one question, of which the first is the better one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,25 +15,29 @@ from data_contracts.contract import Contract, RowComplaint
 class PreferencePairs(pa.DataFrameModel):
     """One row per pair.
 
-    ``margin`` (>= 0): by how much the chosen answer's reward should lead, in units of reward. ``weight`` (in (0, 1]):
-    1 for a pair that was judged by itself, 2 / (K (K - 1)) for a pair out of a ranking of K answers without ties, so
-    that a ranking counts as much as one pair. ``source``: who or what made the pair.
+    ``set_id``: what was judged together; a pair that was judged by itself has its own ``pair_id`` there, the pairs of a
+    ranking share one, so that a ranking counts as much as one pair. ``margin`` (>= 0): by how much the chosen answer's
+    reward should lead, in units of reward. ``probability`` (in (1/2, 1]): that the chosen answer is the better one; at
+    1/2 neither is preferred, which is a tie and no pair. ``weight`` (in (0, 1]): how much the whole set counts.
+    ``source``: who or what made the pair.
     """
 
     pair_id: str
+    set_id: str
     messages: object
     chosen: str
     rejected: str
     margin: float
+    probability: float
     weight: float
     source: str
     split: str
 
     class Config:
         strict = True
-        name = "preference_pairs/v1"
+        name = "preference_pairs/v2"
 
-    @pa.check("pair_id", "chosen", "rejected", "source", error="must not be blank")
+    @pa.check("pair_id", "set_id", "chosen", "rejected", "source", error="must not be blank")
     @classmethod
     def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
         return cells.is_filled(texts)
@@ -45,6 +51,11 @@ class PreferencePairs(pa.DataFrameModel):
     @classmethod
     def margin_is_no_penalty(cls, values: pd.Series) -> pd.Series:
         return (values >= 0.0) & (values < np.inf)
+
+    @pa.check("probability", error="must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped")
+    @classmethod
+    def label_is_more_likely_than_not(cls, values: pd.Series) -> pd.Series:
+        return (values > 0.5) & (values <= 1.0)
 
     @pa.check("weight", error="must be above 0 and at most 1")
     @classmethod
@@ -63,8 +74,13 @@ class PreferencePairs(pa.DataFrameModel):
 
 
 CONTRACT = Contract(
-    name="preference_pairs/v1", model=PreferencePairs, id_column="pair_id", answers=("chosen", "rejected")
+    name="preference_pairs/v2", model=PreferencePairs, id_column="pair_id", answers=("chosen", "rejected")
 )
+
+
+def single(pair_id: str) -> dict[str, Any]:
+    """The columns of a pair that was judged by itself, without doubt and without a margin."""
+    return {"pair_id": pair_id, "set_id": pair_id, "margin": 0.0, "probability": 1.0, "weight": 1.0}
 
 
 def conflicts(frame: pd.DataFrame) -> list[RowComplaint]:
@@ -83,4 +99,19 @@ def conflicts(frame: pd.DataFrame) -> list[RowComplaint]:
         )
         for place, (prompt, chosen, rejected) in enumerate(sides)
         if (prompt, rejected, chosen) in names
+    ]
+
+
+def mixed_sets(frame: pd.DataFrame) -> list[RowComplaint]:
+    """Pairs whose set has another ``prompt_hash`` or another weight in its first pair: a set is one judgement."""
+    first = frame.groupby("set_id", sort=False)[["prompt_hash", "weight"]].transform("first")
+    wrong = (first != frame[["prompt_hash", "weight"]]).any(axis=1)
+    return [
+        RowComplaint(
+            row=int(place),
+            field="set_id",
+            value=frame["set_id"].iloc[place],
+            reason="another pair of this set has another prompt or weight",
+        )
+        for place in np.flatnonzero(wrong)
     ]

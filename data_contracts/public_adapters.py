@@ -13,6 +13,7 @@ from typing import Any
 
 from data_contracts.errors import RowFault
 from data_contracts.fields import Messages, Row, ask, items, messages, number, text
+from data_contracts.preference_pairs import single
 from data_contracts.ranked_sets import expand
 
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -99,7 +100,7 @@ def _prompt(task: str, question: Messages, *, reference: str = "") -> dict[str, 
 
 
 def _pair(name: str, question: Messages, sides: dict[str, str], *, source: str) -> dict[str, Any]:
-    return {"pair_id": name, "messages": question, **sides, "margin": 0.0, "weight": 1.0, "source": source}
+    return {**single(name), "messages": question, **sides, "source": source}
 
 
 def _row_id(dataset: str, question: Messages, *answers: str) -> str:

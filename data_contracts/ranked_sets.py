@@ -65,10 +65,10 @@ CONTRACT = Contract(name="ranked_sets/v1", model=RankedSets, id_column="set_id")
 def expand(
     set_id: str, messages: Messages, completions: Sequence[str], ranks: Sequence[int], *, source: str
 ) -> list[dict[str, Any]]:
-    """The pairs of a ranking, as rows of ``preference_pairs/v1`` without ``split``.
+    """The pairs of a ranking, as rows of ``preference_pairs/v2`` without ``split``.
 
-    K answers without ties give K (K - 1) / 2 pairs of weight 2 / (K (K - 1)): each question counts once. A tie prefers
-    neither side and gives no pair; the other pairs share the weight.
+    K answers without ties give K (K - 1) / 2 pairs, which share ``set_id`` and so count once together. A tie prefers
+    neither side and gives no pair.
 
     Raises:
         RowFault: as many ranks as completions are needed, and two of them must differ.
@@ -82,11 +82,13 @@ def expand(
     return [
         {
             "pair_id": f"{set_id}-{better}-{worse}",
+            "set_id": set_id,
             "messages": messages,
             "chosen": completions[better],
             "rejected": completions[worse],
             "margin": 0.0,
-            "weight": 1.0 / len(pairs),
+            "probability": 1.0,
+            "weight": 1.0,
             "source": source,
         }
         for better, worse in pairs

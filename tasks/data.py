@@ -65,13 +65,15 @@ class DemonstrationRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairRow:
-    """One row of ``preference_pairs/v1``, without its split. ``weight``: how much of a pair it counts for."""
+    """One row of ``preference_pairs/v2``, without its split. ``weight``: how much the pair's set counts."""
 
     pair_id: str
+    set_id: str
     messages: tuple[Message, ...]
     chosen: str
     rejected: str
     margin: float
+    probability: float
     weight: float
     source: str
 

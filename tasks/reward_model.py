@@ -13,7 +13,8 @@ from rlcore.models.heads import ScalarModel, save_head
 from rlcore.models.loading import save_model
 from rlcore.seeding import generator
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.reward_model import TokenPair, centre, score_pairs, train_reward_model
+from rlcore.training.preferences import TokenPair, preference_sets
+from rlcore.training.reward_model import centre, score_pairs, train_reward_model
 from tasks import plots
 from tasks.data import read_pairs
 from tasks.rl_run import MODEL
@@ -31,7 +32,7 @@ def run_reward_model(context: StageContext) -> StageResult:
     train = tokenize_pairs(read_pairs(data / "train.parquet"), tokenizer, max_tokens=max_tokens)
     held_out = tokenize_pairs(read_pairs(data / "eval.parquet"), tokenizer, max_tokens=max_tokens)
     history: list[Mapping[str, float]] = []
-    num_steps = config.num_epochs * -(-len(train) // config.batch_size)
+    num_steps = config.num_epochs * -(-len(preference_sets(train)) // config.batch_size)
 
     def report(step: int, metrics: Mapping[str, float]) -> None:
         history.append({"iteration": step, **metrics})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlcore.packing import TokenSequence
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.reward_model import TokenPair
+from rlcore.training.preferences import TokenPair
 from rlcore.types import Prompt
 from tasks.data import DemonstrationRow, PairRow, PromptRow
 
@@ -43,7 +43,9 @@ def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tok
                 prompt_ids=prompt_ids,
                 chosen_ids=chosen_ids[:room],
                 rejected_ids=rejected_ids[:room],
+                set_id=row.set_id,
                 margin=row.margin,
+                probability=row.probability,
                 weight=row.weight,
             )
         )

@@ -7,11 +7,26 @@ import torch.nn.functional as F
 
 
 def bradley_terry(
-    chosen_scores: torch.Tensor, rejected_scores: torch.Tensor, margins: torch.Tensor, weights: torch.Tensor
+    chosen_scores: torch.Tensor,
+    rejected_scores: torch.Tensor,
+    *,
+    margins: torch.Tensor,
+    probabilities: torch.Tensor,
+    weights: torch.Tensor,
 ) -> torch.Tensor:
-    """``-logsigmoid(r_chosen - r_rejected - margin)`` summed with ``weights`` over [P] pairs (Bradley & Terry 1952).
+    """``-p·logsigmoid(d - m) - (1 - p)·logsigmoid(-d - m)`` summed with ``weights`` over [P] pairs; d = r_chosen -
+    r_rejected, m the margin, p the probability that the chosen side is the better one.
 
-    Weights are normalised over the whole optimizer step; a ranked list of K completions gives its K(K-1)/2 pairs,
-    weighted so that each prompt counts once (Ouyang et al. 2022, eq. 1).
+    At p = 1 it is the loss of Bradley & Terry (1952) with a margin (Touvron et al. 2023, eq. 2); below, its expectation
+    over the label: with probability 1 - p the sides are swapped. Weights are normalised over the whole optimizer step;
+    the K(K-1)/2 pairs of a ranked list share one weight, so that each list counts once (Ouyang et al. 2022, eq. 1).
     """
-    return -(weights * F.logsigmoid(chosen_scores - rejected_scores - margins)).sum()
+    difference = chosen_scores - rejected_scores
+    as_labelled = F.logsigmoid(difference - margins)
+    swapped = F.logsigmoid(-difference - margins)
+    return -(weights * (probabilities * as_labelled + (1.0 - probabilities) * swapped)).sum()
+
+
+def smoothed(probabilities: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """Probabilities [P] when a label is wrong at random in a share ``smoothing``: ``p (1 - s) + (1 - p) s``."""
+    return probabilities * (1.0 - smoothing) + (1.0 - probabilities) * smoothing

@@ -17,7 +17,7 @@ from rlcore.config.rl import (
     UpdateConfig,
 )
 from rlcore.config.run import EvaluationConfig, RunConfig, load_preset
-from rlcore.config.training import OptimConfig, RewardModelConfig, SftConfig
+from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardModelConfig, SftConfig
 from rlcore.strict import to_dict
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "OptimConfig",
     "PositiveFloat",
     "PositiveInt",
+    "PreferenceLossConfig",
     "RewardModelConfig",
     "RewardTerm",
     "RlConfig",

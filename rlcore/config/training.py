@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from rlcore.strict import AtLeast
+from rlcore.strict import AtLeast, Below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +34,23 @@ class SftConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreferenceLossConfig:
+    """``margin`` is added to each pair's own; ``label_smoothing``: share of labels taken to be wrong at random."""
+
+    margin: NonNegativeFloat = 0.0
+    label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
     """Bradley-Terry training. ``trainable_layers``: how many of the trunk's last layers learn (-1: all)."""
 
     num_epochs: PositiveInt
-    batch_size: PositiveInt  # pairs per optimizer step
+    batch_size: PositiveInt  # pairs per optimizer step; a ranked list, with all of its pairs, is one
     learning_rate: PositiveFloat
     head_learning_rate: PositiveFloat
     trainable_layers: Annotated[int, AtLeast(-1)] = -1
-    margin: NonNegativeFloat = 0.0
     tokens_per_microbatch: PositiveInt = 8192
     min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
+    loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
-from rlcore.algorithms.preference import bradley_terry
+from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.packing import TokenSequence, pack
 from rlcore.seeding import shuffled
 from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
+from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, preference_sets
 
 Report = Callable[[int, Mapping[str, float]], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenPair:
-    """A preference pair as tokens. ``weight`` spreads one prompt's weight over its pairs; ``margin`` is in logits."""
-
-    prompt_ids: tuple[int, ...]
-    chosen_ids: tuple[int, ...]
-    rejected_ids: tuple[int, ...]
-    margin: float
-    weight: float
 
 
 def train_reward_model(
@@ -40,13 +31,14 @@ def train_reward_model(
     model.train_last_layers(config.trainable_layers)
     groups = [(model.backbone, config.learning_rate), (model.head, config.head_learning_rate)]
     optimizer = make_optimizer(groups, config.optim)
-    steps_per_epoch = -(-len(pairs) // config.batch_size)
+    sets = preference_sets(pairs)
+    steps_per_epoch = -(-len(sets) // config.batch_size)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_epochs * steps_per_epoch)
     step = 0
     for epoch in range(config.num_epochs):
-        order = shuffled(len(pairs), seed, "reward_model", epoch)
+        order = shuffled(len(sets), seed, "reward_model", epoch)
         for start in range(0, len(order), config.batch_size):
-            chosen = [pairs[i] for i in order[start : start + config.batch_size]]
+            chosen = [sets[i] for i in order[start : start + config.batch_size]]
             loss, accuracy = _accumulate(model, chosen, config)
             norm = guarded_step(optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm)
             step += 1
@@ -57,18 +49,22 @@ def train_reward_model(
             )
 
 
-def _accumulate(model: ScalarModel, pairs: Sequence[TokenPair], config: RewardModelConfig) -> tuple[float, float]:
-    """Gradient of one minibatch; the two sides of a pair stay together, and share the row of their prompt."""
-    total_weight = sum(pair.weight for pair in pairs)
+def _accumulate(model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig) -> tuple[float, float]:
+    """Gradient of one minibatch; the completions of a set stay together, and share the row of their prompt."""
+    comparisons = [one for group in sets for one in group.comparisons]
+    total_weight = sum(one.weight for one in comparisons)
     loss_sum, num_right = 0.0, 0
-    for group in _microbatches(pairs, config.tokens_per_microbatch):
-        batches = pack(pair_sequences(group), tokens_per_microbatch=config.tokens_per_microbatch)
-        scores = torch.cat([model.sequence_scores(batch.to(model.backbone.device)) for batch in batches])
-        scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
-        chosen, rejected = scores[0::2], scores[1::2]
-        margins = scores.new_tensor([pair.margin + config.margin for pair in group])
-        weights = scores.new_tensor([pair.weight / total_weight for pair in group])
-        loss = bradley_terry(chosen, rejected, margins, weights)
+    for group in microbatches(sets, config.tokens_per_microbatch):
+        chosen, rejected = _set_scores(model, group, config.tokens_per_microbatch)
+        judged = [one for each in group for one in each.comparisons]
+        probabilities = smoothed(chosen.new_tensor([one.probability for one in judged]), config.loss.label_smoothing)
+        loss = bradley_terry(
+            chosen,
+            rejected,
+            margins=chosen.new_tensor([one.margin + config.loss.margin for one in judged]),
+            probabilities=probabilities,
+            weights=chosen.new_tensor([one.weight / total_weight for one in judged]),
+        )
         if not bool(loss.isfinite()):
             raise NonFiniteError(
                 f"the reward model's loss is {float(loss.detach())}", fix="lower reward_model.learning_rate"
@@ -76,40 +72,33 @@ def _accumulate(model: ScalarModel, pairs: Sequence[TokenPair], config: RewardMo
         loss.backward()  # type: ignore[no-untyped-call]
         loss_sum += float(loss.detach())
         num_right += int((chosen > rejected).sum())
-    return loss_sum, num_right / len(pairs)
+    return loss_sum, num_right / len(comparisons)
 
 
-def _microbatches(pairs: Sequence[TokenPair], budget: int) -> list[list[TokenPair]]:
-    """Cut a minibatch by the token budget, padding included: the longest first, so the first fixes the width."""
-    ordered = sorted(pairs, key=_row_length, reverse=True)
-    cut: list[list[TokenPair]] = []
-    for pair in ordered:
-        if cut and _row_length(cut[-1][0]) * (len(cut[-1]) + 1) <= budget:
-            cut[-1].append(pair)
-        else:
-            cut.append([pair])
-    return cut
-
-
-def _row_length(pair: TokenPair) -> int:
-    return len(pair.prompt_ids) + len(pair.chosen_ids) + len(pair.rejected_ids)
-
-
-def pair_sequences(pairs: Sequence[TokenPair]) -> list[TokenSequence]:
-    """Chosen and rejected in turn: sequence 2i is the chosen side of pair i."""
-    return [
-        TokenSequence(prompt_ids=pair.prompt_ids, completion_ids=side)
-        for pair in pairs
-        for side in (pair.chosen_ids, pair.rejected_ids)
-    ]
+def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of the better and of the worse side of each comparison [P]; each completion is computed once."""
+    sequences = [sequence for group in sets for sequence in group.sequences()]
+    batches = pack(sequences, tokens_per_microbatch=budget)
+    scores = torch.cat([model.sequence_scores(batch.to(model.backbone.device)) for batch in batches])
+    scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
+    starts = list(accumulate((len(group.completions) for group in sets), initial=0))
+    placed = [(start, one) for start, group in zip(starts, sets, strict=False) for one in group.comparisons]
+    return scores[[start + one.better for start, one in placed]], scores[[start + one.worse for start, one in placed]]
 
 
 def score_pairs(
     model: ScalarModel, pairs: Sequence[TokenPair], *, tokens_per_microbatch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw scores of the chosen and the rejected sides, float32 [P] each."""
-    scores = score_rewards(model, pair_sequences(pairs), tokens_per_microbatch=tokens_per_microbatch)
-    return scores[0::2], scores[1::2]
+    """Raw scores of the chosen and the rejected sides, float32 [P] each; equal completions are computed once."""
+    sides = [TokenSequence(prompt_ids=pair.prompt_ids, completion_ids=side) for pair in pairs for side in _sides(pair)]
+    different = list(dict.fromkeys(sides))
+    place = {side: number for number, side in enumerate(different)}
+    scores = score_rewards(model, different, tokens_per_microbatch=tokens_per_microbatch)
+    return scores[[place[side] for side in sides[0::2]]], scores[[place[side] for side in sides[1::2]]]
+
+
+def _sides(pair: TokenPair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return pair.chosen_ids, pair.rejected_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

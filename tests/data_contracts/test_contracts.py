@@ -24,10 +24,12 @@ DEMONSTRATION = {
 }
 PAIR = {
     "pair_id": "a",
+    "set_id": "a",
     "messages": ASK,
     "chosen": "5",
     "rejected": "6",
     "margin": 0.0,
+    "probability": 1.0,
     "weight": 1.0,
     "source": "me",
     "split": "train",
@@ -82,6 +84,7 @@ def test_a_good_row_passes_and_a_missing_or_extra_column_does_not(contract: Cont
     assert (found.row, found.value, found.reason) == (WHOLE_FRAME, "extra", "a column that the contract does not know")
 
 
+NO_PREFERENCE = "must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped"
 BAD_MESSAGES: list[Any] = [
     [],
     "2 + 3",
@@ -118,6 +121,9 @@ def test_a_conversation_may_begin_with_a_system_message_and_have_several_turns()
         (demonstrations.CONTRACT, DEMONSTRATION, {"completion": None}, "completion", "must not be null"),
         (preference_pairs.CONTRACT, PAIR, {"margin": -0.5}, "margin", "must be finite and at least 0"),
         (preference_pairs.CONTRACT, PAIR, {"margin": math.inf}, "margin", "must be finite and at least 0"),
+        (preference_pairs.CONTRACT, PAIR, {"set_id": " "}, "set_id", "must not be blank"),
+        (preference_pairs.CONTRACT, PAIR, {"probability": 0.5}, "probability", NO_PREFERENCE),
+        (preference_pairs.CONTRACT, PAIR, {"probability": 1.01}, "probability", NO_PREFERENCE),
         (preference_pairs.CONTRACT, PAIR, {"weight": 0.0}, "weight", "must be above 0 and at most 1"),
         (preference_pairs.CONTRACT, PAIR, {"weight": 1.5}, "weight", "must be above 0 and at most 1"),
         (preference_pairs.CONTRACT, PAIR, {"rejected": "5"}, "row", "chosen and rejected are the same"),
@@ -216,32 +222,32 @@ def test_an_answer_that_is_judged_twice_is_refused() -> None:
         evaluations.check_evaluations(pd.concat([table, table.iloc[:1]], ignore_index=True))
 
 
-def test_a_ranking_of_three_becomes_three_pairs_that_weigh_one() -> None:
+def test_a_ranking_of_three_becomes_three_pairs_of_one_set() -> None:
     pairs = ranked_sets.expand("s", ASK, ["worst", "best", "middle"], [2, 0, 1], source="me")
-    # best > middle, best > worst, middle > worst; 3 pairs of weight 1/3
+    # best > middle, best > worst, middle > worst
     assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [
         ("best", "middle"),
         ("best", "worst"),
         ("middle", "worst"),
     ]
-    assert [pair["weight"] for pair in pairs] == [pytest.approx(1 / 3)] * 3
+    assert {(pair["set_id"], pair["weight"]) for pair in pairs} == {("s", 1.0)}
     assert complaints(pd.DataFrame([{**pair, "split": "train"} for pair in pairs]), preference_pairs.CONTRACT) == []
 
 
-def test_a_tie_gives_no_pair_and_the_others_share_the_weight() -> None:
+def test_a_tie_gives_no_pair() -> None:
     pairs = ranked_sets.expand("s", ASK, ["a", "b", "c"], [0, 0, 1], source="me")
-    assert [(pair["chosen"], pair["rejected"], pair["weight"]) for pair in pairs] == [("a", "c", 0.5), ("b", "c", 0.5)]
+    assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("a", "c"), ("b", "c")]
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=7))
-def test_the_pairs_of_any_ranking_weigh_one_together_and_prefer_the_better_rank(ranks: list[int]) -> None:
+def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: list[int]) -> None:
     names = [str(place) for place in range(len(ranks))]
     if len(set(ranks)) == 1:
         with pytest.raises(RowFault, match="tied"):
             ranked_sets.expand("s", ASK, names, ranks, source="me")
         return
     pairs = ranked_sets.expand("s", ASK, names, ranks, source="me")
-    assert sum(pair["weight"] for pair in pairs) == pytest.approx(1.0)
+    assert {pair["set_id"] for pair in pairs} == {"s"}
     assert all(ranks[int(pair["chosen"])] < ranks[int(pair["rejected"])] for pair in pairs)
     assert len({pair["pair_id"] for pair in pairs}) == len(pairs)
     if len(set(ranks)) == len(ranks):

@@ -27,10 +27,12 @@ METER = TokenMeter(
 def pair(number: int, **changes: Any) -> dict[str, Any]:
     row = {
         "pair_id": f"p{number}",
+        "set_id": f"p{number}",
         "messages": [{"role": "user", "content": f"question {number}"}],
         "chosen": f"right {number}",
         "rejected": f"wrong {number}",
         "margin": 0.0,
+        "probability": 1.0,
         "weight": 1.0,
         "source": "test",
         "split": "eval" if number % 4 == 0 else "train",
@@ -172,6 +174,17 @@ def test_the_same_answers_to_another_prompt_are_no_contradiction() -> None:
     assert not check([pair(0), pair(1), pair(9, chosen="wrong 1", rejected="right 1")]).quarantine
 
 
+def test_a_pair_whose_set_has_another_prompt_or_weight_is_quarantined() -> None:
+    rows = [pair(1, set_id="s"), pair(2, set_id="s"), pair(3), pair(4)]
+    assert [bad.origin.line for bad in check(rows, max_quarantined=0.5).quarantine] == [11]
+    question = rows[0]["messages"]
+    rows = [pair(1, set_id="s"), pair(2, set_id="s", messages=question, weight=0.5), pair(3), pair(4)]
+    (bad,) = check(rows, max_quarantined=0.5).quarantine
+    assert (bad.field, bad.reason) == ("set_id", "another pair of this set has another prompt or weight")
+    rows = [pair(1, set_id="s"), pair(2, set_id="s", messages=question), pair(3), pair(4)]
+    assert not check(rows, max_quarantined=0.5).quarantine
+
+
 def test_two_rows_with_one_id_refuse_the_dataset() -> None:
     result = check([pair(0), pair(1), pair(2, pair_id="p1")])
     assert result.report.faults == ("unique_ids: 1, the first is 'p1'",)
@@ -263,7 +276,7 @@ def test_a_report_is_json_and_refuses_wrong_sums() -> None:
 
 def test_a_refused_report_names_three_faults_and_how_many_more() -> None:
     report = GateReport(**{**check([pair(n) for n in range(8)]).report.__dict__, "faults": ("a", "b", "c", "d", "e")})
-    with pytest.raises(ContractError, match=r"breaks preference_pairs/v1: a; b; c \(and 2 more\)"):
+    with pytest.raises(ContractError, match=r"breaks preference_pairs/v2: a; b; c \(and 2 more\)"):
         report.require_passed(where="x", fix="y")
 
 

@@ -1,4 +1,4 @@
-"""Bradley-Terry: worked numbers, margin, weights of ranked sets."""
+"""Bradley-Terry: worked numbers, margin, soft labels, weights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlcore.algorithms.preference import bradley_terry
+from rlcore.algorithms.preference import bradley_terry, smoothed
 
 
-def loss_of(chosen: list[float], rejected: list[float], margins: list[float], weights: list[float]) -> float:
-    """The loss from plain lists."""
-    return float(bradley_terry(*(torch.tensor(column) for column in (chosen, rejected, margins, weights))))
+def loss_of(
+    chosen: list[float],
+    rejected: list[float],
+    margins: list[float],
+    weights: list[float],
+    probabilities: list[float] | None = None,
+) -> float:
+    """The loss from plain lists, float64."""
+    columns = {"margins": margins, "weights": weights, "probabilities": probabilities or [1.0] * len(chosen)}
+    tensors = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
+    sides = (torch.tensor(side, dtype=torch.float64) for side in (chosen, rejected))
+    return float(bradley_terry(*sides, **tensors))
 
 
 def test_equal_scores_cost_the_logarithm_of_two() -> None:
@@ -32,8 +43,40 @@ def test_pairs_count_by_their_weights() -> None:
 
 def test_a_hopeless_pair_has_a_finite_loss_and_gradient() -> None:
     chosen = torch.tensor([-1e4], requires_grad=True)
-    loss = bradley_terry(chosen, torch.tensor([1e4]), torch.zeros(1), torch.ones(1))
+    one = torch.ones(1)
+    loss = bradley_terry(chosen, torch.tensor([1e4]), margins=torch.zeros(1), probabilities=one, weights=one)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(2e4)
     assert chosen.grad is not None
     assert float(chosen.grad) == pytest.approx(-1.0)
+
+
+def test_a_soft_label_mixes_the_loss_of_both_orders() -> None:
+    # d = 1, p = 0.8: -0.8 ln σ(1) - 0.2 ln σ(-1) = 0.8 * 0.313262 + 0.2 * 1.313262 = 0.513262
+    assert loss_of([1.0], [0.0], [0.0], [1.0], [0.8]) == pytest.approx(0.513262, abs=1e-6)
+
+
+def test_a_margin_holds_for_whichever_side_is_the_better_one() -> None:
+    # d = 1, m = 0.5, p = 0.8: -0.8 ln σ(0.5) - 0.2 ln σ(-1.5) = 0.8 * 0.474077 + 0.2 * 1.701413 = 0.719544
+    assert loss_of([1.0], [0.0], [0.5], [1.0], [0.8]) == pytest.approx(0.719544, abs=1e-6)
+
+
+@given(st.floats(-5, 5), st.floats(0, 2), st.floats(0.5, 1.0))
+def test_swapping_the_sides_and_the_probability_changes_nothing(difference: float, margin: float, p: float) -> None:
+    there = loss_of([difference], [0.0], [margin], [1.0], [p])
+    back = loss_of([0.0], [difference], [margin], [1.0], [1.0 - p])
+    assert there == pytest.approx(back, abs=1e-12)
+
+
+def test_a_soft_label_is_fitted_by_its_own_log_odds() -> None:
+    # The gradient in d is σ(d) - p: zero at d = ln(p / (1 - p)) = ln 4 for p = 0.8.
+    difference = torch.tensor([math.log(4.0)], dtype=torch.float64, requires_grad=True)
+    columns = {"margins": torch.zeros(1), "probabilities": torch.tensor([0.8], dtype=torch.float64), "weights": torch.ones(1)}
+    bradley_terry(difference, torch.zeros(1), **columns).backward()
+    assert difference.grad is not None
+    assert float(difference.grad) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_smoothing_swaps_a_share_of_the_labels() -> None:
+    # 1 * 0.9 + 0 * 0.1 = 0.9; 0.7 * 0.9 + 0.3 * 0.1 = 0.66
+    assert smoothed(torch.tensor([1.0, 0.7]), 0.1).tolist() == pytest.approx([0.9, 0.66])

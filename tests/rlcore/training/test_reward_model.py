@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rlcore.config import RewardModelConfig
+from rlcore.config import PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarModel
-from rlcore.training.reward_model import TokenPair, centre, pair_sequences, score_pairs, train_reward_model
+from rlcore.training.preferences import TokenPair
+from rlcore.training.reward_model import centre, score_pairs, train_reward_model
 from tests import strategies
 from tests.learners import UNCLIPPED, assert_same, weights_of
 
@@ -25,11 +26,12 @@ def pair(
     chosen: tuple[int, ...],
     rejected: tuple[int, ...],
     *,
-    weight: float = 1.0,
-    margin: float = 0.0,
+    set_id: str = "",
+    **labels: float,
 ) -> TokenPair:
-    """A preference pair."""
-    return TokenPair(prompt_ids=prompt, chosen_ids=chosen, rejected_ids=rejected, margin=margin, weight=weight)
+    """A preference pair, a set of its own unless said otherwise."""
+    name = set_id or f"{prompt}{chosen}{rejected}"
+    return TokenPair(set_id=name, prompt_ids=prompt, chosen_ids=chosen, rejected_ids=rejected, **labels)
 
 
 def rule_pairs(count: int, seed: int) -> list[TokenPair]:
@@ -95,7 +97,9 @@ def gradient_of_step(pairs: list[TokenPair], **settings: Any) -> torch.Tensor:
     return gradients[0]
 
 
-def reference_gradient(pairs: list[TokenPair], weights: list[float], *, margin: float = 0.0) -> torch.Tensor:
+def reference_gradient(
+    pairs: list[TokenPair], weights: list[float], *, margin: float = 0.0, smoothing: float = 0.0
+) -> torch.Tensor:
     """The same from one forward pass per sequence and the loss as a plain loop."""
     reward_model = model(torch.float64)
     total = torch.zeros((), dtype=torch.float64)
@@ -106,7 +110,9 @@ def reference_gradient(pairs: list[TokenPair], weights: list[float], *, margin: 
             )
             for side in (item.chosen_ids, item.rejected_ids)
         )
-        total = total + weight * torch.log1p(torch.exp(-(chosen - rejected - item.margin - margin))).squeeze()
+        p = item.probability * (1 - smoothing) + (1 - item.probability) * smoothing
+        lead, lag = ((d - item.margin - margin).squeeze() for d in (chosen - rejected, rejected - chosen))
+        total = total + weight * (p * torch.log1p(torch.exp(-lead)) + (1 - p) * torch.log1p(torch.exp(-lag)))
     modules = (reward_model.backbone.base_model, reward_model.head)
     ordered = [
         p for module in modules for matrices in (True, False) for p in module.parameters() if (p.ndim >= 2) == matrices
@@ -115,21 +121,31 @@ def reference_gradient(pairs: list[TokenPair], weights: list[float], *, margin: 
 
 
 def ranked_set() -> list[TokenPair]:
-    """Three ranked completions of one prompt (three pairs, 1/3 each), and two prompts with a pair of their own."""
+    """Three ranked completions of one prompt, and two prompts with a pair of their own, of which one is in doubt."""
     best, middle, worst = (6, 7, 8), (9, 10), (11, 12, 13, 14)
-    ranked = [pair((1, 2), *sides, weight=1 / 3) for sides in ((best, middle), (best, worst), (middle, worst))]
-    return [*ranked, pair((3,), (4, 5), (6,)), pair((4, 4, 4), (7,), (8, 9), margin=0.5)]
+    ranked = [pair((1, 2), *sides, set_id="ranked") for sides in ((best, middle), (best, worst), (middle, worst))]
+    return [*ranked, pair((3,), (4, 5), (6,)), pair((4, 4, 4), (7,), (8, 9), margin=0.5, probability=0.8)]
 
 
-def test_every_prompt_of_a_minibatch_counts_the_same_whatever_its_number_of_pairs() -> None:
-    # Three prompts: 1/3 each; the ranked prompt's third is spread over three pairs, 1/9 each.
+def test_every_set_of_a_minibatch_counts_the_same_whatever_its_number_of_pairs() -> None:
+    # Three sets: 1/3 each; the ranked one's third is spread over three pairs, 1/9 each.
     expected = reference_gradient(ranked_set(), [1 / 9] * 3 + [1 / 3] * 2)
     assert_same(gradient_of_step(ranked_set()), expected, 1e-6)
 
 
-def test_the_margin_of_the_configuration_adds_to_that_of_the_pair() -> None:
-    expected = reference_gradient(ranked_set(), [1 / 9] * 3 + [1 / 3] * 2, margin=0.3)
-    assert_same(gradient_of_step(ranked_set(), margin=0.3), expected, 1e-6)
+def test_margin_and_smoothing_of_the_configuration_add_to_those_of_the_pair() -> None:
+    expected = reference_gradient(ranked_set(), [1 / 9] * 3 + [1 / 3] * 2, margin=0.3, smoothing=0.1)
+    loss = PreferenceLossConfig(margin=0.3, label_smoothing=0.1)
+    assert_same(gradient_of_step(ranked_set(), loss=loss), expected, 1e-6)
+
+
+def test_a_completion_of_a_ranked_list_is_computed_once() -> None:
+    reward_model, sizes = model(), []
+    reward_model.backbone.base_model.register_forward_pre_hook(
+        lambda _, __, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    train(reward_model, ranked_set()[:3])
+    assert sizes == [2 + 3 + 2 + 4]  # the prompt and each of the three completions; as pairs it would be 3 * 2 + 2 * 9
 
 
 @pytest.mark.parametrize("budget", [1, 8, 15, 40])
@@ -141,7 +157,9 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
 
 def test_pairs_of_one_prompt_in_a_shared_row_keep_the_token_budget() -> None:
     # Twelve pairs of one prompt would make a row of 4 + 12 * 8 tokens, and pad every other row to its length.
-    pairs = [pair((1, 2, 3, 4), (5, 6, 7, i), (8, 9, 10, i)) for i in range(11, 23)] + rule_pairs(12, seed=0)
+    pairs = [pair((1, 2, 3, 4), (5, 6, 7, i), (8, 9, 10, i), set_id="s") for i in range(11, 23)] + rule_pairs(
+        12, seed=0
+    )
     reward_model, sizes = model(), []
     reward_model.backbone.base_model.register_forward_pre_hook(
         lambda _, __, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -177,9 +195,13 @@ def test_the_same_seed_gives_the_same_reward_model_bit_for_bit() -> None:
     assert torch.equal(*results)
 
 
-def test_chosen_and_rejected_stand_in_turn() -> None:
-    sequences = pair_sequences([pair((1,), (2,), (3,)), pair((4,), (5,), (6,))])
-    assert [sequence.completion_ids for sequence in sequences] == [(2,), (3,), (5,), (6,)]
+def test_sides_are_scored_as_pairs_though_equal_completions_are_computed_once() -> None:
+    reward_model, pairs = model(), ranked_set()
+    chosen, rejected = score_pairs(reward_model, pairs, tokens_per_microbatch=512)
+    assert chosen.shape == rejected.shape == (5,)
+    assert float(chosen[0]) == float(chosen[1]) != float(chosen[2])
+    assert float(rejected[0]) == float(chosen[2])
+    assert float(rejected[1]) == float(rejected[2])
 
 
 def test_centred_rewards_have_mean_zero_and_std_one_over_the_reference_set() -> None:

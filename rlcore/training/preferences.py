@@ -1,0 +1,128 @@
+"""Preferences as tokens: pairs, and the sets in which they were judged, where each completion stands once.
+
+Set s1: prompt q, completions [a, b, c], comparisons a > b, a > c, b > c (a ranking of three).
+Set s2: prompt p, completions [d, e], comparison d > e (a pair judged by itself).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.packing import TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPair:
+    """A preference pair as tokens.
+
+    ``set_id``: pairs of one ranked list share it. ``margin`` is in units of the score; ``probability`` (above ½) is
+    that of the label being right; ``weight`` is how much the pair's whole set counts.
+    """
+
+    set_id: str
+    prompt_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+    margin: float = 0.0
+    probability: float = 1.0
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One judged pair of a set: ``better`` and ``worse`` are places in its completions, ``weight`` is the pair's."""
+
+    better: int
+    worse: int
+    margin: float
+    probability: float
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferenceSet:
+    """The completions of one prompt, each once, and the comparisons between them."""
+
+    prompt_ids: tuple[int, ...]
+    completions: tuple[tuple[int, ...], ...]
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the packed row: the prompt once, then every completion."""
+        return len(self.prompt_ids) + sum(map(len, self.completions))
+
+    def sequences(self) -> list[TokenSequence]:
+        """The completions with their prompt, in order."""
+        return [TokenSequence(prompt_ids=self.prompt_ids, completion_ids=one) for one in self.completions]
+
+
+def preference_sets(pairs: Sequence[TokenPair]) -> list[PreferenceSet]:
+    """Pairs gathered by ``set_id``, in the order of each set's first pair.
+
+    The pairs of a set share its weight: it counts once, also when the gate has kept only some of its pairs.
+    """
+    members: dict[tuple[str, tuple[int, ...]], list[TokenPair]] = {}
+    for pair in pairs:
+        members.setdefault((pair.set_id, pair.prompt_ids), []).append(pair)
+    return [_gather(prompt_ids, group) for (_, prompt_ids), group in members.items()]
+
+
+def _gather(prompt_ids: tuple[int, ...], pairs: Sequence[TokenPair]) -> PreferenceSet:
+    places: dict[tuple[int, ...], int] = {}
+    comparisons = [
+        Comparison(
+            better=places.setdefault(pair.chosen_ids, len(places)),
+            worse=places.setdefault(pair.rejected_ids, len(places)),
+            margin=pair.margin,
+            probability=pair.probability,
+            weight=pair.weight / len(pairs),
+        )
+        for pair in pairs
+    ]
+    return PreferenceSet(prompt_ids=prompt_ids, completions=tuple(places), comparisons=tuple(comparisons))
+
+
+def microbatches(sets: Sequence[PreferenceSet], budget: int) -> list[list[PreferenceSet]]:
+    """Cut a minibatch by the token budget, padding included: the longest first, so the first fixes the width.
+
+    A set above the budget is cut into smaller ones with the same comparisons, in which a completion may stand again:
+    the graph of one micro-batch is what has to fit into memory.
+    """
+    pieces = [piece for one in sets for piece in _cut(one, budget)]
+    ordered = sorted(pieces, key=lambda piece: piece.num_tokens, reverse=True)
+    cut: list[list[PreferenceSet]] = []
+    for piece in ordered:
+        if cut and cut[-1][0].num_tokens * (len(cut[-1]) + 1) <= budget:
+            cut[-1].append(piece)
+        else:
+            cut.append([piece])
+    return cut
+
+
+def _cut(whole: PreferenceSet, budget: int) -> list[PreferenceSet]:
+    if whole.num_tokens <= budget:
+        return [whole]
+    pieces: list[list[Comparison]] = []
+    for comparison in whole.comparisons:
+        if pieces and _subset(whole, [*pieces[-1], comparison]).num_tokens <= budget:
+            pieces[-1].append(comparison)
+        else:
+            pieces.append([comparison])
+    return [_subset(whole, piece) for piece in pieces]
+
+
+def _subset(whole: PreferenceSet, comparisons: Sequence[Comparison]) -> PreferenceSet:
+    places: dict[int, int] = {}
+    renamed = [
+        dataclasses.replace(
+            one,
+            better=places.setdefault(one.better, len(places)),
+            worse=places.setdefault(one.worse, len(places)),
+        )
+        for one in comparisons
+    ]
+    completions = tuple(whole.completions[place] for place in places)
+    return PreferenceSet(prompt_ids=whole.prompt_ids, completions=completions, comparisons=tuple(renamed))
