@@ -86,6 +86,10 @@ class ChatTokenizer:
             )
         return ids
 
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """Token ids of what a template writes, control tokens among them."""
+        return _encode(self.backend, text, is_template=True)
+
     def count_tokens(self, text: str) -> int:
         """Number of tokens of a text, without any template."""
         return len(self.encode(text))
@@ -104,8 +108,17 @@ class ChatTokenizer:
         texts = _texts_as_rendered(self.backend, messages, pieces)
         ids: tuple[int, ...] = ()
         for piece, text in zip_longest(pieces, texts, fillvalue=""):
-            ids += _encode(self.backend, piece, is_template=True) + self.encode(text)
+            ids += self.encode_template(piece) + self.encode(text)
         return ids
+
+    def rendered_texts(self, messages: Sequence[Message]) -> list[str]:
+        """The messages' texts as the template writes them: unchanged, or without the white space around them.
+
+        Raises:
+            ModelError: as :meth:`render_prompt`.
+        """
+        pieces = _template_pieces(self.backend, [message.role for message in messages])
+        return _texts_as_rendered(self.backend, messages, pieces)
 
     def render_demonstration(
         self, messages: Sequence[Message], completion: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcore.packing import TokenSequence
+from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 from rlcore.types import Prompt
@@ -25,10 +25,9 @@ def tokenize_prompts(rows: Sequence[PromptRow], tokenizer: ChatTokenizer) -> lis
     ]
 
 
-def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[TokenSequence]:
-    """Prompt and completion ids; the completion ends with the end-of-turn token."""
-    rendered = [tokenizer.render_demonstration(row.messages, row.completion) for row in rows]
-    return [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in rendered]
+def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[Demonstration]:
+    """Token ids and loss masks: every turn of the assistant counts, up to and with its end-of-turn token."""
+    return [render_conversation(tokenizer, row.messages, row.completion) for row in rows]
 
 
 def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tokens: int) -> list[TokenPair]:

@@ -1,16 +1,18 @@
-"""Supervised fine-tuning: the loss is on the completion's tokens alone, averaged over all tokens of a step."""
+"""Supervised fine-tuning: the loss is on the assistant's tokens alone, averaged over all such tokens of a step."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import SftConfig
+from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.models.policy import completion_logprobs, score_sequences
-from rlcore.packing import TokenSequence, pack
+from rlcore.models.policy import completion_logprobs
+from rlcore.packing import PackedBatch, pack
 from rlcore.seeding import shuffled
 from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
 
@@ -19,8 +21,8 @@ Report = Callable[[int, Mapping[str, float]], None]
 
 def train_sft(
     model: PreTrainedModel,
-    train: Sequence[TokenSequence],
-    held_out: Sequence[TokenSequence],
+    train: Sequence[Demonstration],
+    held_out: Sequence[Demonstration],
     config: SftConfig,
     *,
     seed: int,
@@ -37,20 +39,10 @@ def train_sft(
     optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_steps)
     for step, minibatch in enumerate(minibatches(train, config, seed=seed), start=1):
-        num_tokens = sum(len(sequence.completion_ids) for sequence in minibatch)
-        total = 0.0
-        for batch in pack(minibatch, tokens_per_microbatch=config.tokens_per_microbatch):
-            logprobs, _ = completion_logprobs(model, batch.to(model.device))
-            loss = -logprobs.sum() / num_tokens
-            if not bool(loss.isfinite()):
-                raise NonFiniteError(
-                    f"the SFT loss is {float(loss.detach())} at step {step}", fix="lower sft.learning_rate"
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
+        loss = accumulate_gradient(model, minibatch, config.tokens_per_microbatch, step=step)
         norm = guarded_step(optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm)
         metrics = {
-            "sft/loss": total,
+            "sft/loss": loss,
             "gradient_norm": norm,
             "learning_rate": float(scheduler.get_last_lr()[0]),
         }
@@ -59,7 +51,46 @@ def train_sft(
         report(step, metrics)
 
 
-def minibatches(train: Sequence[TokenSequence], config: SftConfig, *, seed: int) -> Iterator[list[TokenSequence]]:
+def accumulate_gradient(
+    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens_per_microbatch: int, *, step: int
+) -> float:
+    """Add the gradient of the minibatch's mean loss to the parameters; returns that loss, in nats per token.
+
+    Raises:
+        NonFiniteError: NaN or infinity in the loss; no step was taken.
+    """
+    num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
+    total = 0.0
+    for batch in pack_trained(minibatch, tokens_per_microbatch=tokens_per_microbatch):
+        logprobs, _ = completion_logprobs(model, batch.to(model.device))
+        loss = -logprobs.sum() / num_tokens
+        if not bool(loss.isfinite()):
+            raise NonFiniteError(
+                f"the SFT loss is {float(loss.detach())} at step {step}", fix="lower sft.learning_rate"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    return total
+
+
+def pack_trained(demonstrations: Sequence[Demonstration], *, tokens_per_microbatch: int) -> Iterator[PackedBatch]:
+    """Micro-batches in which the tokens that count alone are predicted; the others are seen by those after them."""
+    masks = [torch.tensor(demonstration.loss_mask) for demonstration in demonstrations]
+    offsets = torch.tensor([0, *map(len, masks)]).cumsum(0)
+    trained = torch.cat(masks)
+    sequences = [demonstration.sequence for demonstration in demonstrations]
+    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        kept = trained[offsets[batch.sequence_index] + batch.token_index]
+        yield dataclasses.replace(
+            batch,
+            predictors=batch.predictors[kept],
+            targets=batch.targets[kept],
+            sequence_index=batch.sequence_index[kept],
+            token_index=batch.token_index[kept],
+        )
+
+
+def minibatches(train: Sequence[Demonstration], config: SftConfig, *, seed: int) -> Iterator[list[Demonstration]]:
     """``num_steps`` minibatches, epoch by epoch, each epoch in an order of its own."""
     order: list[int] = []
     epoch = 0
@@ -71,7 +102,11 @@ def minibatches(train: Sequence[TokenSequence], config: SftConfig, *, seed: int)
         yield [train[i] for i in chosen]
 
 
-def mean_loss(model: PreTrainedModel, sequences: Sequence[TokenSequence], tokens_per_microbatch: int) -> float:
-    """Mean negative log-likelihood per completion token, in nats."""
-    logprobs = score_sequences(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+@torch.no_grad()
+def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], tokens_per_microbatch: int) -> float:
+    """Mean negative log-likelihood per token of the assistant, in nats."""
+    logprobs = [
+        completion_logprobs(model, batch.to(model.device))[0]
+        for batch in pack_trained(demonstrations, tokens_per_microbatch=tokens_per_microbatch)
+    ]
     return -float(torch.cat(logprobs).mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaForCausalLM
 
 from rlcore.config import SftConfig
+from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.packing import TokenSequence
 from rlcore.training.sft import mean_loss, minibatches, train_sft
@@ -29,18 +30,23 @@ def echo_sequences(count: int, seed: int) -> list[TokenSequence]:
     return [TokenSequence(prompt_ids=(1, token), completion_ids=(token, END)) for token in tokens]
 
 
+def whole(sequences: Sequence[TokenSequence]) -> list[Demonstration]:
+    """Demonstrations of one turn: every completion token counts."""
+    return [Demonstration(sequence=one, loss_mask=(True,) * len(one.completion_ids)) for one in sequences]
+
+
 def config(**settings: Any) -> SftConfig:
     """Sixty brisk steps."""
     return SftConfig(**({"num_steps": 60, "batch_size": 16, "learning_rate": 1e-2} | settings))
 
 
-def train(model: LlamaForCausalLM, sequences: list[TokenSequence], **settings: Any) -> list[Mapping[str, float]]:
+def train(model: LlamaForCausalLM, shown: list[Demonstration], **settings: Any) -> list[Mapping[str, float]]:
     """The reports of each step; the held-out set is another draw of the rule."""
     reports: list[Mapping[str, float]] = []
     train_sft(
         model,
-        sequences,
-        echo_sequences(20, seed=99),
+        shown,
+        whole(echo_sequences(20, seed=99)),
         config(**settings),
         seed=0,
         report=lambda _, metrics: reports.append(metrics),
@@ -50,7 +56,7 @@ def train(model: LlamaForCausalLM, sequences: list[TokenSequence], **settings: A
 
 def test_a_trivial_rule_is_learned_down_to_the_end_token() -> None:
     model = strategies.tiny_llama()
-    reports = train(model, echo_sequences(200, seed=0), eval_every=30)
+    reports = train(model, whole(echo_sequences(200, seed=0)), eval_every=30)
     assert reports[0]["sft/loss"] > 2.0
     assert reports[-1]["sft/loss"] < 0.1
     assert reports[-1]["sft/eval_loss"] < 0.2
@@ -59,8 +65,8 @@ def test_a_trivial_rule_is_learned_down_to_the_end_token() -> None:
     assert logits[1:].argmax(-1).tolist() == [17, END]
 
 
-def gradient_of_step(sequences: list[TokenSequence], **settings: Any) -> torch.Tensor:
-    """The gradient of one step over all sequences; float64."""
+def gradient_of_step(shown: list[Demonstration], **settings: Any) -> torch.Tensor:
+    """The gradient of one step over all demonstrations; float64."""
     gradients: list[torch.Tensor] = []
 
     def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -68,7 +74,7 @@ def gradient_of_step(sequences: list[TokenSequence], **settings: Any) -> torch.T
 
     handle = register_optimizer_step_pre_hook(remember)
     model = strategies.tiny_llama(dtype=torch.float64)
-    train(model, sequences, num_steps=1, batch_size=len(sequences), optim=UNCLIPPED, **settings)
+    train(model, shown, num_steps=1, batch_size=len(shown), optim=UNCLIPPED, **settings)
     handle.remove()
     return gradients[0]
 
@@ -79,23 +85,43 @@ def test_every_completion_token_of_a_step_counts_the_same_and_no_prompt_token_do
     sequences = strategies.random_sequences(0)
     model = strategies.tiny_llama(dtype=torch.float64)
     logprobs = torch.cat([one_at_a_time(model, sequence) for sequence in sequences])
+    assert_same(
+        gradient_of_step(whole(sequences), tokens_per_microbatch=budget), gradient_of(-logprobs.mean(), model), 1e-9
+    )
+
+
+def gradient_of(loss: torch.Tensor, model: LlamaForCausalLM) -> torch.Tensor:
+    """The gradient in the order of the optimizer's groups."""
     parameters = list(model.parameters())
     ordered = [p for p in parameters if p.ndim >= 2] + [p for p in parameters if p.ndim < 2]
-    expected = torch.cat([part.flatten() for part in torch.autograd.grad(-logprobs.mean(), ordered)])
-    assert_same(gradient_of_step(sequences, tokens_per_microbatch=budget), expected, 1e-9)
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, ordered)])
+
+
+@pytest.mark.parametrize("budget", [1, 20, 1000])
+def test_tokens_between_the_turns_of_the_assistant_are_seen_and_do_not_count(budget: int) -> None:
+    sequences = strategies.random_sequences(1)
+    masks = [tuple(place % 3 != 1 for place in range(len(one.completion_ids))) for one in sequences]
+    shown = [Demonstration(sequence=one, loss_mask=mask) for one, mask in zip(sequences, masks, strict=True)]
+    model = strategies.tiny_llama(dtype=torch.float64)
+    logprobs = torch.cat(
+        [one_at_a_time(model, one)[torch.tensor(mask)] for one, mask in zip(sequences, masks, strict=True)]
+    )
+    assert len(logprobs) == sum(map(sum, masks)) < sum(map(len, masks))
+    assert_same(gradient_of_step(shown, tokens_per_microbatch=budget), gradient_of(-logprobs.mean(), model), 1e-9)
+    assert mean_loss(model, shown, budget) == pytest.approx(-float(logprobs.mean().detach()), rel=1e-6)
 
 
 def test_the_reported_loss_is_the_mean_over_the_tokens_of_the_step() -> None:
     sequences, model = strategies.random_sequences(0), strategies.tiny_llama()
-    before = mean_loss(model, sequences, 100)
-    reports = train(model, sequences, num_steps=1, batch_size=len(sequences), tokens_per_microbatch=20)
+    before = mean_loss(model, whole(sequences), 100)
+    reports = train(model, whole(sequences), num_steps=1, batch_size=len(sequences), tokens_per_microbatch=20)
     assert reports[0]["sft/loss"] == pytest.approx(before, rel=1e-5)
     plain = torch.cat([one_at_a_time(strategies.tiny_llama(), sequence) for sequence in sequences])
     assert before == pytest.approx(-float(plain.mean().detach()), rel=1e-5)
 
 
 def test_an_epoch_shows_every_demonstration_once_in_an_order_of_its_own() -> None:
-    sequences = strategies.random_sequences(0, num_prompts=4, group_size=3)
+    sequences = whole(strategies.random_sequences(0, num_prompts=4, group_size=3))
     shown = [id(s) for batch in minibatches(sequences, config(num_steps=6, batch_size=4), seed=0) for s in batch]
     first, second = shown[:12], shown[12:]
     assert sorted(first) == sorted(second) == sorted(map(id, sequences))
@@ -103,7 +129,7 @@ def test_an_epoch_shows_every_demonstration_once_in_an_order_of_its_own() -> Non
 
 
 def test_a_minibatch_may_be_larger_than_the_set() -> None:
-    sequences = strategies.random_sequences(0, num_prompts=1, group_size=3)
+    sequences = whole(strategies.random_sequences(0, num_prompts=1, group_size=3))
     (batch,) = minibatches(sequences, config(num_steps=1, batch_size=7), seed=0)
     assert len(batch) == 7
 
@@ -119,7 +145,7 @@ def test_a_non_finite_loss_stops_before_the_step() -> None:
         model.model.norm.weight[0] = math.nan
     before = weights_of(model)[:100].clone()
     with pytest.raises(NonFiniteError, match="SFT loss is nan at step 1"):
-        train(model, echo_sequences(8, seed=0))
+        train(model, whole(echo_sequences(8, seed=0)))
     assert torch.equal(weights_of(model)[:100], before)
 
 
@@ -127,6 +153,6 @@ def test_the_same_seed_gives_the_same_model_bit_for_bit() -> None:
     results = []
     for _ in range(2):
         model = strategies.tiny_llama()
-        train(model, echo_sequences(40, seed=0), num_steps=5)
+        train(model, whole(echo_sequences(40, seed=0)), num_steps=5)
         results.append(weights_of(model))
     assert torch.equal(*results)
