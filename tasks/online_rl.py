@@ -78,8 +78,9 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     if every and (last or iteration % every == 0):
         with timed(seconds, "evaluate"):
             metrics |= monitor(run)
-    num_tokens = sum(len(item.rollout.completion_ids) for group in (*scored, *drawn.replaced) for item in group)
-    metrics["tokens_per_second"] = num_tokens / sum(seconds.values())
+    lengths = [len(item.rollout.completion_ids) for group in (*scored, *drawn.replaced) for item in group]
+    metrics |= {"rollouts/count": float(len(lengths)), "rollouts/tokens": float(sum(lengths))}
+    metrics["tokens_per_second"] = sum(lengths) / sum(seconds.values())
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
     record(run, iteration, metrics)
     write_rollouts(

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
@@ -54,15 +54,47 @@ class RunConfig:
 def load_preset(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a TOML preset, apply overrides such as ``grpo.learning_rate=2e-6``, and check all of it.
 
+    A preset with ``extends = "other"`` holds only what differs from ``other.toml`` in the same folder: tables are
+    merged key by key, everything else (lists too) is replaced.
+
     Raises:
         ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds.
     """
+    document = _read_with_bases(path, ())
+    for override in overrides:
+        apply_override(document, override)
+    return build(RunConfig, document, source=str(path))
+
+
+def _read_with_bases(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    if path in above:
+        raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
+    document = _read_toml(path)
+    base = document.pop("extends", None)
+    if base is None:
+        return document
+    if not isinstance(base, str) or Path(base).name != base:
+        raise ConfigError(
+            f"extends = {base!r} is not the name of a preset",
+            where=str(path),
+            fix="name a preset of the same folder, without .toml",
+        )
+    return _merge(_read_with_bases(path.with_name(f"{base}.toml"), (*above, path)), document)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the preset: {error.strerror}", where=str(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the preset is not valid TOML: {error}", where=str(path)) from error
-    for override in overrides:
-        apply_override(document, override)
-    return build(RunConfig, document, source=str(path))
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both_tables = {
+        key: _merge(base[key], value)
+        for key, value in changes.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
+    return {**base, **changes, **both_tables}

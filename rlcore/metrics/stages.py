@@ -81,6 +81,22 @@ ENGINE = (
 
 COSTS = (
     Metric(
+        name="rollouts/count",
+        formula="completions drawn in the iteration, replaced groups included",
+        unit="completions",
+        healthy="prompts_per_iteration * group_size, and what dynamic sampling adds",
+        meaning="What the iteration cost in samples.",
+        fix="lower group_size or max_replacements",
+    ),
+    Metric(
+        name="rollouts/tokens",
+        formula="completion tokens drawn in the iteration, replaced groups included",
+        unit="tokens",
+        healthy="grows only as completion/length does",
+        meaning="What the iteration cost in sampled tokens.",
+        fix="lower max_new_tokens; a length penalty",
+    ),
+    Metric(
         name="tokens_per_second",
         formula="completion tokens / seconds of the whole iteration",
         unit="tokens/s",

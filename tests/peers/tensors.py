@@ -19,7 +19,8 @@ class Padded:
     """S completions of up to T tokens, grouped; float64 [S, T] unless said otherwise.
 
     ``rewards``: [S]. ``group``: int64 [S]. ``token_rewards`` has the reward on a completion's last token.
-    ``mask``: bool;    completion i has ``lengths[i]`` tokens, then padding; with tool output there are holes before the last token.
+    ``mask``: bool; completion i has ``lengths[i]`` tokens, then padding; with tool output there are holes before the
+    last token.
     """
 
     rewards: torch.Tensor

@@ -110,7 +110,7 @@ def test_the_cispo_loss_equals_verls(mode: str) -> None:
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_the_sequence_ratio_loss_equals_verls(mode: str) -> None:
     # verl lets the gradient of a token's loss flow through that token alone (GSPO-token, eq. 13-14 of the paper), we
-    # let it flow through the mean over the sequence. With one advantage per completion the sums over a completion agree.
+    # let it flow through the mean over the sequence. With one advantage per completion the sums agree.
     for seed in SEEDS:
         rollouts = draw(seed, drift=0.1)
         theirs = verls(rollouts, "gspo", mode, clip_ratio_low=0.05, clip_ratio_high=0.04)

@@ -194,3 +194,41 @@ def test_every_section_is_frozen_documented_and_small(kind: Any) -> None:
 
 def test_the_optimizer_accepts_the_bounds_of_its_section() -> None:
     assert OptimConfig(beta1=0.0, beta2=0.999).beta2 == 0.999
+
+
+def extended(folder: Path, text: str) -> Path:
+    (folder / "base.toml").write_text(PRESET)
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_preset_that_extends_another_changes_only_what_it_names(tmp_path: Path) -> None:
+    mine = load_preset(extended(tmp_path, 'extends = "base"\nname = "mine"\n[grpo.kl]\ncoefficient = 0.25\n'))
+    base = load_preset(tmp_path / "base.toml")
+    kl = dataclasses.replace(base.grpo.kl, coefficient=0.25)
+    assert mine == dataclasses.replace(base, name="mine", grpo=dataclasses.replace(base.grpo, kl=kl))
+
+
+def test_a_list_of_an_extending_preset_replaces_that_of_its_base(tmp_path: Path) -> None:
+    text = 'extends = "base"\n[grpo]\nrewards = [{ kind = "format", weight = 2.0 }]\n'
+    assert [term.kind for term in load_preset(extended(tmp_path, text)).grpo.rewards] == ["format"]
+
+
+def test_an_override_comes_after_what_a_preset_extends(tmp_path: Path) -> None:
+    path = extended(tmp_path, 'extends = "base"\n[grpo.kl]\ncoefficient = 0.25\n')
+    assert load_preset(path, ["grpo.kl.coefficient=0.5"]).grpo.kl.coefficient == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('extends = "nothing"\n', "nothing.toml"),
+        ('extends = "../base"\n', "not the name of a preset"),
+        ("extends = 3\n", "not the name of a preset"),
+        ('extends = "mine"\n', "in a circle"),
+    ],
+)
+def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_preset(extended(tmp_path, text))
