@@ -11,7 +11,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning docs clean peers test-peers
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning bench-rewards docs clean peers test-peers
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-slow: setup  ## the tests that take longer than a minute
 
 bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
+
+bench-rewards: setup  ## answers graded per second, hostile ones among them (about two minutes)
+	$(BIN)/python -m benchmarks.rewards
 
 peers: $(PEERS)/.installed  ## create .venv-peers with the frameworks that we compare with (TRL, verl, OpenRLHF)
 

@@ -5,7 +5,8 @@ Rules, strict on purpose, because a policy finds every loose one:
 - the last marked answer counts, ``\boxed{}``, ``####`` or ``<answer>`` (see :mod:`rlcore.rewards.answers`);
 - plain numbers and fractions are equal exactly, as rationals: 0.333 is not 1/3;
 - a percent sign stands on both sides or on neither: 50% is neither 0.5 nor 50;
-- no ``=`` unless the reference has one; no second box; no two numbers side by side; ASCII digits only;
+- no more ``=`` than the reference has; no second box; no two numbers side by side; ASCII digits only; no list for a
+  number; words that multiply (``million``, ``dozen``) on both sides or on neither; no power tower;
 - a reference in words (``Paris``) is compared as text, without case;
 - everything else is compared by math_verify under further rules (:mod:`rlcore.rewards.math_verifier`), in a process
   that is killed at a deadline. Units are not compared: ``5 cm`` answers ``5``.
@@ -17,19 +18,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.config import Fraction, PositiveFloat, PositiveInt
+from rlcore.errors import ConfigError
 from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer
-from rlcore.rewards.base import graded, score_all
+from rlcore.rewards.base import CORRECT_FROM, graded, score_all
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.plain_numbers import parse_number
+from rlcore.rewards.units import parse_quantity, scale_words, with_percent_sign
+from rlcore.rewards.worked_steps import is_sound_work
 from rlcore.types import Rollout, Score
 
 MAX_ANSWER_CHARACTERS = 1_500
 MAX_ANSWER_DEPTH = 25
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
-_SIDE_BY_SIDE = re.compile(r"[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
+# A power in an exponent, an exponent or a factorial of five digits: what takes a parser beyond its deadline.
+_HUGE = re.compile(
+    r"(?:\^|\*\*) ?(?:[0-9.]{1,40} ?(?:\^|\*\*)|[({][^(){}]{0,80}(?:\^|\*\*)|[({]? ?[-+]?[0-9]{5})"
+    r"|[0-9]{5} ?!|! ?!|\^[^!]{1,40}!"
+)
+_SIDE_BY_SIDE = re.compile(r"(?<!_)[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
 _EQUALS = re.compile(r"(?<![<>!])=")
-_WORDS = re.compile(r"(?:\\text\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
+_LIST = re.compile(r"(?:\\left ?)?\[")
+_WORDS = re.compile(r"(?:\\(?:text|textbf|textit|mathrm|mbox)\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
 _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 
 
@@ -39,16 +49,25 @@ class MathOptions:
 
     ``evaluated_only``: where the reference is a plain number the answer must be one too, fractions in lowest terms;
     set it where the prompt is the expression itself and could be echoed (``3+4`` for 7, ``6/2`` for 3).
+
+    ``partial`` is what a wrong answer to a number is worth after sound work, see :mod:`rlcore.rewards.worked_steps`.
     """
 
     last_number: bool = True
     evaluated_only: bool = False
+    partial: Fraction = 0.0
     timeout_seconds: PositiveFloat = 1.0
     num_workers: PositiveInt = 2
+
+    def __post_init__(self) -> None:
+        if self.partial >= CORRECT_FROM:
+            raise ConfigError(f"partial = {self.partial} would count as correct: it must be below {CORRECT_FROM}")
 
 
 class MathReward:
     r"""1.0 for an answer equal to ``rollout.prompt.reference``, else 0.0; None when the grader failed or timed out.
+
+    With ``partial``, that instead of 0.0 where sound work leads to the reference, but another answer is stated.
 
     ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. A reference that is a whole worked solution
     (``... #### 72``) counts as its last marked answer.
@@ -63,7 +82,10 @@ class MathReward:
         )
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
+        scores = score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
+        if not self._options.partial:
+            return scores
+        return [self._credit(rollout, score) for rollout, score in zip(rollouts, scores, strict=True)]
 
     def close(self) -> None:
         """End the grader processes."""
@@ -71,9 +93,16 @@ class MathReward:
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, str]:
         found = find_answer(rollout, last_number_counts=self._options.last_number)
-        answer, reference = clean(found or ""), find_reference(rollout.prompt.reference)
+        answer = with_percent_sign(clean(found or ""))
+        reference = with_percent_sign(find_reference(rollout.prompt.reference))
         verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only)
         return {"answer": answer, "reference": reference} if verdict is None else self._score(verdict)
+
+    def _credit(self, rollout: Rollout, score: Score) -> Score:
+        expected = parse_quantity(find_reference(rollout.prompt.reference))
+        if score.value != 0.0 or expected is None or not is_sound_work(rollout.text, expected.value):
+            return score
+        return graded(self.name, self._options.partial)
 
     def _score(self, is_right: bool) -> Score:
         return graded(self.name, float(is_right))
@@ -87,9 +116,9 @@ def find_reference(reference: str) -> str:
 
 def decide(answer: str, reference: str, *, evaluated_only: bool) -> bool | None:
     """The verdict without symbolic mathematics; None when that is needed."""
-    if not answer or _is_refused(answer, reference):
+    if not answer or (answer != reference and _is_refused(answer, reference)):
         return False
-    expected, given = parse_number(reference), parse_number(answer)
+    expected, given = parse_quantity(reference), parse_quantity(answer)
     if expected is not None and given is not None:
         return expected == given and (given.is_evaluated or answer == reference or not evaluated_only)
     if expected is not None and evaluated_only:
@@ -108,9 +137,12 @@ def _is_refused(answer: str, reference: str) -> bool:
         len(answer) > MAX_ANSWER_CHARACTERS
         or brace_depth(answer) > MAX_ANSWER_DEPTH
         or _LONG_DIGITS.search(answer) is not None
-        or any(character.isdigit() and not character.isascii() for character in answer)
+        or (_HUGE.search(answer) is not None and _HUGE.search(reference) is None)
+        or any(character.isnumeric() and not character.isascii() for character in answer)
         or ("%" in answer) != ("%" in reference)
-        or (_EQUALS.search(answer) is not None and _EQUALS.search(reference) is None)
+        or scale_words(answer) != scale_words(reference)
+        or len(_EQUALS.findall(answer)) > len(_EQUALS.findall(reference))
+        or (_LIST.match(answer) is not None and "[" not in reference)
         or (_SIDE_BY_SIDE.search(answer) is not None and parse_number(answer) is None)
         or "\\box" in answer
         or "\\fbox" in answer

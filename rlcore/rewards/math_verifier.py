@@ -6,14 +6,16 @@ to ``0.1234568`` for ``0.1234567``.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, cast
 
 from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, FiniteSet, Interval, MatrixBase, Pow, Set, Tuple  # type: ignore[import-untyped]
+from sympy import Basic, Expr, FiniteSet, Float, Interval, MatrixBase, Pow, Set, Tuple, nsimplify  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 _DECIMALS = 12  # floats are compared at this many decimals; rationals exactly
+_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])|π")
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 # One of each grammar rule and comparison, because the first use of each costs up to 100 ms.
 _WARM_UP = (
@@ -47,6 +49,8 @@ def grade(request: dict[str, Any]) -> bool:
     answer = _parse(request["answer"])
     if answer is None or not _comparable(reference, answer) or _is_undefined(answer):
         return False
+    if {_is_rational(reference), _is_rational(answer)} == {True, False}:
+        return False  # at twelve decimals 3.14159265358979 would be pi
     return bool(
         verify(
             reference, answer, float_rounding=_DECIMALS, numeric_precision=30, timeout_seconds=None, raise_on_error=True
@@ -55,7 +59,8 @@ def grade(request: dict[str, Any]) -> bool:
 
 
 def _parse(text: str) -> Basic | MatrixBase | None:
-    latex = "\\boxed{" + text.replace("**", "^") + "}"
+    written = _PI.sub(lambda _: r"\pi ", text.replace("**", "^").replace(r"\varnothing", r"\emptyset"))
+    latex = "\\boxed{" + written + "}"
     found = parse(latex, _LATEX, fallback_mode="no_fallback", parsing_timeout=None)
     return found[0] if found else None
 
@@ -76,6 +81,14 @@ def _kind(expression: Basic | MatrixBase) -> str:
         ("set", Set),
     )
     return next((name for name, types in kinds if isinstance(expression, types)), "value")
+
+
+def _is_rational(expression: Basic | MatrixBase) -> bool | None:
+    """Whether a value is a rational number, a decimal taken as it is written; None where sympy cannot tell."""
+    if not isinstance(expression, Expr):
+        return None
+    exact = nsimplify(expression, rational=True) if expression.has(Float) else expression
+    return cast(bool | None, exact.is_rational)
 
 
 def _is_undefined(expression: Basic | MatrixBase) -> bool:

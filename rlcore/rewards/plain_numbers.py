@@ -13,6 +13,10 @@ _PLAIN = re.compile(rf"([-+]?){_DECIMAL}(?:[eE][-+]?[0-9]{{1,2}})?")
 _SLASH = re.compile(rf"([-+]?) ?({_DECIMAL}) ?/ ?([-+]?{_DECIMAL})")
 _FRAC = re.compile(rf"([-+]?) ?\\[dt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
 _SHORT_FRAC = re.compile(r"([-+]?) ?\\[dt]?frac ?([0-9]) ?([0-9])")
+_MIXED = re.compile(
+    rf"([-+]?) ?({_DIGITS}) ?(?:(?<= )({_DIGITS})/({_DIGITS})|\\[dt]?frac ?\{{({_DIGITS})\}} ?\{{({_DIGITS})\}})"
+)
+_REPEATING = re.compile(r"([-+]?)([0-9]{0,200})\.([0-9]{0,200})\\overline ?\{([0-9]{1,200})\}")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\,|,\\!)[0-9]{3}){1,60}(?![0-9,])")
 _SEPARATOR = re.compile(r"\{,\}|\\,|,\\!|,")
 _PERCENT = re.compile(r" ?\\?%$")
@@ -35,7 +39,8 @@ class PlainNumber:
 def parse_number(text: str) -> PlainNumber | None:
     r"""Read a plain number exactly; None for anything else (also for a fraction over zero).
 
-    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``3/4``, ``\frac{3}{4}``, ``\frac34``, ``50%``, ``$18``.
+    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``3/4``, ``\frac{3}{4}``, ``\frac34``, ``50%``, ``$18``,
+    the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals, ``0.1\overline{6}``.
     Digits are ASCII; an exponent has at most two digits and a number at most 200, so reading is always quick.
     """
     written = text.strip().replace("−", "-")
@@ -47,6 +52,9 @@ def parse_number(text: str) -> PlainNumber | None:
 def _read(text: str, is_percent: bool) -> PlainNumber | None:
     if _PLAIN.fullmatch(text):
         return PlainNumber(Fraction(text), is_percent, True)
+    compound = _mixed(text) or _repeating(text)
+    if compound is not None:
+        return PlainNumber(compound, is_percent, True)
     match = _SLASH.fullmatch(text) or _FRAC.fullmatch(text) or _SHORT_FRAC.fullmatch(text)
     if match is None:
         return None
@@ -57,3 +65,25 @@ def _read(text: str, is_percent: bool) -> PlainNumber | None:
     whole = above.denominator == below.denominator == 1 and below > 1
     is_reduced = whole and math.gcd(above.numerator, below.numerator) == 1
     return PlainNumber(sign * above / below, is_percent, is_reduced)
+
+
+def _mixed(text: str) -> Fraction | None:
+    """``1 1/2`` is 3/2; None where the fraction is not below one (``1 3/2``), for that may mean two numbers."""
+    match = _MIXED.fullmatch(text)
+    if match is None:
+        return None
+    whole, above, below = (int(group) for group in match.groups()[1:] if group is not None)
+    if not 0 < above < below:
+        return None
+    return (-1 if match.group(1) == "-" else 1) * (whole + Fraction(above, below))
+
+
+def _repeating(text: str) -> Fraction | None:
+    r"""``0.1\overline{6}`` is 0.1 + 0.06 + 0.006 + ... = 1/10 + 6/90 = 1/6."""
+    match = _REPEATING.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fixed, period = match.groups()
+    start = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
+    tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+    return (-1 if sign == "-" else 1) * (start + tail)
