@@ -101,11 +101,20 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTerm:
-    """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``."""
+    """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
+
+    With ``gate``, a rollout whose part is below it gets ``below_gate`` as its total, whatever the other parts say.
+    """
 
     kind: str
     weight: float = 1.0
+    gate: float | None = None
+    below_gate: float = 0.0
     options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.gate is None and self.below_gate != 0.0:
+            raise ConfigError("below_gate needs a gate")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,18 +22,22 @@ class Closeable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightedPart:
-    """One component of the reward."""
+    """One component of the reward; a value below ``gate`` makes the total ``below_gate``."""
 
     reward: RewardFn
     weight: float
+    gate: float | None = None
+    below_gate: float = 0.0
 
 
 class MixedReward:
     """``value = Σ weight · part``; ``parts`` holds each component before weighting.
 
-    Where a part is unscored or NaN the total is unscored, with that part's error: a sum over the others would be
-    another reward. An exception inside a part leaves the whole batch unscored by it, and :func:`check_error_rate` then
-    stops the run. Use it in a ``with`` block to end the processes of its parts.
+    Where a part is below its gate, the total is that gate's ``below_gate``; of several closed gates the first counts,
+    and it counts also where a part behind it is unscored. Where a part is unscored or NaN otherwise, the total is
+    unscored, with that part's error: a sum over the others would be another reward. An exception inside a part leaves
+    the whole batch unscored by it, and :func:`check_error_rate` then stops the run. Use it in a ``with`` block to end
+    the processes of its parts.
     """
 
     name = "mix"
@@ -64,14 +68,20 @@ class MixedReward:
                 part.reward.close()
 
     def _total(self, scores: Sequence[Score]) -> Score:
-        total, parts, errors = 0.0, dict[str, float](), list[str]()
+        total, parts, errors, closed = 0.0, dict[str, float](), list[str](), list[float]()
+        is_undecided = False  # an unscored part has a gate that nobody can say is open
         for part, score in zip(self._parts, scores, strict=True):
             error = _fault(part.reward.name, score)
             if error or score.value is None:
                 errors.append(error)
+                is_undecided |= part.gate is not None and not closed
                 continue
             parts |= score.parts
             total += part.weight * score.value
+            if part.gate is not None and score.value < part.gate:
+                closed.append(part.below_gate)
+        if closed and not is_undecided:
+            return Score(value=closed[0], parts=parts)
         return Score(value=None, parts=parts, error="; ".join(errors)) if errors else Score(value=total, parts=parts)
 
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from rlcore.config import RewardTerm
-from rlcore.errors import ConfigError, RewardError
-from rlcore.rewards.base import RewardFn, graded, ungraded
+from rlcore.errors import ConfigError
+from rlcore.rewards.base import RewardFn
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, ScoreTokens
+from rlcore.rewards.user_function import import_function
 from rlcore.strict import build
-from rlcore.types import Rollout, Score
-
-UserFunction = Callable[[Sequence[Rollout]], list[float | None]]
-"""What ``kind = "module:function"`` names: from rollouts to one value each, None where it could not judge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +54,17 @@ REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
 
 
 def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) -> MixedReward:
-    """The weighted sum of ``terms``; use it in a ``with`` block, which ends the processes of its parts.
+    """The weighted sum of ``terms`` behind their gates; use it in a ``with`` block, which ends its parts' processes.
 
     Raises:
         ConfigError: no term, an unknown kind or option, a function that cannot be imported, two parts of one name.
     """
     if not terms:
         raise ConfigError("a run needs at least one reward", where="rewards")
-    parts = [WeightedPart(_make(term, f"rewards.{place}", resources), term.weight) for place, term in enumerate(terms)]
+    parts = [
+        WeightedPart(_make(term, f"rewards.{place}", resources), term.weight, term.gate, term.below_gate)
+        for place, term in enumerate(terms)
+    ]
     names = [part.reward.name for part in parts]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -75,51 +74,12 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
     return MixedReward(parts)
 
 
-class FunctionReward:
-    """A user's function as a reward; its part has the function's name."""
-
-    def __init__(self, function: UserFunction, name: str) -> None:
-        self._function, self.name = function, name
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """
-        Raises:
-            RewardError: another number of values than rollouts, or a value that is neither a number nor None.
-        """
-        values = self._function(rollouts)
-        if len(values) != len(rollouts):
-            raise RewardError(f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts")
-        return [self._score(value) for value in values]
-
-    def _score(self, value: float | None) -> Score:
-        if value is None:
-            return ungraded("the function returned None")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RewardError(f"{self.name} returned {value!r}", fix="return a float, or None where it cannot judge")
-        return graded(self.name, float(value))
-
-
 def _make(term: RewardTerm, path: str, resources: RewardResources) -> RewardFn:
     if ":" in term.kind:
-        return _import_function(term, path)
+        return import_function(term, path)
     if term.kind not in REWARDS:
         close = difflib.get_close_matches(term.kind, REWARDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(REWARDS)}, or module:function"
         raise ConfigError(f"unknown reward {term.kind!r}", where=f"{path}.kind", fix=hint)
     entry = REWARDS[term.kind]
     return entry.make(build(entry.options, term.options, source=f"{path}.options ({term.kind})"), resources)
-
-
-def _import_function(term: RewardTerm, path: str) -> RewardFn:
-    module_name, _, name = term.kind.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        fix = "name an importable function as module:function"
-        raise ConfigError(f"cannot import the reward {term.kind!r}: {error}", where=f"{path}.kind", fix=fix) from error
-    if not callable(function):
-        raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")
-    if term.options:
-        fix = "bind its options in the function itself"
-        raise ConfigError(f"{term.kind!r} takes no options", where=f"{path}.options", fix=fix)
-    return FunctionReward(function, name)

@@ -19,6 +19,7 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel, score_values
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
+from rlcore.rewards.statistics import part_statistics
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 
@@ -228,9 +229,7 @@ def _metrics(
         "advantage/mean": float(advantages.mean()),
         "advantage/std": float(advantages.std(unbiased=False)),
     }
-    for name in sorted({name for _, item in kept for name in item.score.parts}):
-        parts = [item.score.parts[name] for _, item in kept if name in item.score.parts]
-        metrics[f"reward/part/{name}"] = sum(parts) / len(parts)
+    metrics |= part_statistics([item.score for _, item in kept], all_scores=[item.score for _, item in numbered])
     if uses_critic:
         values = torch.cat([sample.values[sample.loss_mask] for sample in samples])
         returns = torch.cat([sample.returns[sample.loss_mask] for sample in samples])

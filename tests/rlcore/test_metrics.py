@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 # What a run has to log, by the names under which it is found in the tracker.
 # fmt: off
 ALWAYS_LOGGED = [
-    "reward/mean", "reward/std", "reward/part/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
+    "reward/mean", "reward/std", "reward/part/<name>", "reward/part_std/<name>", "reward/part_zero/<name>",
+    "reward/part_unscored/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
     "clip/fraction", "clip/low", "clip/high", "entropy", "loss/policy", "loss/value", "loss/total",
     "value/explained_variance", "advantage/mean", "advantage/std", "completion/length", "completion/truncated",
     "groups/zero_signal", "gradient_norm", "critic/gradient_norm", "learning_rate", "critic/learning_rate",

@@ -103,3 +103,30 @@ def test_an_unscored_rollout_is_not_correct() -> None:
         False,
         False,
     ]
+
+
+def gated(*parts: tuple[str, Sequence[float | None], float | None, float]) -> MixedReward:
+    return MixedReward([WeightedPart(Fixed(name, values), 1.0, gate, below) for name, values, gate, below in parts])
+
+
+def test_below_its_gate_a_part_decides_the_total_and_at_its_gate_it_does_not(
+    make_rollout: Callable[..., Rollout],
+) -> None:
+    reward = gated(("format", [0.4, 0.5, 1.0], 0.5, -1.0), ("math", [1.0, 1.0, 1.0], None, 0.0))
+    scores = reward([make_rollout("")] * 3)
+    assert [score.value for score in scores] == [-1.0, 1.5, 2.0]
+    assert scores[0].parts == {"format": 0.4, "math": 1.0}
+
+
+def test_the_first_closed_gate_counts(make_rollout: Callable[..., Rollout]) -> None:
+    reward = gated(("a", [1.0, 0.0, 0.0], 1.0, -1.0), ("b", [0.0, 0.0, 1.0], 1.0, -2.0))
+    assert [score.value for score in reward([make_rollout("")] * 3)] == [-2.0, -1.0, -1.0]
+
+
+def test_behind_a_closed_gate_an_unscored_part_does_not_matter_and_before_it_does(
+    make_rollout: Callable[..., Rollout],
+) -> None:
+    judge_behind = gated(("format", [0.0, 1.0], 1.0, -1.0), ("judge", [None, None], None, 0.0))
+    assert [score.value for score in judge_behind([make_rollout("")] * 2)] == [-1.0, None]
+    gate_before = gated(("judge", [None], 0.5, -2.0), ("format", [0.0], 1.0, -1.0))
+    assert gate_before([make_rollout("")])[0].value is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,23 @@ def too_few(rollouts):
 
 def words(rollouts):
     return ["good" for r in rollouts]
+
+def bounded(rollouts, *, limit, low=0.0):
+    return [1.0 if len(r.text) <= limit else low for r in rollouts]
+
+async def slow(rollouts, *, bonus=0.0):
+    import asyncio
+    await asyncio.gather(*(asyncio.sleep(0.01) for r in rollouts))
+    return [len(r.text) + bonus for r in rollouts]
+
+def fails(rollouts):
+    return [1.0 / len(r.text) for r in rollouts]
+
+async def fails_later(rollouts):
+    return [1.0 / len(r.text) for r in rollouts]
+
+def no_list(rollouts):
+    return 1.0
 
 not_a_function = 3
 """
@@ -69,7 +87,51 @@ def test_a_users_function_is_a_reward_with_its_own_name(make_rollout: Callable[.
     assert (second.value, second.error) == (None, "brevity: the function returned None")
 
 
-@pytest.mark.parametrize("function", ["too_few", "words"])
+def test_a_users_function_gets_its_options_by_name(make_rollout: Callable[..., Rollout], user_module: str) -> None:
+    term = RewardTerm(kind=f"{user_module}:bounded", options={"limit": 2, "low": -1.0})
+    scores = build_rewards([term], resources=NOTHING)([make_rollout("ab"), make_rollout("abc")])
+    assert [score.value for score in scores] == [1.0, -1.0]
+
+
+def test_an_async_function_is_awaited_also_inside_a_running_loop(
+    make_rollout: Callable[..., Rollout], user_module: str
+) -> None:
+    reward = build_rewards([RewardTerm(kind=f"{user_module}:slow", options={"bonus": 0.5})], resources=NOTHING)
+    rollouts = [make_rollout("a"), make_rollout("ab")]
+
+    async def inside() -> list[float | None]:
+        return [score.value for score in reward(rollouts)]
+
+    assert [score.value for score in reward(rollouts)] == asyncio.run(inside()) == [1.5, 2.5]
+
+
+@pytest.mark.parametrize("function", ["fails", "fails_later"])
+def test_an_exception_in_a_users_function_stops_the_run_and_names_the_rollout(
+    make_rollout: Callable[..., Rollout], user_module: str, function: str
+) -> None:
+    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
+    message = rf"(?s){function} raised ZeroDivisionError.*where: .*{MODULE}.py:\d+, rollout of prompt 'p': ''"
+    with pytest.raises(RewardError, match=message):
+        reward([make_rollout("ab"), make_rollout("")])
+
+
+def test_a_gate_comes_from_the_preset(make_rollout: Callable[..., Rollout]) -> None:
+    terms = [
+        RewardTerm(kind="format", weight=0.5, gate=1.0, below_gate=-0.25, options={"style": "boxed"}),
+        RewardTerm(kind="math"),
+    ]
+    with build_rewards(terms, resources=NOTHING) as reward:
+        scores = reward([make_rollout(r"\boxed{7}", "7"), make_rollout("7", "7")])
+    assert [score.value for score in scores] == [1.5, -0.25]
+    assert scores[1].parts == {"format": 0.0, "math": 1.0}
+
+
+def test_a_total_without_a_gate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="below_gate needs a gate"):
+        RewardTerm(kind="math", below_gate=-1.0)
+
+
+@pytest.mark.parametrize("function", ["too_few", "words", "no_list"])
 def test_a_users_function_has_to_return_one_number_each(
     make_rollout: Callable[..., Rollout], user_module: str, function: str
 ) -> None:
@@ -94,7 +156,12 @@ def test_a_users_function_has_to_return_one_number_each(
         (RewardTerm(kind=":f"), r"cannot import"),
         (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
         (RewardTerm(kind=f"{MODULE}:not_a_function"), r"is not a function"),
-        (RewardTerm(kind=f"{MODULE}:brevity", options={"a": 1}), r"takes no options"),
+        (
+            RewardTerm(kind=f"{MODULE}:brevity", options={"a": 1}),
+            r"unexpected keyword argument 'a'.*brevity\(rollouts\)",
+        ),
+        (RewardTerm(kind=f"{MODULE}:bounded"), r"missing a required .*argument: 'limit'\n  where: rewards.1.options"),
+        (RewardTerm(kind=f"{MODULE}:bounded", options={"rollouts": 1}), r"multiple values for argument 'rollouts'"),
         (RewardTerm(kind="length", options={"limit": 8, "buffer": 4}), r"'length' is named twice"),
     ],
 )

@@ -1,0 +1,127 @@
+"""A user's own function as a reward: ``kind = "module:function"``, plain or ``async``, with options from the preset.
+
+    def brief(rollouts: Sequence[Rollout], *, limit: int = 200) -> list[float | None]: ...
+
+It gets the whole batch and returns one value per rollout, in order; None where it cannot judge. An exception in it
+stops the run: a reward that fails for some completions and not for others would be a reward for failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from rlcore.config import RewardTerm
+from rlcore.errors import ConfigError, RewardError, RlcoreError
+from rlcore.rewards.base import graded, ungraded
+from rlcore.types import Rollout, Score
+
+Values = list[float | None]
+UserFunction = Callable[..., Values | Awaitable[Values]]
+"""From rollouts (and options, by name) to one value each, None where it could not judge."""
+
+_MAX_TRIALS = 64
+
+
+class FunctionReward:
+    """A user's function as a reward; its part has the function's name."""
+
+    def __init__(self, function: UserFunction, name: str) -> None:
+        self._function, self.name = function, name
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """
+        Raises:
+            RewardError: the function raised, returned another number of values than rollouts, or a value that is
+                neither a number nor None; names the function and the rollout.
+        """
+        if not rollouts:
+            return []
+        try:
+            values = self._call(rollouts)
+        except RlcoreError:
+            raise
+        except Exception as error:
+            raise self._failure(error, rollouts) from error
+        if not isinstance(values, list | tuple):
+            raise RewardError(f"{self.name} returned {type(values).__name__}, not a list", fix=_ONE_EACH)
+        if len(values) != len(rollouts):
+            raise RewardError(f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts", fix=_ONE_EACH)
+        return [self._score(value, rollout) for value, rollout in zip(values, rollouts, strict=True)]
+
+    def _call(self, rollouts: Sequence[Rollout]) -> Values:
+        outcome = self._function(rollouts)
+        if not inspect.isawaitable(outcome):
+            return outcome
+        # In a thread of its own: the caller's thread may be running an event loop already.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(asyncio.run, _finished(outcome)).result()
+
+    def _failure(self, error: Exception, rollouts: Sequence[Rollout]) -> RewardError:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return RewardError(
+            f"the reward function {self.name} raised {type(error).__name__}: {error}",
+            where=f"{frame.filename}:{frame.lineno}, {self._culprit(rollouts)}",
+            fix="repair the function; where it cannot judge a completion it returns None for it",
+        )
+
+    def _culprit(self, rollouts: Sequence[Rollout]) -> str:
+        """The first rollout on which the function fails alone: the batch does not say which one it was."""
+        for rollout in rollouts[:_MAX_TRIALS]:
+            try:
+                self._call([rollout])
+            except Exception:  # noqa: BLE001 - any failure names the rollout
+                return f"rollout of prompt {rollout.prompt.prompt_id!r}: {rollout.text[:200]!r}"
+        return f"a batch of {len(rollouts)} rollouts, none of which fails alone"
+
+    def _score(self, value: float | None, rollout: Rollout) -> Score:
+        if value is None:
+            return ungraded("the function returned None")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
+            raise RewardError(f"{self.name} returned {value!r}", where=where, fix=_ONE_EACH)
+        return graded(self.name, float(value))
+
+
+_ONE_EACH = "return a list with one float per rollout, None where the function cannot judge"
+
+
+def import_function(term: RewardTerm, path: str) -> FunctionReward:
+    """The function that ``term.kind`` names, with ``term.options`` bound by name.
+
+    Raises:
+        ConfigError: it cannot be imported, is not callable, or does not take these options.
+    """
+    module_name, _, name = term.kind.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        fix = "name an importable function as module:function"
+        raise ConfigError(f"cannot import the reward {term.kind!r}: {error}", where=f"{path}.kind", fix=fix) from error
+    if not callable(function):
+        raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")
+    _check_options(function, term, path)
+    return FunctionReward(partial(function, **term.options), name)
+
+
+def _check_options(function: Callable[..., Any], term: RewardTerm, path: str) -> None:
+    signature = inspect.signature(function)
+    options: Mapping[str, Any] = term.options
+    try:
+        signature.bind((), **options)  # the rollouts, and the options by name
+    except TypeError as error:
+        raise ConfigError(
+            f"{term.kind!r} cannot be called with these options: {error}",
+            where=f"{path}.options",
+            fix=f"its signature is {term.kind.partition(':')[2]}{signature}; the first argument is the rollouts",
+        ) from error
+
+
+async def _finished(outcome: Awaitable[Values]) -> Values:
+    return await outcome

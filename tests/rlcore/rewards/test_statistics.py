@@ -1,0 +1,38 @@
+"""Per-part figures: what a term paid, how it spread, and where it had no value."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcore.metrics import check_names
+from rlcore.rewards.base import graded
+from rlcore.rewards.statistics import part_statistics
+from rlcore.types import Score
+
+
+def test_the_figures_of_two_parts() -> None:
+    """math: 1, 0, 0, 1 has mean 0.5, std 0.5, half of them 0; judge: 2 and 4 have mean 3, std 1; half have no value."""
+    both = [Score(value=1.0, parts={"math": 1.0, "judge": 2.0}), Score(value=1.0, parts={"math": 0.0, "judge": 4.0})]
+    alone = [Score(value=None, parts={"math": value}, error="judge: slow") for value in (0.0, 1.0)]
+    figures = part_statistics([*both, *alone], all_scores=[*both, *alone])
+    assert figures == {
+        "reward/part/math": 0.5,
+        "reward/part_std/math": 0.5,
+        "reward/part_zero/math": 0.5,
+        "reward/part_unscored/math": 0.0,
+        "reward/part/judge": 3.0,
+        "reward/part_std/judge": 1.0,
+        "reward/part_zero/judge": 0.0,
+        "reward/part_unscored/judge": 0.5,
+    }
+    check_names(figures)
+
+
+def test_scores_that_are_not_trained_on_count_as_unscored_alone() -> None:
+    figures = part_statistics([graded("math", 1.0)], all_scores=[graded("math", 1.0), graded("math", 0.0)])
+    assert figures["reward/part/math"] == 1.0
+    assert figures["reward/part_unscored/math"] == 0.0
+
+
+def test_without_scores_there_are_no_figures() -> None:
+    assert part_statistics([], all_scores=[]) == pytest.approx({})
