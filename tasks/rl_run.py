@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -98,7 +99,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         tokenizer = ChatTokenizer.load(context.inputs["sft"] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
-        resources = reward_resources(context, runtime, rl)
+        resources = replace(reward_resources(context, runtime, rl), prefill=tokenizer.prefill)
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         run.verifier = stack.enter_context(verifier(context.config))
         yield run

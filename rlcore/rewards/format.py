@@ -1,17 +1,25 @@
-"""Does a completion keep to the answer format? Counting and searching alone: linear time for any text."""
+"""Does a completion keep to the answer format? Counting and searching alone: linear time for any text.
+
+A regular expression of the user's own may need exponential time, so it is matched in a process with a deadline.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from rlcore.config import PositiveFloat
+from rlcore.errors import ConfigError
 from rlcore.rewards.answers import final_part, marked_answers
-from rlcore.rewards.base import graded
+from rlcore.rewards.base import graded, score_all
+from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import Rollout, Score
 
-_THINK = ("<think>", "</think>")
+MAX_REGEX_CHARACTERS = 100_000
 _KINDS = {"boxed": "box", "answer_tag": "tag", "hashes": "hashes"}
+_TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,46 +27,104 @@ class FormatOptions:
     """``boxed``, ``answer_tag``, ``hashes``: exactly one non-empty marker of that kind after the thinking.
 
     ``think_answer``: the whole completion is ``<think>…</think><answer>…</answer>``, each tag once; the opening
-    ``<think>`` may be missing, because chat templates prefill it.
+    ``<think>`` may be missing, because chat templates prefill it. ``tags``: the same for the names in ``tags``
+    (``"plan, solution"``). ``regex``: the whole completion matches ``pattern``; ``example`` is a completion that does,
+    as the policy has to write it. Where the chat template prefills ``<think>``, neither of them may start with it.
     """
 
-    style: Literal["boxed", "answer_tag", "hashes", "think_answer"]
+    style: Literal["boxed", "answer_tag", "hashes", "think_answer", "tags", "regex"]
+    tags: str = ""
+    pattern: str = ""
+    example: str = ""
+    timeout_seconds: PositiveFloat = 1.0  # for one completion and the pattern
+
+    def __post_init__(self) -> None:
+        if (self.style == "tags") != bool(self.tags):
+            raise ConfigError("style 'tags' needs tags, the names in their order, and no other style takes them")
+        bad = [name for name in self.tag_names if not _TAG_NAME.fullmatch(name)]
+        if bad or len(set(self.tag_names)) != len(self.tag_names):
+            raise ConfigError(f"tags = {self.tags!r}: must be different names of letters, separated by commas")
+        if (self.style == "regex") != bool(self.pattern and self.example):
+            raise ConfigError("style 'regex' needs a pattern and an example that it matches; no other style takes them")
+        if self.pattern:
+            _check_pattern(self.pattern)
+
+    @property
+    def tag_names(self) -> tuple[str, ...]:
+        """The tags of the styles that consist of tags."""
+        if self.style == "think_answer":
+            return ("think", "answer")
+        return tuple(name.strip() for name in self.tags.split(",")) if self.tags else ()
 
 
 class FormatReward:
-    """1.0 for a completion in the format, else 0.0."""
+    """1.0 for a completion in the format, else 0.0; None where matching the user's pattern took too long."""
 
     name = "format"
 
-    def __init__(self, options: FormatOptions) -> None:
+    def __init__(self, options: FormatOptions, *, prefill: str = "") -> None:
         self._options = options
+        self._pool = GraderPool("regex", timeout_seconds=options.timeout_seconds, num_workers=1)
+        if options.style == "regex":
+            self._require_example(prefill.strip())
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [graded(self.name, float(has_format(rollout.text, self._options.style))) for rollout in rollouts]
+        if self._options.style == "regex":
+            return score_all([self._prepare(rollout.text) for rollout in rollouts], self._pool, self._score)
+        return [self._score(has_format(rollout.text, self._options)) for rollout in rollouts]
+
+    def close(self) -> None:
+        """End the process that matches the pattern."""
+        self._pool.close()
+
+    def _prepare(self, text: str) -> Score | dict[str, str]:
+        if len(text) > MAX_REGEX_CHARACTERS:
+            return graded(self.name, 0.0)
+        return {"pattern": self._options.pattern, "text": text}
+
+    def _score(self, fits: Any) -> Score:
+        return graded(self.name, float(fits))
+
+    def _require_example(self, prefill: str) -> None:
+        if prefill and self._options.example.startswith(prefill):
+            raise ConfigError(
+                f"the chat template itself writes {prefill!r}: no completion starts with it, and none would match",
+                where=f"example = {self._options.example!r}",
+                fix="take it out of the example and the pattern, or name another template in model.chat_template",
+            )
+        (outcome,) = self._pool.grade_all([{"pattern": self._options.pattern, "text": self._options.example}])
+        if outcome.value is not True:
+            self.close()
+            fault = outcome.error or "the pattern does not match the whole of the example"
+            raise ConfigError(fault, where=f"pattern = {self._options.pattern!r}", fix="correct one of the two")
 
 
-def has_format(text: str, style: str) -> bool:
-    """Whether ``text`` is in the format ``style`` (see :class:`FormatOptions`)."""
-    if style == "think_answer":
-        return _is_think_answer(text.strip())
+def has_format(text: str, options: FormatOptions) -> bool:
+    """Whether ``text`` is in the format (any style but ``regex``, see :class:`FormatOptions`)."""
+    if options.tag_names:
+        return _is_tagged(text.strip(), options.tag_names)
     part = final_part(text)
     if part is None:
         return False
-    marked = [marked for marked in marked_answers(part) if marked.kind == _KINDS[style]]
+    marked = [marked for marked in marked_answers(part) if marked.kind == _KINDS[options.style]]
     return len(marked) == 1 and bool(part[slice(*marked[0].inner)].strip())
 
 
-def _is_think_answer(text: str) -> bool:
-    opening, closing = _THINK
-    text = text.removeprefix(opening)
-    thinking, closed, answer = text.partition(closing)
-    answer = answer.strip()
-    inside = answer.removeprefix("<answer>").removesuffix("</answer>")
-    tags = (*_THINK, "<answer>", "</answer>")
-    return (
-        bool(closed)
-        and bool(thinking.strip())
-        and len(answer) == len(inside) + len("<answer></answer>")
-        and bool(inside.strip())
-        and not any(tag in piece for tag in tags for piece in (thinking, inside))
-    )
+def _is_tagged(text: str, names: Sequence[str]) -> bool:
+    """Each tag once, in this order, with something in it and nothing between; the first opening may be missing."""
+    tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
+    for place, name in enumerate(names):
+        if place and not text.startswith(f"<{name}>"):
+            return False
+        inside, closed, text = text.removeprefix(f"<{name}>").partition(f"</{name}>")
+        if not closed or not inside.strip() or any(tag in inside for tag in tags):
+            return False
+        text = text.strip()
+    return not text
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"pattern = {pattern!r} is no regular expression: {error}") from error

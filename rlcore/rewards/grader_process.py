@@ -33,6 +33,7 @@ GRADERS: Mapping[str, Callable[[], ModuleType]] = MappingProxyType(
     {
         "math": lambda: importlib.import_module("rlcore.rewards.math_verifier"),
         "procedural": lambda: importlib.import_module("rlcore.rewards.procedural_scorer"),
+        "regex": lambda: importlib.import_module("rlcore.rewards.regex_matcher"),
     }
 )
 

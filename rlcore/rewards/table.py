@@ -12,10 +12,12 @@ from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.format import FormatOptions, FormatReward
+from rlcore.rewards.language import LanguageOptions, LanguageReward
 from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
+from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, ScoreTokens
 from rlcore.rewards.user_function import import_function
 from rlcore.strict import build
@@ -23,9 +25,13 @@ from rlcore.strict import build
 
 @dataclass(frozen=True, kw_only=True)
 class RewardResources:
-    """What rewards need that is no option: ``score_tokens`` is the trained reward model."""
+    """What rewards need that is no option.
+
+    ``score_tokens`` is the trained reward model; ``prefill`` what the chat template writes before each completion.
+    """
 
     score_tokens: ScoreTokens | None = None
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,11 @@ REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
     {
         "math": RewardEntry(MathOptions, lambda options, _: MathReward(options)),
         "procedural": RewardEntry(ProceduralOptions, lambda options, _: ProceduralReward(options)),
-        "format": RewardEntry(FormatOptions, lambda options, _: FormatReward(options)),
+        "format": RewardEntry(
+            FormatOptions, lambda options, resources: FormatReward(options, prefill=resources.prefill)
+        ),
+        "language": RewardEntry(LanguageOptions, lambda options, _: LanguageReward(options)),
+        "repetition": RewardEntry(RepetitionOptions, lambda options, _: RepetitionReward(options)),
         "length": RewardEntry(LengthOptions, lambda options, _: LengthReward(options)),
         "reward_model": RewardEntry(RewardModelOptions, _make_reward_model),
     }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from rlcore.errors import ConfigError
 from rlcore.rewards.format import FormatOptions, FormatReward, has_format
 from rlcore.types import Rollout
 
@@ -41,8 +43,8 @@ from rlcore.types import Rollout
         ("think_answer", "", False),
     ],
 )
-def test_a_completion_keeps_to_the_format_or_does_not(style: str, text: str, fits: bool) -> None:
-    assert has_format(text, style) is fits
+def test_a_completion_keeps_to_the_format_or_does_not(style: Any, text: str, fits: bool) -> None:
+    assert has_format(text, FormatOptions(style=style)) is fits
 
 
 def test_the_reward_is_one_or_zero(make_rollout: Callable[..., Rollout]) -> None:
@@ -54,7 +56,75 @@ def test_the_reward_is_one_or_zero(make_rollout: Callable[..., Rollout]) -> None
 
 @pytest.mark.parametrize("style", ["boxed", "answer_tag", "hashes", "think_answer"])
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", "\\boxed{", "#### \n", " "])
-def test_checking_is_quick_for_any_text(style: str, piece: str) -> None:
+def test_checking_is_quick_for_any_text(style: Any, piece: str) -> None:
     started = time.process_time()
-    has_format(piece * 30_000, style)
+    has_format(piece * 30_000, FormatOptions(style=style))
     assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("<plan>a</plan><solution>b</solution>", True),
+        ("a</plan>\n<solution>b</solution>\n", True),  # the template prefilled <plan>
+        ("<solution>b</solution><plan>a</plan>", False),
+        ("<plan>a</plan>b</solution>", False),
+        ("<plan>a</plan><solution>b</solution>.", False),
+        ("<plan>a<solution>b</solution></plan><solution>b</solution>", False),
+        ("<plan>a</plan>", False),
+    ],
+)
+def test_tags_of_ones_own_are_checked_in_their_order(text: str, fits: bool) -> None:
+    assert has_format(text, FormatOptions(style="tags", tags="plan, solution")) is fits
+
+
+def test_a_pattern_matches_the_whole_completion(make_rollout: Callable[..., Rollout]) -> None:
+    reward = FormatReward(FormatOptions(style="regex", pattern=r"(?s).+\nAnswer: \d+", example="so\nAnswer: 7"))
+    texts = ["3 + 4\nAnswer: 7\n", "3 + 4\nAnswer: seven", "Answer: 7", "3\nAnswer: 7 or so", ""]
+    values = [score.value for score in reward([make_rollout(text) for text in texts])]
+    reward.close()
+    assert values == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_pattern_that_backtracks_for_ever_is_cut_off_and_the_next_completions_are_judged(
+    make_rollout: Callable[..., Rollout],
+) -> None:
+    """(a+)+b on n letters a takes 2^n steps."""
+    reward = FormatReward(FormatOptions(style="regex", pattern="(a+)+b", example="aab", timeout_seconds=0.5))
+    evil, good, long = reward([make_rollout(text) for text in ("a" * 60, "ab", "b" * 100_001)])
+    reward.close()
+    assert evil.value is None
+    assert "longer than 0.5 s" in evil.error
+    assert (good.value, long.value) == (1.0, 0.0)
+
+
+def test_a_pattern_for_what_the_template_writes_itself_is_refused() -> None:
+    """It would pay 0 for ever: completions begin after the prefilled tag."""
+    pattern = r"(?s)<think>.*</think>.+"
+    options = FormatOptions(style="regex", pattern=pattern, example="<think>3+4</think>7")
+    with pytest.raises(ConfigError, match="the chat template itself writes '<think>'"):
+        FormatReward(options, prefill="<think>\n")
+    FormatReward(options, prefill="").close()
+
+
+def test_a_pattern_that_does_not_match_its_example_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not match the whole of the example"):
+        FormatReward(FormatOptions(style="regex", pattern=r"\d+", example="7."))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"style": "tags"}, "needs tags"),
+        ({"style": "boxed", "tags": "a"}, "no other style"),
+        ({"style": "tags", "tags": "a, a"}, "different names"),
+        ({"style": "tags", "tags": "a,"}, "different names"),
+        ({"style": "tags", "tags": "<a>"}, "different names"),
+        ({"style": "regex", "pattern": "a"}, "needs a pattern and an example"),
+        ({"style": "boxed", "pattern": "a", "example": "a"}, "no other style"),
+        ({"style": "regex", "pattern": "(", "example": "("}, "is no regular expression"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FormatOptions(**options)

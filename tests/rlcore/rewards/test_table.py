@@ -58,7 +58,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_names_of_the_table() -> None:
-    assert set(REWARDS) == {"math", "procedural", "format", "length", "reward_model"}
+    assert set(REWARDS) == {"math", "procedural", "format", "length", "language", "repetition", "reward_model"}
 
 
 def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:

@@ -1,0 +1,44 @@
+"""A penalty for saying the same thing again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlcore.config import PositiveInt
+from rlcore.rewards.base import graded
+from rlcore.types import Rollout, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionOptions:
+    """``ngram``: the length of the pieces that are compared, in words."""
+
+    ngram: PositiveInt = 4
+
+
+class RepetitionReward:
+    """:func:`repetition_penalty` of a completion, 0 down to -1."""
+
+    name = "repetition"
+
+    def __init__(self, options: RepetitionOptions) -> None:
+        self._options = options
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [
+            graded(self.name, repetition_penalty(rollout.text.split(), ngram=self._options.ngram))
+            for rollout in rollouts
+        ]
+
+
+def repetition_penalty(words: Sequence[str], *, ngram: int) -> float:
+    """``distinct n-grams / n-grams - 1``: 0 where none repeats, toward -1 where all do (after Yeo et al. 2025, §4.3).
+
+    0 for fewer words than two n-grams have starts. ``repetition_penalty("a b a b a b".split(), ngram=2)``: of five
+    pairs two are distinct, 2/5 - 1 = -0.6. Words are what blanks separate: text without blanks is one word.
+    """
+    count = len(words) - ngram + 1
+    if count < 2:
+        return 0.0
+    return len({tuple(words[start : start + ngram]) for start in range(count)}) / count - 1.0
