@@ -65,8 +65,8 @@ def head_to_head_table(histories: Mapping[str, History], peak_gib: Mapping[str, 
     runs = {label: standings(history) for label, history in histories.items()}
     if len(runs) < 2 or not all(runs.values()):
         return "Needs two RL runs with `eval_every` above 0.\n"
-    names = ("at equal", "run", "iteration", "samples", "tokens", "seconds", "reward")
-    names += ("held-out accuracy", "95 % interval", "peak GiB")
+    names = ["at equal", "run", "iteration", "samples", "tokens", "seconds", "reward"]
+    names += ["held-out accuracy", "95 % interval", "peak GiB"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     budgets: tuple[Budget, ...] = ("samples", "seconds")
     for budget in budgets:
