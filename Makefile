@@ -11,7 +11,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning bench-rewards docs clean peers test-peers
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning bench-rewards bench-ppo-vs-grpo recipes clean peers test-peers
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt infra/peers-constraints.t
 
 test-peers: peers  ## the same tensors through the peers' functions and ours; their known defects, measured
 	PYTHONPATH=. $(PEERS)/bin/python -m pytest tests/peers -m peers -W ignore
+
+bench-ppo-vs-grpo: setup  ## PPO against GRPO at equal samples and equal compute, over three seeds
+	$(BIN)/python -m benchmarks.ppo_vs_grpo
+
+recipes: setup  ## every recipe on the tiny model, one after another (under 25 minutes)
+	$(BIN)/python -m benchmarks.recipes
 
 clean:  ## remove the environments and all results
 	rm -rf .venv $(PEERS) .rlcore

@@ -23,4 +23,4 @@ def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(
             f"there is no preset {preset!r}", where=str(path), fix=f"name one of {known}, or the path of a .toml file"
         )
-    return load_preset(path, overrides)
+    return load_preset(path, overrides, library=FOLDER)

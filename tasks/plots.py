@@ -73,7 +73,9 @@ def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, t
     """Held-out accuracy with its interval against the completions sampled, and against the seconds spent."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for (label, run), colour in zip(runs.items(), (BLUE, ORANGE, GREY), strict=False):
+    methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))  # the seeds of one share a colour
+    for label, run in runs.items():
+        colour = (BLUE, ORANGE, GREY)[methods.index(label.partition(",")[0]) % 3]
         accuracy = [one.accuracy for one in run]
         for axis, cost in ((left, [one.samples for one in run]), (right, [one.seconds for one in run])):
             axis.plot(cost, accuracy, label=label, color=colour, marker="o", markersize=3)

@@ -51,22 +51,22 @@ class RunConfig:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 
-def load_preset(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
     """Read a TOML preset, apply overrides such as ``grpo.learning_rate=2e-6``, and check all of it.
 
-    A preset with ``extends = "other"`` holds only what differs from ``other.toml`` in the same folder: tables are
-    merged key by key, everything else (lists too) is replaced.
+    A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
+    the folder ``library``: tables are merged key by key, everything else (lists too) is replaced.
 
     Raises:
         ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds.
     """
-    document = _read_with_bases(path, ())
+    document = _read_with_bases(path, library or path.parent, ())
     for override in overrides:
         apply_override(document, override)
     return build(RunConfig, document, source=str(path))
 
 
-def _read_with_bases(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_bases(path: Path, library: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if path in above:
         raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
     document = _read_toml(path)
@@ -77,9 +77,11 @@ def _read_with_bases(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(
             f"extends = {base!r} is not the name of a preset",
             where=str(path),
-            fix="name a preset of the same folder, without .toml",
+            fix="name a committed preset, or one of the same folder, without .toml",
         )
-    return _merge(_read_with_bases(path.with_name(f"{base}.toml"), (*above, path)), document)
+    beside = path.with_name(f"{base}.toml")
+    base_path = beside if beside.is_file() else library / beside.name
+    return _merge(_read_with_bases(base_path, library, (*above, path)), document)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

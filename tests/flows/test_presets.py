@@ -37,6 +37,14 @@ def test_a_preset_may_be_a_file_anywhere(tmp_path: Path) -> None:
     assert open_preset(str(path)).name == "mine"
 
 
+def test_a_preset_anywhere_may_extend_a_committed_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "tiny"\nname = "mine"\n[grpo]\nlearning_rate = 2e-6\n')
+    mine, tiny = open_preset(str(path)), open_preset("tiny")
+    assert (mine.name, mine.grpo.learning_rate) == ("mine", 2e-6)
+    assert (mine.sft, mine.ppo) == (tiny.sft, tiny.ppo)
+
+
 def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
     with pytest.raises(ConfigError, match="tiny"):
         open_preset("tinny")
