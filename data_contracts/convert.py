@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from data_contracts.adapters import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, RowFn, Scalar
+from data_contracts.contract import Contract
 from data_contracts.errors import ContractError, RowFault
 from data_contracts.gate import Candidates, GateLimits
 from data_contracts.reading import Source, source_of
@@ -58,6 +60,35 @@ def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: i
     return source_of(
         adapter,
         generator.make(rng, num_train=num_train, num_eval=num_eval, **_arguments(generator, options, adapter)),
+    )
+
+
+def contract_of(adapter: str, kind: Kind) -> Contract:
+    """What the rows of an adapter must be.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    return ADAPTERS[_known(adapter)].contracts.get(kind, CONTRACTS[kind])
+
+
+def reject_rows(candidates: Candidates, reasons: Mapping[int, str], *, field: str) -> Candidates:
+    """The candidates without the rows (positions in the frame) that were found wanting, which are accounted for."""
+    lost = [
+        Quarantined(
+            origin=candidates.origins[row],
+            field=field,
+            excerpt=excerpt(candidates.frame[field].iloc[row]),
+            reason=reason,
+        )
+        for row, reason in reasons.items()
+    ]
+    left = [row for row in range(len(candidates.frame)) if row not in reasons]
+    return replace(
+        candidates,
+        frame=candidates.frame.iloc[left].reset_index(drop=True),
+        origins=[candidates.origins[row] for row in left],
+        rejected=[*candidates.rejected, *lost],
     )
 
 

@@ -2,12 +2,13 @@
 
 Each gives rows without ``split`` (divided by prompt later) and raises ``RowFault`` where the source row is not as it
 should be. Formats as published: AlpacaEval (annotated pairs), GSM8K, Anthropic's HH-RLHF, UltraFeedback (OpenBMB, and
-binarized by HuggingFaceH4).
+binarized by HuggingFaceH4), OpenAI's HumanEval.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from data_contracts.fields import Messages, Row, ask, items, messages, number, t
 from data_contracts.preference_pairs import single
 from data_contracts.ranked_sets import expand
 
+_COMPLETE = "Complete this Python function. Answer with the whole function in one fenced block of Python."
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _TURN = re.compile(r"\n\n(Human|Assistant): ?")
 
@@ -92,6 +94,27 @@ def ultrafeedback_binarized_pairs(row: Row) -> list[dict[str, Any]]:
     sides = {"chosen": chosen["content"], "rejected": rejected["content"]}
     name = _row_id("ultrafeedback", context, *sides.values())
     return [_pair(name, context, sides, source="ultrafeedback_binarized")]
+
+
+def humaneval_prompts(row: Row) -> list[dict[str, Any]]:
+    """``prompt`` (a signature and docstring), ``canonical_solution``, ``test``, ``entry_point`` and ``task_id``."""
+    prompt, entry_point = text(row, "prompt"), text(row, "entry_point")
+    reference = {
+        "style": "assert",
+        "entry_point": entry_point,
+        "prelude": prompt,  # its imports and helpers: three tasks test with them
+        "tests": [f"{text(row, 'test')}\ncheck(candidate)\n"],
+        "solution": prompt + text(row, "canonical_solution"),
+    }
+    question = ask(f"{_COMPLETE}\n```python\n{prompt.rstrip()}\n```")
+    return [
+        {
+            "prompt_id": text(row, "task_id"),
+            "messages": question,
+            "reference": json.dumps(reference, ensure_ascii=False, sort_keys=True),
+            "task": "humaneval",
+        }
+    ]
 
 
 def _prompt(task: str, question: Messages, *, reference: str = "") -> dict[str, Any]:

@@ -102,10 +102,15 @@ def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
 
 
 def known_answer(prompt: Prompt) -> str:
-    """The right answer: ``entry.answer`` of a procedural problem's JSON, else the reference's own answer."""
+    """The right answer: a code task's ``solution`` in a fenced block, a procedural problem's ``entry.answer``, else the
+    reference's own answer.
+    """
     if prompt.reference.startswith("{"):
         try:
-            return str(json.loads(prompt.reference)["entry"]["answer"])
+            problem = json.loads(prompt.reference)
+            if "solution" in problem:
+                return f"\n```python\n{problem['solution']}\n```\n"
+            return str(problem["entry"]["answer"])
         except (ValueError, KeyError, TypeError):
             pass  # mathematics may start with a brace too: {1, 2}
     return find_reference(prompt.reference)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_contracts import convert, gate
+from data_contracts import code_tasks, convert, gate
 from data_contracts.adapters import CONTRACTS, Kind
 from data_contracts.budget import TokenMeter
 from data_contracts.errors import ContractError
@@ -21,6 +21,7 @@ from rlcore.config import DatasetConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.artifacts import file_sha256
+from tasks.code_tasks import without_broken_tests
 from tasks.storage import read_table, write_bytes, write_json, write_table
 
 DatasetKind = Kind
@@ -110,7 +111,10 @@ def prepare_dataset(
     adapter = resolve_adapter(config)
     with _contract_errors():
         candidates = convert.candidates(_source(kind, adapter, config, seed), kind, limits, adapter=adapter)
-        result = gate.check(candidates, CONTRACTS[kind], limits, meter=_meter(tokens))
+        contract = CONTRACTS[kind] if adapter == POLICY else convert.contract_of(adapter, kind)
+        if contract is code_tasks.CONTRACT:
+            candidates = without_broken_tests(candidates)
+        result = gate.check(candidates, contract, limits, meter=_meter(tokens))
     _write(result, folder)
     return result.report
 

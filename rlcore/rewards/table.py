@@ -11,6 +11,7 @@ from typing import Any
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import RewardFn
+from rlcore.rewards.code_tests import CodeOptions, CodeReward
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.language import LanguageOptions, LanguageReward
 from rlcore.rewards.length import LengthOptions, LengthReward
@@ -52,6 +53,7 @@ REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
     {
         "math": RewardEntry(MathOptions, lambda options, _: MathReward(options)),
         "procedural": RewardEntry(ProceduralOptions, lambda options, _: ProceduralReward(options)),
+        "code": RewardEntry(CodeOptions, lambda options, _: CodeReward(options)),
         "format": RewardEntry(
             FormatOptions, lambda options, resources: FormatReward(options, prefill=resources.prefill)
         ),

@@ -112,6 +112,7 @@ def test_the_known_answer_is_the_references_own() -> None:
     assert known_answer(prompt("so 2\n#### 2")) == "2"
     assert known_answer(prompt('{"dataset": "d", "entry": {"answer": "7"}}')) == "7"
     assert known_answer(prompt("{1, 2}")) == "{1, 2}"
+    assert known_answer(prompt('{"style": "stdin", "solution": "print(1)"}')) == "\n```python\nprint(1)\n```\n"
 
 
 def test_a_number_is_probed_with_its_neighbour() -> None:

@@ -58,7 +58,8 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_names_of_the_table() -> None:
-    assert set(REWARDS) == {"math", "procedural", "format", "length", "language", "repetition", "reward_model"}
+    names = {"math", "procedural", "code", "format", "length", "language", "repetition", "reward_model"}
+    assert set(REWARDS) == names
 
 
 def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:

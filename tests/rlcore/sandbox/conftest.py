@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -11,13 +12,27 @@ from rlcore.errors import SandboxError
 from rlcore.sandbox.pool import SandboxPool
 
 
+@cache
+def missing_isolation() -> str:
+    """Why programs cannot be isolated here; empty when they can."""
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed and could not be (see `make sandbox`)"
+    try:
+        with SandboxPool(num_workers=1) as pool:
+            pool.run("pass")
+    except SandboxError as error:
+        return f"this machine cannot isolate programs: {error}"
+    return ""
+
+
+def require_bubblewrap() -> None:
+    """Skip a test where there is no isolation."""
+    if missing_isolation():
+        pytest.skip(missing_isolation())
+
+
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[SandboxPool]:
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed and could not be (see `make sandbox`)")
+    require_bubblewrap()
     with SandboxPool(num_workers=2) as pool:
-        try:
-            pool.run("pass")
-        except SandboxError as error:
-            pytest.skip(f"this machine cannot isolate programs: {error}")
         yield pool

