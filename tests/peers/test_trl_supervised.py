@@ -1,0 +1,160 @@
+"""Our reward model and SFT against TRL's trainers on the same tiny model and batch: loss and gradient, float32."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+from rlcore.algorithms.preference import bradley_terry
+from rlcore.config import SftConfig
+from rlcore.models.heads import ScalarModel
+from rlcore.packing import TokenSequence, pack
+from rlcore.training.reward_model import TokenPair, pair_sequences
+from rlcore.training.sft import train_sft
+from tests.learners import UNCLIPPED, assert_same
+from tests.peers.trl_trainers import EOS, QUIET, TOKENIZER, tiny_model
+
+pytestmark = pytest.mark.peers
+
+PAD = TOKENIZER.convert_tokens_to_ids("<|im_start|>")  # not the EOS: see test_defects_data.py for what happens if it is
+PROMPT = (9, 10, 11)
+PAIRS = (
+    TokenPair(prompt_ids=PROMPT, chosen_ids=(20, 21, 22, EOS), rejected_ids=(23, EOS), margin=0.0, weight=1.0),
+    TokenPair(prompt_ids=PROMPT, chosen_ids=(24, EOS), rejected_ids=(25, 26, 27, EOS), margin=0.5, weight=1.0),
+    TokenPair(prompt_ids=(12,), chosen_ids=(28, 29, EOS), rejected_ids=(30, 31, EOS), margin=1.0, weight=1.0),
+)
+COMPLETIONS = (
+    TokenSequence(prompt_ids=PROMPT, completion_ids=(20, 21, 22, EOS)),
+    TokenSequence(prompt_ids=PROMPT, completion_ids=(23, EOS)),
+    TokenSequence(prompt_ids=(12,), completion_ids=(24, 25, 26, 27, 28, EOS)),
+)
+
+
+def gradients(model: torch.nn.Module, *, drop: str = "") -> dict[str, torch.Tensor]:
+    """Gradient of each parameter by its name without the prefix ``drop``."""
+    named = model.named_parameters()
+    return {name.removeprefix(drop): p.grad for name, p in named if p.grad is not None}
+
+
+def assert_equal_gradients(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> None:
+    """Same names, same numbers up to 1e-5 of the norm."""
+    assert first.keys() == second.keys()
+    assert_same(*(torch.cat([side[name].flatten() for name in sorted(first)]) for side in (first, second)), 1e-5)
+
+
+def classifier(seed: int = 0) -> LlamaForSequenceClassification:
+    """TRL's reward model: a Llama whose head gives one number."""
+    config = copy.deepcopy(tiny_model(seed).config)
+    config.num_labels, config.pad_token_id = 1, PAD
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForSequenceClassification(config)
+
+
+def as_ours(theirs: LlamaForSequenceClassification) -> ScalarModel:
+    """The same weights in our reward model."""
+    trunk = LlamaForCausalLM(theirs.config)
+    trunk.model.load_state_dict(theirs.model.state_dict())
+    model = ScalarModel.with_zero_head(trunk)
+    model.head.load_state_dict(theirs.score.state_dict())
+    return model
+
+
+def test_the_bradley_terry_loss_equals_trls_reward_trainer() -> None:
+    theirs = classifier()
+    ours = as_ours(theirs)
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.pad_token_id = PAD
+    rows = [
+        {
+            "chosen_ids": [*pair.prompt_ids, *pair.chosen_ids],
+            "rejected_ids": [*pair.prompt_ids, *pair.rejected_ids],
+            "margin": pair.margin,
+        }
+        for pair in PAIRS
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = RewardTrainer(
+            model=theirs,
+            args=RewardConfig(output_dir=folder, gradient_checkpointing=False, **QUIET),
+            train_dataset=Dataset.from_list([{"chosen": "a", "rejected": "b"}]),
+            processing_class=tokenizer,
+        )
+    trainer.model.train()
+    their_loss = trainer.compute_loss(trainer.model, trainer.data_collator(rows))
+    their_loss.backward()
+
+    (batch,) = pack(pair_sequences(PAIRS), tokens_per_microbatch=1024)
+    scores = ours.sequence_scores(batch)[batch.sequences.argsort()]
+    margins = torch.tensor([pair.margin for pair in PAIRS])
+    my_loss = bradley_terry(scores[0::2], scores[1::2], margins, torch.full((3,), 1 / 3))
+    my_loss.backward()
+
+    assert float(my_loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-6)
+    assert_equal_gradients(gradients(ours.backbone, drop="model."), gradients(trainer.model.model))
+    assert_same(ours.head.weight.grad, trainer.model.score.weight.grad, 1e-5)
+
+
+def sft_of_trl(model: LlamaForCausalLM, sequences: tuple[TokenSequence, ...]) -> tuple[float, dict[str, torch.Tensor]]:
+    """TRL's completion-only loss of one batch and its gradient; the labels are made by TRL's own preparation."""
+    rows = [
+        {
+            "input_ids": [*sequence.prompt_ids, *sequence.completion_ids],
+            "completion_mask": [0] * len(sequence.prompt_ids) + [1] * len(sequence.completion_ids),
+        }
+        for sequence in sequences
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = SFTTrainer(
+            model=model,
+            args=SFTConfig(
+                output_dir=folder,
+                gradient_checkpointing=False,
+                completion_only_loss=True,
+                per_device_train_batch_size=len(rows),
+                **QUIET,
+            ),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=copy.deepcopy(TOKENIZER),
+        )
+    (batch,) = trainer.get_train_dataloader()
+    trainer.model.train()
+    loss = trainer.compute_loss(trainer.model, batch)
+    loss.backward()
+    return float(loss.detach()), gradients(trainer.model)
+
+
+def sft_of_ours(model: LlamaForCausalLM, sequences: tuple[TokenSequence, ...]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Our loss of one step over the batch, and its gradient as the optimizer sees it."""
+    losses: list[float] = []
+    seen: dict[str, torch.Tensor] = {}
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+        losses.append(metrics["sft/loss"])
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        seen.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        config = SftConfig(num_steps=1, batch_size=len(sequences), learning_rate=1e-3, optim=UNCLIPPED)
+        train_sft(model, sequences, sequences, config, seed=0, report=report)
+    finally:
+        hook.remove()
+    return losses[0], seen
+
+
+def test_the_completion_only_loss_equals_trls_sft_trainer() -> None:
+    their_loss, their_gradient = sft_of_trl(tiny_model(), COMPLETIONS)
+    my_loss, my_gradient = sft_of_ours(tiny_model(), COMPLETIONS)
+    assert my_loss == pytest.approx(their_loss, rel=1e-6)
+    assert_equal_gradients(my_gradient, their_gradient)
