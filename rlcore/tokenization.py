@@ -120,6 +120,16 @@ class ChatTokenizer:
         pieces = _template_pieces(self.backend, [message.role for message in messages])
         return _texts_as_rendered(self.backend, messages, pieces)
 
+    def reply_frame(self, role: Role) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the template writes after an assistant's EOS and before a message of ``role``, and after that message.
+
+        Raises:
+            ModelError: the template refuses such a conversation.
+        """
+        before, after = map(self.encode_template, _template_pieces(self.backend, ["user", "assistant", role])[2:])
+        end = next((place for place, number in enumerate(before) if number in self.eos_ids), -1)
+        return before[end + 1 :], after
+
     def render_demonstration(
         self, messages: Sequence[Message], completion: str
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,18 +7,26 @@ Per-token fields of a completion have one entry per completion token, aligned wi
     completion_ids    [ 5,    9,    2  ]      2 is the end-of-sequence token, an action like any other
     sampler_logprobs  [-0.1, -1.2, -0.01]     natural logarithm, of the tempered distribution
     loss_mask         [True, True, True ]     False on tool output
+
+A completion with a tool call has two turns, each with its EOS; between them stands what the tool said, in the chat
+template's words, which the policy reads and is not trained on:
+
+    turn, EOS, output, turn, EOS    [ 5,    2,    |  8,     6     |  9,     2  ]
+    loss_mask                       [True, True,  |  False, False |  True, True]
+    sampler_logprobs                [-0.1, -0.01, |  0.0,   0.0   |  -1.2, -0.02]     not read where the mask is False
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
 
 FinishReason = Literal["stop", "length"]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +56,28 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A turn that ended in a tool call, and what the policy was told.
+
+    ``ToolCall(text="<tool:calculator>3+4</tool>", tool="calculator", output="7", is_error=False)``
+
+    ``text`` is the whole turn as the policy wrote it, ``output`` what it read afterwards, cut as it was. ``is_error``:
+    the output is an error message. ``tool`` is ``""`` where the call was malformed.
+    """
+
+    text: str
+    tool: str
+    output: str
+    is_error: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One completion of a prompt, exactly as sampled (token ids in, token ids out).
 
-    ``finish_reason`` is the engine's word: ``"length"`` means cut by the token limit. ``text`` is the decoded
-    completion without special tokens, for verifiers and people; it is never tokenized again.
+    ``finish_reason`` is the engine's word: ``"length"`` means cut by the limit of tokens, or of turns. ``text`` is the
+    decoded last turn without special tokens, for verifiers and people; it is never tokenized again. ``tool_calls``
+    are the turns before it, each of which ended in a call; without tools there are none.
     """
 
     prompt: Prompt
@@ -62,6 +87,14 @@ class Rollout:
     policy_version: int
     finish_reason: FinishReason
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def turns(self) -> tuple[tuple[int, int], ...]:
+        """Where the policy's turns lie: (first token, one past the last) of each run of True in ``loss_mask``."""
+        places = enumerate(self.loss_mask)
+        runs = [[place for place, _ in run] for is_own, run in groupby(places, key=lambda item: item[1]) if is_own]
+        return tuple((run[0], run[-1] + 1) for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +111,15 @@ class Score:
 
     ``value`` is the total reward, or ``None`` when the *grader* failed (then ``error`` says why): such a rollout
     leaves the group's baseline and has advantage 0. A wrong or unparsable *answer* is a value, not an error.
-    ``parts`` holds each component before weighting, by name.
+    ``parts`` holds each component before weighting, by name. ``turn_rewards`` says how much of ``value`` was earned
+    at the end of each turn (:attr:`Rollout.turns`); what is left of it comes at the last token, and empty means all
+    of it does. Only advantages per token (GAE) see the difference.
     """
 
     value: float | None
     parts: Mapping[str, float]
     error: str = ""
+    turn_rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

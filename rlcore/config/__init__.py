@@ -6,6 +6,7 @@ names the path of every fault (``grpo.learning_rate``) before anything runs.
 
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
+from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.rl import (
     CriticConfig,
     KlConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "CriticConfig",
     "DatasetConfig",
     "Decay",
+    "EpisodeConfig",
     "EvaluationConfig",
     "Fraction",
     "HardwareConfig",

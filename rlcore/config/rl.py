@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.training import OptimConfig
 from rlcore.errors import ConfigError
 
@@ -20,6 +21,11 @@ class SamplingConfig:
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded together
     max_replacements: NonNegativeInt = 0  # rounds in which groups without signal give way to fresh prompts'; 0: never
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+
+    def __post_init__(self) -> None:
+        if self.episodes.tools and self.episodes.max_turn_tokens > self.max_new_tokens:
+            raise ConfigError("episodes.max_turn_tokens must not be above max_new_tokens, which bounds all turns")
 
 
 @dataclass(frozen=True, kw_only=True)

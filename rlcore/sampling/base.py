@@ -32,15 +32,19 @@ class SamplingParams:
 class Sampler(Protocol):
     """A rollout engine."""
 
-    policy_version: int
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that are being served."""
+        ...
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
         """One group of ``params.num_samples`` completions per prompt, in the order of the prompts.
 
         The draws of a completion are decided by ``seed``, the prompt's place and the sample's number, never by what
-        else is computed at the same time. The EOS token is the last of a completion that ended by itself.
+        else is computed at the same time. ``places``: the number of each prompt's place where it is not 0, 1, 2, …, so
+        that a part of a batch can be sampled alone. The EOS token is the last of a completion that ended by itself.
 
         Raises:
             SamplingError: the engine is broken; a single completion that fails is a ``FailedRollout`` instead.

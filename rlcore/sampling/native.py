@@ -32,7 +32,7 @@ class _Request:
     """One completion to be made: which sample of which prompt."""
 
     prompt: Prompt
-    prompt_index: int
+    place: int
     sample_index: int
 
 
@@ -55,12 +55,12 @@ class NativeSampler:
 
     @torch.inference_mode()
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
         """A group of completions per prompt. Raises SamplingError where the model computes NaN or infinity."""
         groups = [
-            [_Request(prompt, number, sample) for sample in range(params.num_samples)]
-            for number, prompt in enumerate(prompts)
+            [_Request(prompt, place, sample) for sample in range(params.num_samples)]
+            for prompt, place in zip(prompts, range(len(prompts)) if places is None else places, strict=True)
         ]
         made: dict[_Request, Rollout | FailedRollout] = {}
         for request in itertools.chain.from_iterable(groups):
@@ -158,7 +158,7 @@ def _blocks(requests: Sequence[_Request], max_concurrent: int) -> Iterator[list[
 
 def _uniforms(block: Sequence[_Request], num_tokens: int, *, seed: int) -> torch.Tensor:
     """Random numbers in [0, 1), float32 [S, N], from a stream per completion: the block has no say in them."""
-    streams = [generator(seed, request.prompt_index, request.sample_index) for request in block]
+    streams = [generator(seed, request.place, request.sample_index) for request in block]
     return torch.stack([torch.rand(num_tokens, generator=stream) for stream in streams])
 
 

@@ -59,9 +59,9 @@ class ScriptedSampler:
         return cls(script, tokenizer, policy_version=policy_version)
 
     def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """The script's completions, cut to ``max_new_tokens``; ``seed`` and ``temperature`` decide nothing."""
+        """The script's completions, cut to ``max_new_tokens``; seed, places and temperature decide nothing."""
         return [
             [self._rollout(prompt, 0 if params.greedy else number, params) for number in range(params.num_samples)]
             for prompt in prompts

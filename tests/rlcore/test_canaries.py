@@ -135,7 +135,7 @@ class Engine:
         assert temperature == 1.0
         return logprobs_of(self._model, prompt_ids, completion_ids)
 
-    def sample(self, prompts, params, *, seed):
+    def sample(self, prompts, params, *, seed, places=None):
         raise NotImplementedError
 
 

@@ -1,0 +1,80 @@
+"""What a tool is: text in, text out, many calls at once; and how the policy writes a call.
+
+A turn that ends in ``</tool>`` is a call. It holds exactly one, at its end:
+
+    I had better compute that.
+    <tool:calculator>12*(3+4)</tool>
+
+The argument is everything between the marks, as it stands: a program needs no escaping. What the policy gets wrong (a
+malformed call, an unknown tool, a division by zero) comes back to it as text that begins with ``error:``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+OPENING = re.compile(r"<tool:([a-z_]{1,40})>")
+CLOSING = "</tool>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolOutput:
+    """What the policy is told. ``is_error``: an error message about its call."""
+
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolFailure:
+    """The tool itself is broken (not the call): the episode fails, and nobody is blamed for it."""
+
+    reason: str
+
+
+class Tool(Protocol):
+    """Answers calls. The same argument has the same answer, whatever else is asked at the same time."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
+        """One answer per argument, in their order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedCall:
+    """A call as it was written; ``fault`` says why it is none that can be run (then ``tool`` is empty)."""
+
+    tool: str = ""
+    argument: str = ""
+    fault: str = ""
+
+
+def parse_call(turn: str) -> ParsedCall | None:
+    """The call that a turn ends in; None for a turn that does not end in ``</tool>``, which is an answer.
+
+    ``parse_call("<tool:calculator>3+4</tool>")`` is ``ParsedCall(tool="calculator", argument="3+4")``.
+    """
+    text = turn.rstrip()
+    if not text.endswith(CLOSING):
+        return None
+    body = text[: -len(CLOSING)]
+    openings = list(OPENING.finditer(body))
+    if len(openings) != 1 or CLOSING in body:
+        return ParsedCall(fault="a turn ends in one call, <tool:name>argument</tool>")
+    return ParsedCall(tool=openings[0].group(1), argument=body[openings[0].end() :].strip())
+
+
+def write_call(tool: str, argument: str) -> str:
+    """The text of a call: ``<tool:calculator>3+4</tool>``."""
+    return f"<tool:{tool}>{argument}{CLOSING}"
+
+
+def error_output(what: str) -> ToolOutput:
+    """An error message for the policy."""
+    return ToolOutput(text=f"error: {what}", is_error=True)
