@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
@@ -31,7 +32,7 @@ class WeightedPart:
 
 
 class MixedReward:
-    """``value = Σ weight · part``; ``parts`` holds each component before weighting.
+    """``value = Σ weight · part``, rewards of turns likewise; ``parts`` holds each component before weighting.
 
     Where a part is below its gate, the total is that gate's ``below_gate``; of several closed gates the first counts,
     and it counts also where a part behind it is unscored. Where a part is unscored or NaN otherwise, the total is
@@ -69,6 +70,7 @@ class MixedReward:
 
     def _total(self, scores: Sequence[Score]) -> Score:
         total, parts, errors, closed = 0.0, dict[str, float](), list[str](), list[float]()
+        turn_rewards: list[float] = []
         is_undecided = False  # an unscored part has a gate that nobody can say is open
         for part, score in zip(self._parts, scores, strict=True):
             error = _fault(part.reward.name, score)
@@ -78,11 +80,15 @@ class MixedReward:
                 continue
             parts |= score.parts
             total += part.weight * score.value
+            weighted = [part.weight * reward for reward in score.turn_rewards]
+            turn_rewards = [sum(pair) for pair in zip_longest(turn_rewards, weighted, fillvalue=0.0)]
             if part.gate is not None and score.value < part.gate:
                 closed.append(part.below_gate)
         if closed and not is_undecided:
             return Score(value=closed[0], parts=parts)
-        return Score(value=None, parts=parts, error="; ".join(errors)) if errors else Score(value=total, parts=parts)
+        if errors:
+            return Score(value=None, parts=parts, error="; ".join(errors))
+        return Score(value=total, parts=parts, turn_rewards=tuple(turn_rewards))
 
 
 def _guarded(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:

@@ -2,7 +2,8 @@
 
     def brief(rollouts: Sequence[Rollout], *, limit: int = 200) -> list[float | None]: ...
 
-It gets the whole batch and returns one value per rollout, in order; None where it cannot judge. An exception in it
+It gets the whole batch and returns one value per rollout, in order; None where it cannot judge. A value may be a list
+of rewards, one for each of the rollout's turns (``rollout.turns``): their sum is the value. An exception in the function
 stops the run: a reward that fails for some completions and not for others would be a reward for failing.
 """
 
@@ -14,6 +15,7 @@ import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,8 @@ from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import graded, ungraded
 from rlcore.types import Rollout, Score
 
-Values = list[float | None]
+Value = float | Sequence[float] | None
+Values = list[Value]
 UserFunction = Callable[..., Values | Awaitable[Values]]
 """From rollouts (and options, by name) to one value each, None where it could not judge."""
 
@@ -80,13 +83,19 @@ class FunctionReward:
                 return f"rollout of prompt {rollout.prompt.prompt_id!r}: {rollout.text[:200]!r}"
         return f"a batch of {len(rollouts)} rollouts, none of which fails alone"
 
-    def _score(self, value: float | None, rollout: Rollout) -> Score:
+    def _score(self, value: Value, rollout: Rollout) -> Score:
         if value is None:
             return ungraded("the function returned None")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
+        rewards = tuple(value) if isinstance(value, list | tuple) else (value,)
+        where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
+        if any(isinstance(reward, bool) or not isinstance(reward, int | float) for reward in rewards):
             raise RewardError(f"{self.name} returned {value!r}", where=where, fix=_ONE_EACH)
-        return graded(self.name, float(value))
+        if not isinstance(value, list | tuple):
+            return graded(self.name, float(rewards[0]))
+        if len(rewards) != len(rollout.turns):
+            what = f"{self.name} returned {len(rewards)} rewards for a rollout of {len(rollout.turns)} turns"
+            raise RewardError(what, where=where, fix="return one for each of rollout.turns, or one float for all")
+        return replace(graded(self.name, float(sum(rewards))), turn_rewards=tuple(map(float, rewards)))
 
 
 _ONE_EACH = "return a list with one float per rollout, None where the function cannot judge"

@@ -79,7 +79,7 @@ def build_experience(
     passes = _forward_passes(rollouts, judges, needs_policy=need_old_logprobs or in_reward)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
     episodes = lay_out_episodes(
-        [reward_of(item, truncated) for _, item in kept],
+        [earned(item, truncated) for _, item in kept],
         [number for number, _ in kept],
         [-kl_coefficient * k1(gap).double() for gap in gaps],
         passes.values,
@@ -104,6 +104,29 @@ def reward_of(item: ScoredRollout, truncated: str) -> float:
     if truncated == "zero" and item.rollout.finish_reason == "length":
         return 0.0
     return float(item.score.value or 0.0)
+
+
+def earned(item: ScoredRollout, truncated: str) -> torch.Tensor:
+    """The reward of a usable rollout where it is earned: float64 [T], 0 but at the ends of the policy's turns.
+
+    What the score does not give to a turn comes at the last token of the last one, so the sum is :func:`reward_of`.
+
+    Raises:
+        TrainingError: the score has rewards for another number of turns than the rollout.
+    """
+    turns, reward = item.rollout.turns, reward_of(item, truncated)
+    shares = item.score.turn_rewards if reward == item.score.value else ()
+    if shares and len(shares) != len(turns):
+        raise TrainingError(
+            f"a score has {len(shares)} turn rewards, its rollout {len(turns)} turns",
+            where=f"prompt {item.rollout.prompt.prompt_id!r}",
+            fix="return one reward per turn, or one for the whole rollout",
+        )
+    rewards = torch.zeros(len(item.rollout.loss_mask), dtype=torch.float64)
+    for (_, end), share in zip(turns, shares, strict=False):
+        rewards[end - 1] = share
+    rewards[turns[-1][1] - 1] += reward - sum(shares)
+    return rewards
 
 
 def _is_scored(item: ScoredRollout) -> bool:
@@ -177,13 +200,13 @@ def _samples(
 
 
 def lay_out_episodes(
-    rewards: Sequence[float],
+    rewards: Sequence[torch.Tensor],
     group: Sequence[int],
     penalties: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
 ) -> Episodes:
-    """Ragged completions to padded rows; the score goes to the last token that the policy produced."""
+    """Ragged completions to padded rows; ``rewards`` and ``penalties``: float64 [T] of each completion."""
     width = max(map(len, masks))
     shape = (len(masks), width)
     token_rewards = torch.zeros(shape, dtype=torch.float64)
@@ -191,11 +214,10 @@ def lay_out_episodes(
     totals = []
     for row, reward in enumerate(rewards):
         length = len(masks[row])
-        token_rewards[row, :length] = penalties[row]
+        token_rewards[row, :length] = penalties[row] + reward
         padded_values[row, :length] = values[row]
         mask[row, :length] = masks[row]
-        totals.append(reward + float(penalties[row].sum()))
-        token_rewards[row, int(masks[row].nonzero()[-1])] += reward
+        totals.append(float(reward.sum()) + float(penalties[row].sum()))
     return Episodes(
         rewards=torch.tensor(totals, dtype=torch.float64),
         group=torch.tensor(group),

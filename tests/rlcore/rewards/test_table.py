@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +44,9 @@ async def fails_later(rollouts):
 
 def no_list(rollouts):
     return 1.0
+
+def per_turn(rollouts):
+    return [[0.5] * len(r.turns) if r.text else (1.0,) * 3 for r in rollouts]
 
 not_a_function = 3
 """
@@ -139,6 +143,16 @@ def test_a_users_function_has_to_return_one_number_each(
     reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
     with pytest.raises(RewardError, match=f"{function} returned"):
         reward([make_rollout(""), make_rollout("")])
+
+
+def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollout], user_module: str) -> None:
+    two_turns = dataclasses.replace(make_rollout("a", num_tokens=3), loss_mask=(True, False, True))
+    terms = [RewardTerm(kind=f"{user_module}:per_turn", weight=2.0), RewardTerm(kind=f"{user_module}:brevity")]
+    (score,) = build_rewards(terms, resources=NOTHING)([two_turns])
+    # 2 * (0.5 + 0.5) + 1; the 1 is of no turn in particular, so it comes with what is left at the end.
+    assert (score.value, score.parts, score.turn_rewards) == (3.0, {"per_turn": 1.0, "brevity": 1.0}, (1.0, 1.0))
+    with pytest.raises(RewardError, match="per_turn returned 3 rewards for a rollout of 1 turns"):
+        build_rewards(terms[:1], resources=NOTHING)([make_rollout("")])
 
 
 @pytest.mark.parametrize(

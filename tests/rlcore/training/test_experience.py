@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
-from rlcore.training.experience import Experience, Judges, build_experience, lay_out_episodes
+from rlcore.training.experience import Experience, Judges, build_experience, earned, lay_out_episodes
 from rlcore.types import ScoredRollout
 from tests import strategies
 from tests.reference import advantages as reference
@@ -117,7 +118,8 @@ def test_truncation_is_what_the_engine_says_not_the_absence_of_an_end_token_or_t
 def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
     # R = 0.8, KL = 0.05, beta = 6: 0.8 - 6 * 0.05 = 0.5. The KL stands on two tokens, 0.02 + 0.03.
     penalties = [torch.tensor([-6 * 0.02, -6 * 0.03], dtype=torch.float64)]
-    episodes = lay_out_episodes([0.8], [0], penalties, [torch.zeros(2)], [torch.tensor([True, True])])
+    reward = torch.tensor([0.0, 0.8], dtype=torch.float64)
+    episodes = lay_out_episodes([reward], [0], penalties, [torch.zeros(2)], [torch.tensor([True, True])])
     assert float(episodes.rewards[0]) == pytest.approx(0.5)
     # The score joins the penalty of the last token: -0.18 + 0.8.
     assert episodes.token_rewards[0].tolist() == pytest.approx([-0.12, 0.62])
@@ -126,10 +128,68 @@ def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
 def test_the_score_goes_to_the_last_token_of_the_policy_and_rows_are_padded() -> None:
     masks = [torch.tensor([True, True, False]), torch.tensor([True])]
     zeros = [torch.zeros(len(mask)) for mask in masks]
-    episodes = lay_out_episodes([1.0, 2.0], [4, 4], zeros, zeros, masks)
+    first = strategies.scored_rollout(1.0, loss_mask=(True, True, False))
+    rewards = [earned(item, "score") for item in (first, strategies.scored_rollout(2.0, completion_ids=(3,)))]
+    episodes = lay_out_episodes(rewards, [4, 4], zeros, zeros, masks)
     assert episodes.token_rewards.tolist() == [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]
     assert episodes.mask.tolist() == [[True, True, False], [True, False, False]]
     assert episodes.group.tolist() == [4, 4]
+
+
+TWO_TURNS = {"completion_ids": (3, 4, 5, 6, 2), "loss_mask": (True, True, False, True, True)}
+
+
+def with_turns(value: float, *turn_rewards: float, **fields: Any) -> ScoredRollout:
+    """A rollout of two turns, with what was earned in each."""
+    item = strategies.scored_rollout(value, **(TWO_TURNS | fields))
+    return dataclasses.replace(item, score=dataclasses.replace(item.score, turn_rewards=turn_rewards))
+
+
+def test_what_a_turn_earned_comes_at_its_last_token_and_what_is_left_at_the_end() -> None:
+    assert earned(with_turns(1.0), "score").tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+    assert earned(with_turns(1.0, 0.25, 0.5), "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
+    cut = with_turns(1.0, 0.25, 0.5, finish_reason="length")
+    assert earned(cut, "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
+    assert earned(cut, "zero").tolist() == [0.0] * 5
+
+
+def test_a_group_sees_the_whole_reward_whenever_it_was_earned() -> None:
+    experience = build([[with_turns(1.0, 0.5, 0.5), with_turns(1.0), with_turns(0.0, 0.5, -0.5)]])
+    assert first_advantages(experience) == first_advantages(
+        build([[with_turns(1.0), with_turns(1.0), with_turns(0.0)]])
+    )
+
+
+def test_rewards_for_another_number_of_turns_are_refused() -> None:
+    with pytest.raises(TrainingError, match="3 turn rewards, its rollout 2 turns"):
+        build([[with_turns(1.0, 0.5, 0.25, 0.25)]])
+
+
+class Half(torch.nn.Linear):
+    """A critic's head that values every token at one half."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.full((*hidden.shape[:-1], 1), 0.5)
+
+
+def test_the_advantages_of_a_multi_turn_episode_are_those_of_its_own_tokens_from_rollout_to_sample() -> None:
+    # The worked example of gae: five tokens of the policy, 16 of tool output between them, V = 0.5, reward 1 at the end,
+    # lam 0.95: A = 0.5 * 0.95^4 = 0.41 at the first token, and A + V = returns. With half of the reward at the end of
+    # the third turn already, delta = [0, 0, 0.5, 0, 0], so A = 0.5 * 0.95^2 = 0.45.
+    mask = (True, *(False,) * 6, True, *(False,) * 5, True, *(False,) * 5, True, True)
+    critic = ScalarModel(POLICY.model, Half(24, 1, bias=False))
+    late = strategies.scored_rollout(1.0, completion_ids=(3,) * len(mask), loss_mask=mask)
+    assert len(late.rollout.turns) == 4
+    early = dataclasses.replace(late, score=dataclasses.replace(late.score, turn_rewards=(0.0, 0.0, 0.5, 0.5)))
+    experience = build([[late, early]], "ppo", critic=critic)
+    first, second = (sample.returns - sample.values for sample in experience.samples)
+    assert float(first[0]) == pytest.approx(0.41, abs=0.005)
+    assert float(first[0]) == pytest.approx(0.5 * 0.95**4, abs=1e-6)
+    assert float(second[0]) == pytest.approx(0.5 * 0.95**2, abs=1e-6)
+    rewards = [0.0] * (len(mask) - 1) + [1.0]
+    expected = reference.gae(rewards, [0.5] * len(mask), mask, gamma=1.0, lam=0.95)
+    assert first.tolist() == pytest.approx(expected, abs=1e-6)
+    assert first[~torch.tensor(mask)].tolist() == [0.0] * 16
 
 
 def kl_of(item: ScoredRollout, temperature: float = 1.0) -> float:
