@@ -17,7 +17,7 @@ from verl.workers.config import ActorConfig
 from rlcore.algorithms import weighting
 from rlcore.algorithms.objective import policy_loss
 from rlcore.algorithms.ratios import sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import SurrogateFn, cispo, ppo_clip, reinforce
+from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from tests.peers import openrlhf_functions as openrlhf
 from tests.peers.tensors import NO_EXTRAS, Padded, assert_equal, draw
@@ -40,7 +40,7 @@ def with_gradient(logprobs: torch.Tensor) -> torch.Tensor:
     return logprobs.clone().requires_grad_(True)
 
 
-def ours(rollouts: Padded, algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
+def of_ours(rollouts: Padded, algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
     """Our loss and its gradient with respect to the log-probabilities."""
     logprobs = with_gradient(rollouts.policy_logprobs)
     inputs = rollouts.loss_inputs(logprobs, algorithm.weighting(rollouts.mask))
@@ -49,11 +49,10 @@ def ours(rollouts: Padded, algorithm: Algorithm) -> tuple[torch.Tensor, torch.Te
     return loss.detach(), gradient
 
 
-def verls(rollouts: Padded, name: str, mode: str, **settings: float) -> tuple[torch.Tensor, torch.Tensor]:
+def of_verl(rollouts: Padded, name: str, mode: str, **settings: float) -> tuple[torch.Tensor, torch.Tensor]:
     """verl's loss of that name, and its gradient."""
-    config = ActorConfig(
-        strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_c=NO_DUAL_CLIP, **settings
-    )
+    required = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1}
+    config = ActorConfig(**(required | {"clip_ratio_c": NO_DUAL_CLIP} | settings))
     logprobs = with_gradient(rollouts.policy_logprobs)
     compute = verl_algos.get_policy_loss_fn(name)
     loss, _ = compute(
@@ -68,7 +67,7 @@ def verls(rollouts: Padded, name: str, mode: str, **settings: float) -> tuple[to
     return loss.detach(), gradient
 
 
-def openrlhfs(rollouts: Padded, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+def of_openrlhf(rollouts: Padded, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
     """OpenRLHF's loss, and its gradient."""
     logprobs = with_gradient(rollouts.policy_logprobs)
     compute = openrlhf.losses.PolicyLoss(**settings)
@@ -95,16 +94,46 @@ def test_the_clipped_loss_equals_verls(mode: str, low: float, high: float) -> No
     surrogate = partial(ppo_clip, clip_low=low, clip_high=high)
     for seed in SEEDS:
         rollouts = draw(seed, tool_output=True)
-        theirs = verls(rollouts, "vanilla", mode, clip_ratio_low=low, clip_ratio_high=high)
-        assert_same(ours(rollouts, row(surrogate, mode)), theirs)
+        theirs = of_verl(rollouts, "vanilla", mode, clip_ratio_low=low, clip_ratio_high=high)
+        assert_same(of_ours(rollouts, row(surrogate, mode)), theirs)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_the_cispo_loss_equals_verls(mode: str) -> None:
     for seed in SEEDS:
         rollouts = draw(seed)
-        theirs = verls(rollouts, "cispo", mode, clip_ratio_low=0.3, clip_ratio_high=0.28)
-        assert_same(ours(rollouts, row(partial(cispo, clip_low=0.3, clip_high=0.28), mode)), theirs)
+        theirs = of_verl(rollouts, "cispo", mode, clip_ratio_low=0.3, clip_ratio_high=0.28)
+        assert_same(of_ours(rollouts, row(partial(cispo, clip_low=0.3, clip_high=0.28), mode)), theirs)
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_the_dual_clip_equals_verls_and_openrlhfs(mode: str) -> None:
+    surrogate = partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=1.5)
+    for seed in SEEDS:
+        rollouts = draw(seed, drift=0.6)
+        mine = of_ours(rollouts, row(surrogate, mode))
+        assert_same(mine, of_verl(rollouts, "vanilla", mode, clip_ratio_c=1.5))
+        if mode == "token-mean":
+            assert_same(mine, of_openrlhf(rollouts, dual_clip=1.5))
+
+
+def test_the_soft_gate_equals_verls() -> None:
+    # verl aggregates SAPO by seq-mean-token-mean whatever the mode.
+    surrogate = partial(sapo, gate_positive=1.0, gate_negative=1.05)
+    for seed in SEEDS:
+        rollouts = draw(seed, drift=0.6)
+        theirs = of_verl(rollouts, "sapo", "seq-mean-token-mean", tau_pos=1.0, tau_neg=1.05)
+        assert_same(of_ours(rollouts, row(surrogate, "seq-mean-token-mean")), theirs)
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_the_gradient_of_the_mask_by_probability_equals_verls(mode: str) -> None:
+    # verl writes the loss as detached ratio times log-probability: the gradient is that of the ratio, the value is not.
+    surrogate = partial(dppo_tv, clip_low=0.05, clip_high=0.05)
+    for seed in SEEDS:
+        rollouts = draw(seed, drift=0.6)
+        theirs = of_verl(rollouts, "dppo_tv", mode, clip_ratio_low=0.05, clip_ratio_high=0.05)
+        assert_equal(of_ours(rollouts, row(surrogate, mode))[1], theirs[1], BOUND)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
@@ -113,9 +142,9 @@ def test_the_sequence_ratio_loss_equals_verls(mode: str) -> None:
     # let it flow through the mean over the sequence. With one advantage per completion the sums agree.
     for seed in SEEDS:
         rollouts = draw(seed, drift=0.1)
-        theirs = verls(rollouts, "gspo", mode, clip_ratio_low=0.05, clip_ratio_high=0.04)
+        theirs = of_verl(rollouts, "gspo", mode, clip_ratio_low=0.05, clip_ratio_high=0.04)
         surrogate = partial(ppo_clip, clip_low=0.05, clip_high=0.04)
-        assert_same(ours(rollouts, row(surrogate, mode, sequence=True)), theirs)
+        assert_same(of_ours(rollouts, row(surrogate, mode, sequence=True)), theirs)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
@@ -128,7 +157,7 @@ def test_the_reinforce_loss_equals_verls(mode: str) -> None:
             rollouts.old_logprobs, logprobs, rollouts.advantages, rollouts.mask.double(), mode, config
         )
         (gradient,) = torch.autograd.grad(loss, logprobs)
-        assert_same(ours(rollouts, row(reinforce, mode)), (loss.detach(), gradient))
+        assert_same(of_ours(rollouts, row(reinforce, mode)), (loss.detach(), gradient))
 
 
 @pytest.mark.parametrize(("mode", "token_level"), [("token-mean", True), ("seq-mean-token-mean", False)])
@@ -136,16 +165,16 @@ def test_the_clipped_loss_equals_openrlhfs(mode: str, token_level: bool) -> None
     surrogate = partial(ppo_clip, clip_low=0.2, clip_high=0.28)
     for seed in SEEDS:
         rollouts = draw(seed, tool_output=True)
-        theirs = openrlhfs(rollouts, clip_eps_low=0.2, clip_eps_high=0.28, token_level_loss=token_level)
-        assert_same(ours(rollouts, row(surrogate, mode)), theirs)
+        theirs = of_openrlhf(rollouts, clip_eps_low=0.2, clip_eps_high=0.28, token_level_loss=token_level)
+        assert_same(of_ours(rollouts, row(surrogate, mode)), theirs)
 
 
 def test_the_sequence_ratio_loss_equals_openrlhfs() -> None:
     surrogate = partial(ppo_clip, clip_low=0.05, clip_high=0.04)
     for seed in SEEDS:
         rollouts = draw(seed, drift=0.1)
-        theirs = openrlhfs(rollouts, clip_eps_low=0.05, clip_eps_high=0.04, policy_loss_type="gspo")
-        assert_same(ours(rollouts, row(surrogate, "seq-mean-token-mean", sequence=True)), theirs)
+        theirs = of_openrlhf(rollouts, clip_eps_low=0.05, clip_eps_high=0.04, policy_loss_type="gspo")
+        assert_same(of_ours(rollouts, row(surrogate, "seq-mean-token-mean", sequence=True)), theirs)
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)

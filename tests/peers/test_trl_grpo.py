@@ -47,6 +47,10 @@ ROWS: dict[str, tuple[dict[str, Any], Algorithm]] = {
         {"loss_type": "cispo", "epsilon_high": 1.2},
         replace(ALGORITHMS["cispo"], surrogate=partial(cispo, clip_low=1.0, clip_high=0.2)),
     ),
+    "sapo": (
+        {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+        ALGORITHMS["sapo"],
+    ),
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05, "epsilon_high": 0.04},
         replace(GRPO, ratio=sequence_ratio, surrogate=partial(ppo_clip, clip_low=0.05, clip_high=0.04)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,23 +14,26 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from rlcore.algorithms.preference import bradley_terry
-from rlcore.config import SftConfig
+from rlcore.config import RewardModelConfig, SftConfig
+from rlcore.demonstrations import Demonstration
 from rlcore.models.heads import ScalarModel
-from rlcore.packing import TokenSequence, pack
-from rlcore.training.reward_model import TokenPair, pair_sequences
+from rlcore.packing import TokenSequence
+from rlcore.training.preferences import TokenPair
+from rlcore.training.reward_model import train_reward_model
 from rlcore.training.sft import train_sft
 from tests.learners import UNCLIPPED, assert_same
 from tests.peers.trl_trainers import EOS, QUIET, TOKENIZER, tiny_model
 
 pytestmark = pytest.mark.peers
 
-PAD = TOKENIZER.convert_tokens_to_ids("<|im_start|>")  # not the EOS: see test_defects_data.py for what happens if it is
+PAD = TOKENIZER.convert_tokens_to_ids(
+    "<|im_start|>"
+)  # not the EOS: see test_defects_trainers.py for what happens if it is
 PROMPT = (9, 10, 11)
 PAIRS = (
-    TokenPair(prompt_ids=PROMPT, chosen_ids=(20, 21, 22, EOS), rejected_ids=(23, EOS), margin=0.0, weight=1.0),
-    TokenPair(prompt_ids=PROMPT, chosen_ids=(24, EOS), rejected_ids=(25, 26, 27, EOS), margin=0.5, weight=1.0),
-    TokenPair(prompt_ids=(12,), chosen_ids=(28, 29, EOS), rejected_ids=(30, 31, EOS), margin=1.0, weight=1.0),
+    TokenPair(set_id="0.0", prompt_ids=PROMPT, chosen_ids=(20, 21, 22, EOS), rejected_ids=(23, EOS), margin=0.0),
+    TokenPair(set_id="0.5", prompt_ids=PROMPT, chosen_ids=(24, EOS), rejected_ids=(25, 26, 27, EOS), margin=0.5),
+    TokenPair(set_id="1.0", prompt_ids=(12,), chosen_ids=(28, 29, EOS), rejected_ids=(30, 31, EOS), margin=1.0),
 )
 COMPLETIONS = (
     TokenSequence(prompt_ids=PROMPT, completion_ids=(20, 21, 22, EOS)),
@@ -93,15 +96,38 @@ def test_the_bradley_terry_loss_equals_trls_reward_trainer() -> None:
     their_loss = trainer.compute_loss(trainer.model, trainer.data_collator(rows))
     their_loss.backward()
 
-    (batch,) = pack(pair_sequences(PAIRS), tokens_per_microbatch=1024)
-    scores = ours.sequence_scores(batch)[batch.sequences.argsort()]
-    margins = torch.tensor([pair.margin for pair in PAIRS])
-    my_loss = bradley_terry(scores[0::2], scores[1::2], margins, torch.full((3,), 1 / 3))
-    my_loss.backward()
+    my_loss, seen = first_step(
+        ours,
+        lambda report: train_reward_model(
+            ours,
+            PAIRS,
+            RewardModelConfig(num_epochs=1, batch_size=3, learning_rate=1e-3, head_learning_rate=1e-3, optim=UNCLIPPED),
+            seed=0,
+            report=report,
+        ),
+        "rm/loss",
+    )
+    assert my_loss == pytest.approx(float(their_loss.detach()), rel=1e-6)
+    named = {name.removeprefix("backbone.").replace("head.", "score."): grad for name, grad in seen.items()}
+    assert_equal_gradients(named, gradients(trainer.model))
 
-    assert float(my_loss.detach()) == pytest.approx(float(their_loss.detach()), rel=1e-6)
-    assert_equal_gradients(gradients(ours.backbone, drop="model."), gradients(trainer.model.model))
-    assert_same(ours.head.weight.grad, trainer.model.score.weight.grad, 1e-5)
+
+def first_step(
+    model: torch.nn.Module, train: Callable[[Callable[[int, Mapping[str, float]], None]], None], name: str
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss ``name`` of the one step of a training of ours, and the gradient by parameter that its optimizer saw."""
+    losses: list[float] = []
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(*_: Any) -> None:
+        seen.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        train(lambda step, metrics: losses.append(metrics[name]))
+    finally:
+        hook.remove()
+    return losses[0], seen
 
 
 def sft_of_trl(model: LlamaForCausalLM, sequences: tuple[TokenSequence, ...]) -> tuple[float, dict[str, torch.Tensor]]:
@@ -134,23 +160,12 @@ def sft_of_trl(model: LlamaForCausalLM, sequences: tuple[TokenSequence, ...]) ->
 
 
 def sft_of_ours(model: LlamaForCausalLM, sequences: tuple[TokenSequence, ...]) -> tuple[float, dict[str, torch.Tensor]]:
-    """Our loss of one step over the batch, and its gradient as the optimizer sees it."""
-    losses: list[float] = []
-    seen: dict[str, torch.Tensor] = {}
-
-    def report(step: int, metrics: Mapping[str, float]) -> None:
-        losses.append(metrics["sft/loss"])
-
-    def keep(optimizer: Any, *_: Any) -> None:
-        seen.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-
-    hook = register_optimizer_step_pre_hook(keep)
-    try:
-        config = SftConfig(num_steps=1, batch_size=len(sequences), learning_rate=1e-3, optim=UNCLIPPED)
-        train_sft(model, sequences, sequences, config, seed=0, report=report)
-    finally:
-        hook.remove()
-    return losses[0], seen
+    """Our loss of one step over the batch, and its gradient."""
+    rows = [
+        Demonstration(sequence=sequence, loss_mask=(True,) * len(sequence.completion_ids)) for sequence in sequences
+    ]
+    config = SftConfig(num_steps=1, batch_size=len(rows), learning_rate=1e-3, optim=UNCLIPPED)
+    return first_step(model, lambda report: train_sft(model, rows, rows, config, seed=0, report=report), "sft/loss")
 
 
 def test_the_completion_only_loss_equals_trls_sft_trainer() -> None:
