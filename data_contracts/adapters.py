@@ -12,6 +12,7 @@ from data_contracts import (
     demonstrations,
     preference_pairs,
     procedural,
+    products,
     prompts,
     public_adapters,
 )
@@ -126,6 +127,16 @@ ADAPTERS: Mapping[str, Adapter] = {
                 options={"direct_share": Option(default=0.65, low=0.0, high=1.0)},
             ),
             "preferences": Generator(make=arithmetic.generate_pairs),
+        }
+    ),
+    "products": Adapter(
+        generators={
+            "prompts": Generator(make=products.generate_prompts),
+            "demonstrations": Generator(
+                make=products.generate_demonstrations,
+                options={"direct_share": Option(default=0.7, low=0.0, high=1.0)},
+            ),
+            "preferences": Generator(make=products.generate_pairs),
         }
     ),
     "reasoning_gym": Adapter(

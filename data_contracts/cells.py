@@ -32,6 +32,11 @@ def is_question(conversations: pd.Series) -> pd.Series:
     return conversations.map(_is_question).astype(bool)
 
 
+def is_question_with_calls(conversations: pd.Series) -> pd.Series:
+    """A question, after which the assistant may have called tools: its turn, then the tool's, as often as need be."""
+    return conversations.map(lambda conversation: _is_question(_without_calls(conversation))).astype(bool)
+
+
 def is_list_of_texts(values: pd.Series) -> pd.Series:
     """A list of at least two texts, none of them blank."""
     return values.map(
@@ -59,6 +64,19 @@ def is_list_of_logprobs(values: pd.Series) -> pd.Series:
             and all(type(item) is float and math.isfinite(item) and item <= 1e-6 for item in value)
         )
     ).astype(bool)
+
+
+def _without_calls(conversation: object) -> object:
+    """A conversation up to the first tool call that follows the user's last turn."""
+    while isinstance(conversation, list) and len(conversation) > 2 and _is_call(conversation[-2:]):
+        conversation = conversation[:-2]
+    return conversation
+
+
+def _is_call(turns: list[object]) -> bool:
+    whole = [turn for turn in turns if isinstance(turn, dict) and set(turn) == {"role", "content"}]
+    roles = [turn["role"] for turn in whole if _is_filled_text(turn["content"])]
+    return roles == ["assistant", "tool"]
 
 
 def _is_question(conversation: object) -> bool:

@@ -12,8 +12,9 @@ from data_contracts.contract import Contract
 class Demonstrations(pa.DataFrameModel):
     """One row per demonstration.
 
-    ``messages``: list of {role, content}, the last one the user's. ``completion``: the assistant's answer, without any
-    control token. ``reference``: the ground truth where there is one, else ``""``.
+    ``messages``: list of {role, content}, the last one the user's; or after that the assistant's tool calls, each a
+    turn of the assistant and one of the role ``tool``, which says what it gave. ``completion``: the assistant's answer,
+    without any control token. ``reference``: the ground truth where there is one, else ``""``.
     """
 
     demonstration_id: str
@@ -32,10 +33,10 @@ class Demonstrations(pa.DataFrameModel):
     def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
         return cells.is_filled(texts)
 
-    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
+    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's or a tool's last")
     @classmethod
     def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
-        return cells.is_question(values)
+        return cells.is_question_with_calls(values)
 
     @pa.check("split", error="must be 'train' or 'eval'")
     @classmethod

@@ -18,9 +18,12 @@ def normalise(text: str) -> str:
 def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
     """SHA-256 of a conversation's normalised text, in hexadecimal.
 
-    System messages do not enter: the same question under another instruction is the same question.
+    System messages do not enter: the same question under another instruction is the same question. Nor does what comes
+    after the user's last turn (a demonstration's tool calls): that is a part of the answer.
     """
-    turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in messages if turn["role"] != "system"]
+    last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages))
+    asked = [turn for turn in messages[: last + 1] if turn["role"] != "system"]
+    turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in asked]
     return hashlib.sha256("\n".join(turns).encode()).hexdigest()
 
 

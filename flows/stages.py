@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore.config import RunConfig
 from tasks.compare import run_compare
+from tasks.episodes import evaluation_corpus, evaluation_section
 from tasks.evaluate import run_evaluate
 from tasks.import_sft import run_import_sft, source_files
 from tasks.online_rl import run_online_rl
@@ -20,7 +21,7 @@ from tasks.prepare import (
     run_prepare_prompts,
 )
 from tasks.reward_model import run_reward_model
-from tasks.rl_run import user_code, uses_reward_model
+from tasks.rl_run import outside, uses_reward_model
 from tasks.sft import run_sft
 from tasks.stages import Stage
 
@@ -104,7 +105,7 @@ def _online_rl(name: str, config: RunConfig) -> Stage:
         run=partial(run_online_rl, section=name),
         inputs=("sft", "prepare_prompts", *reward_model),
         section=_sections(name, "evaluation", "hardware"),
-        external=partial(user_code, section=name),
+        external=partial(outside, section=name),
     )
 
 
@@ -115,7 +116,8 @@ def _evaluate(name: str, checkpoint: str) -> Stage:
         kind="evaluation",
         run=partial(run_evaluate, checkpoint=checkpoint),
         inputs=(checkpoint, "prepare_prompts"),
-        section=_sections("evaluation", "hardware"),
+        section=evaluation_section,
+        external=evaluation_corpus,
     )
 
 

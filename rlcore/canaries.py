@@ -14,7 +14,7 @@ from rlcore.rewards.base import CORRECT_FROM, RewardFn
 from rlcore.rewards.math_answer import find_reference
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.sampling.base import Sampler
-from rlcore.types import Prompt, Rollout, Score, TrainingSample
+from rlcore.types import Prompt, Rollout, Score, TrainingSample, turn_spans
 
 WRONG_UP_TO = 0.5
 LEFT_OVER = 0.1  # of the way from the old to the new log-probabilities, for a sync that counts as whole
@@ -153,7 +153,9 @@ def sync_canary(
 
 
 def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
-    """Every completion is whole: not empty, one entry per token in each field, and its EOS is trained on.
+    """Every completion is whole: not empty, one entry per token in each field, and the EOS of every turn is trained on.
+
+    Tool output between two turns is masked out, with whatever EOS it holds; no completion ends with it.
 
     Raises:
         CanaryError: names the first fault of each rollout.
@@ -216,11 +218,9 @@ def _rollout_fault(rollout: Rollout, eos_ids: Collection[int]) -> str:
         return f"tokens, log-probabilities and loss mask have different lengths {sorted(lengths)}"
     if not any(rollout.loss_mask):
         return "no token is trained on"
-    if rollout.finish_reason == "length":
-        return ""
-    if rollout.completion_ids[-1] not in eos_ids:
+    if rollout.finish_reason == "stop" and rollout.completion_ids[-1] not in eos_ids:
         return "it ended by itself, but its last token is no EOS"
-    return "" if rollout.loss_mask[-1] else "the EOS token is masked out of the loss"
+    return _turns_fault(rollout.completion_ids, rollout.loss_mask, eos_ids)
 
 
 def _sample_fault(sample: TrainingSample, eos_ids: Collection[int]) -> str:
@@ -238,8 +238,20 @@ def _sample_fault(sample: TrainingSample, eos_ids: Collection[int]) -> str:
         return f"its tensors have different lengths {sorted(lengths)}"
     if not bool(sample.loss_mask.any()):
         return "no token is trained on"
-    ends = sample.completion_ids[-1] in eos_ids
-    return "the EOS token is masked out of the loss" if ends and not bool(sample.loss_mask[-1]) else ""
+    return _turns_fault(sample.completion_ids, sample.loss_mask.tolist(), eos_ids)
+
+
+def _turns_fault(completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int]) -> str:
+    """What is wrong with the turns that a mask makes: each but the last ends with an EOS, and the last is the end."""
+    if not loss_mask[-1]:
+        is_eos = completion_ids[-1] in eos_ids
+        return "the EOS token is masked out of the loss" if is_eos else "it ends with tokens that are not the policy's"
+    for number, (start, end) in enumerate(turn_spans(loss_mask), start=1):
+        if any(token in eos_ids for token in completion_ids[start : end - 1]):
+            return f"turn {number} goes on after its EOS"
+        if end < len(completion_ids) and completion_ids[end - 1] not in eos_ids:
+            return f"turn {number} is followed by tool output, but ends with no EOS"
+    return ""
 
 
 def _require_none(faults: Sequence[str], total: int, what: str) -> None:

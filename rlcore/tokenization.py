@@ -104,7 +104,7 @@ class ChatTokenizer:
         Raises:
             ModelError: the template refuses the conversation, or drops or rewrites a message.
         """
-        pieces = _template_pieces(self.backend, [message.role for message in messages])
+        pieces = template_pieces(self.backend, [message.role for message in messages])
         texts = _texts_as_rendered(self.backend, messages, pieces)
         ids: tuple[int, ...] = ()
         for piece, text in zip_longest(pieces, texts, fillvalue=""):
@@ -117,18 +117,8 @@ class ChatTokenizer:
         Raises:
             ModelError: as :meth:`render_prompt`.
         """
-        pieces = _template_pieces(self.backend, [message.role for message in messages])
+        pieces = template_pieces(self.backend, [message.role for message in messages])
         return _texts_as_rendered(self.backend, messages, pieces)
-
-    def reply_frame(self, role: Role) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What the template writes after an assistant's EOS and before a message of ``role``, and after that message.
-
-        Raises:
-            ModelError: the template refuses such a conversation.
-        """
-        before, after = map(self.encode_template, _template_pieces(self.backend, ["user", "assistant", role])[2:])
-        end = next((place for place, number in enumerate(before) if number in self.eos_ids), -1)
-        return before[end + 1 :], after
 
     def render_demonstration(
         self, messages: Sequence[Message], completion: str
@@ -239,7 +229,7 @@ def _placeholder(number: int) -> str:
     return f"\ue000{number}\ue001"  # private-use characters, which no template writes by itself
 
 
-def _template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> list[str]:
+def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> list[str]:
     """What the template writes before, between and after the texts of a conversation: one piece more than texts."""
     messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
     rendered = _render(backend, messages, add_generation_prompt=True)

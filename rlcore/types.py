@@ -18,7 +18,7 @@ template's words, which the policy reads and is not trained on:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -91,10 +91,14 @@ class Rollout:
 
     @property
     def turns(self) -> tuple[tuple[int, int], ...]:
-        """Where the policy's turns lie: (first token, one past the last) of each run of True in ``loss_mask``."""
-        places = enumerate(self.loss_mask)
-        runs = [[place for place, _ in run] for is_own, run in groupby(places, key=lambda item: item[1]) if is_own]
-        return tuple((run[0], run[-1] + 1) for run in runs)
+        """Where the policy's turns lie; see :func:`turn_spans`."""
+        return turn_spans(self.loss_mask)
+
+
+def turn_spans(loss_mask: Sequence[bool]) -> tuple[tuple[int, int], ...]:
+    """(first token, one past the last) of each run of True: ``[True, True, False, True]`` has (0, 2) and (3, 4)."""
+    runs = (list(run) for is_own, run in groupby(range(len(loss_mask)), key=loss_mask.__getitem__) if is_own)
+    return tuple((run[0], run[-1] + 1) for run in runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pandas as pd
@@ -12,12 +13,14 @@ from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
 from rlcore.evaluation import accuracy, bootstrap_mean, pass_at_k
 from rlcore.rewards.base import RewardFn
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.episodes import transcript
 from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.data import read_prompts
+from tasks.episodes import episodes_of, with_tools
 from tasks.rl_run import MODEL, verifier
 from tasks.runtime import open_runtime
 from tasks.stages import StageContext, StageResult
@@ -34,8 +37,11 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
     tokenizer = ChatTokenizer.load(model / MODEL)
     rows = read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")[: config.num_problems]
     prompts = tokenize_prompts(rows, tokenizer)
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime, verifier(context.config) as grade:
-        sampler = NativeSampler(runtime.load_frozen(model / MODEL), tokenizer, max_concurrent=config.max_concurrent)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        grade = stack.enter_context(verifier(context.config))
+        engine = NativeSampler(runtime.load_frozen(model / MODEL), tokenizer, max_concurrent=config.max_concurrent)
+        sampler = stack.enter_context(with_tools(engine, tokenizer, episodes_of(context.config)))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)
         if config.num_samples:
@@ -59,7 +65,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
 
 
 def answers(
-    sampler: NativeSampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
 ) -> pd.DataFrame:
     """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason."""
     groups = sampler.sample(prompts, params, seed=seed)
@@ -78,7 +84,7 @@ def answers(
             row |= {
                 "correct": value == RIGHT,
                 "value": float("nan") if value is None else value,
-                "completion": rollout.text,
+                "completion": transcript(rollout),
                 "num_tokens": len(rollout.completion_ids),
                 "finish_reason": rollout.finish_reason,
             }

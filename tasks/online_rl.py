@@ -23,6 +23,7 @@ from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.rewards.base import check_error_rate
 from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.episodes import episode_metrics
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import Experience, build_experience, is_usable, reward_of
@@ -70,6 +71,8 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     scored = drawn.groups
     if run.rl.sampling.max_replacements:
         metrics |= replacement_metrics(drawn)
+    if run.rl.sampling.episodes.tools:
+        metrics |= episode_metrics([item.rollout for group in scored for item in group])
     with timed(seconds, "update"):
         moved = update_policy(run, scored, iteration, metrics)
     with timed(seconds, "sync"):
@@ -232,7 +235,7 @@ def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:
     check_names(metrics)
     run.history.append({"iteration": iteration, **metrics})
     run.context.tracker.log_metrics(metrics, step=iteration)
-    optional = {"KL": "kl/ref", "held-out": "eval/accuracy"}
+    optional = {"KL": "kl/ref", "with calls": "episode/with_calls", "held-out": "eval/accuracy"}
     shown = "".join(f", {label} {metrics[name]:.4f}" for label, name in optional.items() if name in metrics)
     run.context.progress(
         f"iteration {iteration}/{run.rl.num_iterations}: reward {metrics['reward/mean']:.3f}, "

@@ -21,6 +21,7 @@ from rlcore.packing import TokenSequence
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
@@ -29,6 +30,7 @@ from rlcore.training.learner import Learner
 from rlcore.types import Prompt
 from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
+from tasks.episodes import corpus_digest, with_tools
 from tasks.runtime import Runtime, open_runtime
 from tasks.stages import StageContext
 from tasks.tokens import tokenize_prompts
@@ -56,7 +58,9 @@ class RlRun:
             temperature=rl.sampling.temperature,
             tokens_per_microbatch=rl.update.tokens_per_microbatch,
         )
-        self.sampler = NativeSampler(runtime.load_frozen(start), tokenizer, max_concurrent=rl.sampling.max_concurrent)
+        self.sampler: Sampler = NativeSampler(
+            runtime.load_frozen(start), tokenizer, max_concurrent=rl.sampling.max_concurrent
+        )
         self.reward: RewardFn
         self.verifier: RewardFn
         prompts = context.inputs["prepare_prompts"]
@@ -100,6 +104,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         tokenizer = ChatTokenizer.load(context.inputs["sft"] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
         resources = replace(reward_resources(context, runtime, rl), prefill=tokenizer.prefill)
+        run.sampler = stack.enter_context(with_tools(run.sampler, tokenizer, rl.sampling.episodes))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         run.verifier = stack.enter_context(verifier(context.config))
         yield run
@@ -142,11 +147,12 @@ def uses_reward_model(rl: RlConfig) -> bool:
     return in_reward or in_critic
 
 
-def user_code(config: RunConfig, *, section: str) -> str:
-    """Digest of the code of the user's own rewards, which the run's result depends on; empty where there are none."""
+def outside(config: RunConfig, *, section: str) -> str:
+    """Digest of what a run depends on outside of this code: the user's own rewards, the search tool's corpus."""
     rl: RlConfig = getattr(config, section)
     modules = sorted({term.kind.partition(":")[0] for term in rl.rewards if ":" in term.kind})
-    return " ".join(closure_digest(module) for module in modules)
+    digests = [*(closure_digest(module) for module in modules), corpus_digest(rl.sampling.episodes)]
+    return " ".join(filter(None, digests))
 
 
 def _critic(context: StageContext, rl: RlConfig, runtime: Runtime, algorithm: Algorithm) -> ScalarModel | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from data_contracts import rollouts as contract
+from rlcore.sampling.episodes import transcript
 from rlcore.types import ScoredRollout
 from tasks.storage import write_table
 
@@ -32,7 +33,7 @@ def write_rollouts(
 def rollout_frame(
     iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
 ) -> pd.DataFrame:
-    """One row per rollout; tokens and log-probabilities exactly as sampled."""
+    """One row per rollout; tokens and log-probabilities as sampled, the text has every turn and tool output."""
     rows = [
         {
             "iteration": iteration,
@@ -40,7 +41,7 @@ def rollout_frame(
             "sample_index": index,
             "prompt": item.rollout.prompt.messages[-1].content,
             "reference": item.rollout.prompt.reference,
-            "text": item.rollout.text,
+            "text": transcript(item.rollout),
             "completion_ids": list(item.rollout.completion_ids),
             "sampler_logprobs": list(item.rollout.sampler_logprobs),
             "loss_mask": list(item.rollout.loss_mask),

@@ -13,13 +13,20 @@ from types import MappingProxyType
 
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
+from rlcore.metrics.episodes import EPISODES
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
 from rlcore.metrics.training import TRAINING
 
 __all__ = ["METRICS", "Metric", "check_names", "find_metric", "render"]
 
 SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
-    {"The update": TRAINING, "The engine": ENGINE, "Speed and memory": COSTS, "The stages": STAGES}
+    {
+        "The update": TRAINING,
+        "Episodes with tools": EPISODES,
+        "The engine": ENGINE,
+        "Speed and memory": COSTS,
+        "The stages": STAGES,
+    }
 )
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {metric.name: metric for metrics in SECTIONS.values() for metric in metrics}

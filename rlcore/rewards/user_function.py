@@ -3,8 +3,8 @@
     def brief(rollouts: Sequence[Rollout], *, limit: int = 200) -> list[float | None]: ...
 
 It gets the whole batch and returns one value per rollout, in order; None where it cannot judge. A value may be a list
-of rewards, one for each of the rollout's turns (``rollout.turns``): their sum is the value. An exception in the function
-stops the run: a reward that fails for some completions and not for others would be a reward for failing.
+of rewards, one for each of the rollout's turns (``rollout.turns``): their sum is the value. An exception in it stops
+the run: a reward that fails for some completions and not for others would be a reward for failing.
 """
 
 from __future__ import annotations

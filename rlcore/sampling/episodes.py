@@ -20,9 +20,9 @@ from rlcore.config import EpisodeConfig
 from rlcore.errors import ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer
+from rlcore.tokenization import ChatTokenizer, template_pieces
 from rlcore.tools.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output, parse_call
-from rlcore.types import FailedRollout, Prompt, Rollout, ToolCall
+from rlcore.types import FailedRollout, Prompt, Role, Rollout, ToolCall
 
 CUT = " [cut]"  # stands at the end of tool output that was longer than the limit
 _Key = tuple[int, int]  # which prompt, which sample
@@ -50,7 +50,7 @@ class EpisodeSampler:
         """
         self._engine, self._tokenizer, self._config = engine, tokenizer, config
         self._tools = {tool.name: tool for tool in tools}
-        self._before, self._after = tokenizer.reply_frame(config.tool_role)
+        self._before, self._after = reply_frame(tokenizer, config.tool_role)
 
     @property
     def policy_version(self) -> int:
@@ -137,6 +137,39 @@ class EpisodeSampler:
             ids = ids[: limit - len(mark)] + mark
         shown = ToolCall(text=turn, tool=call.tool, output=self._tokenizer.decode(ids), is_error=output.is_error)
         return _Reply(token_ids=self._before + ids + self._after, call=shown)
+
+
+def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Turns, calls, errors and tool tokens of a batch of episodes, by their names in the glossary; all 0 for none."""
+    calls = [call for rollout in rollouts for call in rollout.tool_calls]
+    num_tokens = sum(len(rollout.loss_mask) for rollout in rollouts)
+    num_own = sum(sum(rollout.loss_mask) for rollout in rollouts)
+    count = max(1, len(rollouts))
+    return {
+        "episode/turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "episode/with_calls": sum(bool(rollout.tool_calls) for rollout in rollouts) / count,
+        "episode/tool_calls": len(calls) / count,
+        "episode/tool_errors": sum(call.is_error for call in calls) / max(1, len(calls)),
+        "episode/tool_tokens": (num_tokens - num_own) / max(1, num_tokens),
+    }
+
+
+def transcript(rollout: Rollout) -> str:
+    """An episode for people: every turn, after each call ``[tool]`` and what it said; without calls, the text alone."""
+    turns = [f"{call.text}\n[{call.tool or 'no tool'}] {call.output}\n" for call in rollout.tool_calls]
+    return "".join(turns) + rollout.text
+
+
+def reply_frame(tokenizer: ChatTokenizer, role: Role) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Token ids of what the template writes after an assistant's EOS and before a message of ``role``, and after it.
+
+    Raises:
+        ModelError: the template refuses such a conversation.
+    """
+    pieces = template_pieces(tokenizer.backend, ["user", "assistant", role])
+    before, after = map(tokenizer.encode_template, pieces[2:])
+    end = next((place for place, number in enumerate(before) if number in tokenizer.eos_ids), -1)
+    return before[end + 1 :], after
 
 
 def _sound(made: Mapping[_Key, Rollout | FailedRollout]) -> dict[_Key, Rollout]:

@@ -259,8 +259,10 @@ SOUND = [
     rollout(),
     rollout(completion_ids=(3, 4, 7)),
     rollout(finish_reason="length", completion_ids=(3, 4, 5)),
-    rollout(loss_mask=(True, False, True)),
-    rollout(completion_ids=(3, 2, 2), loss_mask=(True, False, True)),  # an EOS inside tool output is not trained on
+    rollout(completion_ids=(7, 4, 2), loss_mask=(True, False, True)),
+    rollout(completion_ids=(2, 2, 2), loss_mask=(True, False, True)),  # an EOS inside tool output is not trained on
+    rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, True)),
+    rollout(finish_reason="length", completion_ids=(3, 4, 2)),  # a call for which there was no turn left
 ]
 
 
@@ -276,16 +278,24 @@ def test_whole_rollouts_pass() -> None:
         (rollout(loss_mask=(True, True)), r"different lengths \[2, 3\]"),
         (rollout(sampler_logprobs=(-1.0,)), r"different lengths \[1, 3\]"),
         (rollout(loss_mask=(False, False, False)), "no token is trained on"),
+        (rollout(loss_mask=(True, False, True)), "turn 1 is followed by tool output, but ends with no EOS"),
+        (rollout(completion_ids=(3, 2, 2)), "turn 1 goes on after its EOS"),
+        (
+            rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, False)),
+            "ends with tokens that are not the policy's",
+        ),
         (rollout(completion_ids=(), loss_mask=(), sampler_logprobs=()), "no token is trained on"),
     ],
 )
 def test_a_broken_rollout_is_found_among_whole_ones(broken: Rollout, message: str) -> None:
-    with pytest.raises(CanaryError, match=rf"(?s)1 of 6 rollouts.*{message}"):
+    with pytest.raises(CanaryError, match=rf"(?s)1 of 8 rollouts.*{message}"):
         mask_canary([*SOUND, broken], EOS)
 
 
 def test_whole_training_samples_pass_and_broken_ones_are_found() -> None:
     sample = strategies.random_samples(0, num_prompts=1, group_size=1)[0]
+    whole = torch.ones_like(sample.loss_mask)
+    sample = dataclasses.replace(sample, completion_ids=(3,) * len(whole), loss_mask=whole)
     ends = dataclasses.replace(sample, completion_ids=(*sample.completion_ids[:-1], 2))
     sample_canary([sample, ends], EOS)
     masked = ends.loss_mask.clone()

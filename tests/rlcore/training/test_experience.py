@@ -173,9 +173,9 @@ class Half(torch.nn.Linear):
 
 
 def test_the_advantages_of_a_multi_turn_episode_are_those_of_its_own_tokens_from_rollout_to_sample() -> None:
-    # The worked example of gae: five tokens of the policy, 16 of tool output between them, V = 0.5, reward 1 at the end,
-    # lam 0.95: A = 0.5 * 0.95^4 = 0.41 at the first token, and A + V = returns. With half of the reward at the end of
-    # the third turn already, delta = [0, 0, 0.5, 0, 0], so A = 0.5 * 0.95^2 = 0.45.
+    # The worked example of gae: five tokens of the policy, 16 of tool output between them, V = 0.5, reward 1 at the
+    # end, lam 0.95: A = 0.5 * 0.95^4 = 0.41 at the first token, and A + V = returns. With half of the reward at the
+    # end of the third turn already, delta = [0, 0, 0.5, 0, 0], so A = 0.5 * 0.95^2 = 0.45.
     mask = (True, *(False,) * 6, True, *(False,) * 5, True, *(False,) * 5, True, True)
     critic = ScalarModel(POLICY.model, Half(24, 1, bias=False))
     late = strategies.scored_rollout(1.0, completion_ids=(3,) * len(mask), loss_mask=mask)

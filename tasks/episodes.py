@@ -1,0 +1,87 @@
+"""The tools of a run: which episodes its stages sample, and the engine that plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_contracts.errors import ContractError
+from data_contracts.search_corpus import read_corpus
+from rlcore.config import EpisodeConfig, RunConfig
+from rlcore.errors import ConfigError, DataError
+from rlcore.sampling.base import Sampler
+from rlcore.sampling.episodes import EpisodeSampler
+from rlcore.tokenization import ChatTokenizer
+from rlcore.tools.search import Passage
+from rlcore.tools.table import ToolResources, build_tools
+from tasks.artifacts import file_sha256
+
+
+@contextmanager
+def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> Iterator[Sampler]:
+    """The engine itself where no tools are named, else one that plays episodes on it.
+
+    Raises:
+        DataError: the search tool's corpus cannot be read or breaks its contract.
+        ModelError: the chat template cannot show a tool's output.
+    """
+    if not config.tools:
+        yield engine
+        return
+    yield EpisodeSampler(engine, tokenizer, build_tools(config, _resources(config)), config)
+
+
+def episodes_of(config: RunConfig) -> EpisodeConfig:
+    """The episodes in which the checkpoints of a run are evaluated: those that its RL runs train on.
+
+    Raises:
+        ConfigError: the RL runs have different ones, so there is no evaluation that is fair to both.
+    """
+    found = {name: getattr(config, name).sampling.episodes for name in config.runs}
+    different = [name for name, episodes in found.items() if episodes != found[config.runs[0]]]
+    if different:
+        raise ConfigError(
+            f"{different[0]}.sampling.episodes differs from {config.runs[0]}.sampling.episodes",
+            fix="give all RL runs of a preset the same tools and limits, so that their evaluations can be compared",
+        )
+    return found[config.runs[0]] if found else EpisodeConfig()
+
+
+def evaluation_section(config: RunConfig) -> Mapping[str, Any]:
+    """What an evaluation depends on: its own settings, the machine's, and the episodes where a run has tools."""
+    section = {"evaluation": config.evaluation, "hardware": config.hardware}
+    episodes = episodes_of(config)
+    return section | ({"episodes": episodes} if episodes.tools else {})
+
+
+def corpus_digest(config: EpisodeConfig) -> str:
+    """SHA-256 of the search tool's corpus, empty without one.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if not config.corpus:
+        return ""
+    try:
+        return file_sha256(Path(config.corpus))
+    except OSError as error:
+        raise DataError(
+            f"cannot read the corpus: {error.strerror}", where=config.corpus, fix="set sampling.episodes.corpus"
+        ) from error
+
+
+def evaluation_corpus(config: RunConfig) -> str:
+    """:func:`corpus_digest` of the episodes that are evaluated."""
+    return corpus_digest(episodes_of(config))
+
+
+def _resources(config: EpisodeConfig) -> ToolResources:
+    if not config.corpus:
+        return ToolResources()
+    try:
+        rows = read_corpus(Path(config.corpus))
+    except ContractError as error:
+        raise DataError(error.what, where=error.where, fix=error.fix) from error
+    return ToolResources(passages=[Passage(passage_id=name, text=text) for name, text in rows])
