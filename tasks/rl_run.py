@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -15,11 +14,13 @@ from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.config import RewardTerm, RlConfig, RunConfig
 from rlcore.errors import ConfigError
-from rlcore.models.heads import ScalarModel, load_scalar_model, score_rewards
+from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import check_head
+from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.packing import TokenSequence
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.reward_model import TokenItems
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
@@ -36,7 +37,6 @@ from tasks.stages import StageContext
 from tasks.tokens import tokenize_prompts
 
 MODEL = "model"  # the checkpoint's folder inside an artifact
-ScoreFn = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], torch.Tensor]
 
 
 class RlRun:
@@ -167,13 +167,12 @@ def reward_resources(context: StageContext, runtime: Runtime, rl: RlConfig) -> R
     if not any(term.kind == "reward_model" for term in rl.rewards):
         return RewardResources()
     folder = context.inputs["reward_model"] / MODEL
-    model = load_scalar_model(runtime.load_frozen(folder), folder).requires_grad_(False)
-    centring = json.loads((folder / "centring.json").read_text(encoding="utf-8"))
+    model = load_reward_model(runtime.load_frozen(folder), folder)
 
-    def score(items: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
+    def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
         sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
-        raw = score_rewards(model, sequences, tokens_per_microbatch=rl.update.tokens_per_microbatch)
-        return (raw - float(centring["shift"])) / float(centring["scale"])
+        budget = rl.update.tokens_per_microbatch
+        return model.rewards(sequences, tokens_per_microbatch=budget, calibrated=calibrated)
 
     return RewardResources(score_tokens=score)
 

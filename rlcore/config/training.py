@@ -35,21 +35,33 @@ class SftConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceLossConfig:
-    """``margin`` is added to each pair's own; ``label_smoothing``: share of labels taken to be wrong at random."""
+    """``margin`` is added to each pair's own; ``label_smoothing``: share of labels taken to be wrong at random.
+
+    ``length_debias``: take the effect of length, measured on training pairs, out of the scores.
+    """
 
     margin: NonNegativeFloat = 0.0
     label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
+    length_debias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
-    """Bradley-Terry training. ``trainable_layers``: how many of the trunk's last layers learn (-1: all)."""
+    """Bradley-Terry training. ``trainable_layers``: how many of the trunk's last layers learn (-1: all).
+
+    At 0 the head alone learns: its optimum is computed at once, and epochs, batch size and learning rates are not used.
+    ``trunk_layers``: how many of the trunk's first layers are kept (0: all). ``ensemble``: number of members, each on
+    its own resample of the prompts. ``audit_folds``: labels are audited in so many folds (0: not at all).
+    """
 
     num_epochs: PositiveInt
     batch_size: PositiveInt  # pairs per optimizer step; a ranked list, with all of its pairs, is one
     learning_rate: PositiveFloat
     head_learning_rate: PositiveFloat
     trainable_layers: Annotated[int, AtLeast(-1)] = -1
+    trunk_layers: NonNegativeInt = 0
+    ensemble: PositiveInt = 1
+    audit_folds: NonNegativeInt = 5
     tokens_per_microbatch: PositiveInt = 8192
     min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
 from rlcore.metrics.episodes import EPISODES
+from rlcore.metrics.reward_model import REWARD_MODEL
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
 from rlcore.metrics.training import TRAINING
 
@@ -26,6 +27,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
         "The engine": ENGINE,
         "Speed and memory": COSTS,
         "The stages": STAGES,
+        "The reward model": REWARD_MODEL,
     }
 )
 METRICS: Mapping[str, Metric] = MappingProxyType(

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from rlcore.config import NonNegativeFloat, PositiveFloat
 from rlcore.errors import RewardError
-from rlcore.rewards.base import graded
 from rlcore.types import Rollout, Score
 
-ScoreTokens = Callable[[Sequence[tuple[Sequence[int], Sequence[int]]]], torch.Tensor]
-"""From N pairs (prompt ids, completion ids) to scores [N]."""
+TokenItems = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""N pairs of prompt ids and completion ids."""
+
+
+class ScoreTokens(Protocol):
+    """From N items to centred rewards [M, N] of the reward model's M members.
+
+    In standard deviations of its reference set, or, ``calibrated``, in log-odds of being preferred.
+    """
+
+    def __call__(self, items: TokenItems, *, calibrated: bool) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelOptions:
     """``clip`` > 0 bounds the reward to ±clip, after ``(score - shift) / scale``.
 
-    Shift and scale come on top of the centring that is stored with the model.
+    Shift and scale come on top of the centring that is stored with the model. ``uncertainty_penalty``: how many times
+    the standard deviation over the members of an ensemble is taken off. ``calibrated``: rewards in log-odds at the
+    temperature that is stored with the model.
     """
 
     shift: float = 0.0
     scale: PositiveFloat = 1.0
     clip: NonNegativeFloat = 0.0
+    uncertainty_penalty: NonNegativeFloat = 0.0
+    calibrated: bool = False
 
 
 class RewardModelReward:
-    """``(score - shift) / scale``, clipped. Reads token ids as they were sampled, never the text."""
+    """``(score - shift) / scale``, clipped; score = mean - uncertainty_penalty · std over the members.
+
+    Reads token ids as they were sampled, never the text. The part ``reward_model_std`` is the members' disagreement.
+    """
 
     name = "reward_model"
 
@@ -39,14 +55,26 @@ class RewardModelReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """
         Raises:
-            RewardError: the scoring function returned another number of scores than it was given pairs.
+            RewardError: another number of scores than there are completions, or a penalty on a single member.
         """
         if not rollouts:
             return []
-        raw = self._score_tokens([(rollout.prompt.token_ids, rollout.completion_ids) for rollout in rollouts])
-        if raw.shape != (len(rollouts),):
-            raise RewardError(f"the reward model returned {tuple(raw.shape)} scores for {len(rollouts)} completions")
-        values = (raw.detach().double() - self._options.shift) / self._options.scale
+        items = [(rollout.prompt.token_ids, rollout.completion_ids) for rollout in rollouts]
+        scores = self._score_tokens(items, calibrated=self._options.calibrated).detach().double()
+        if scores.ndim != 2 or scores.shape[1] != len(rollouts):
+            raise RewardError(f"the reward model returned {tuple(scores.shape)} scores for {len(rollouts)} completions")
+        if self._options.uncertainty_penalty > 0.0 and len(scores) == 1:
+            raise RewardError(
+                "an uncertainty penalty needs an ensemble, and the reward model has one member",
+                where="rewards: uncertainty_penalty",
+                fix="set reward_model.ensemble to 3 or more, or uncertainty_penalty to 0",
+            )
+        spread = scores.std(dim=0, unbiased=False)
+        values = scores.mean(dim=0) - self._options.uncertainty_penalty * spread
+        values = (values - self._options.shift) / self._options.scale
         if self._options.clip > 0.0:
             values = values.clamp(-self._options.clip, self._options.clip)
-        return [graded(self.name, value) for value in values.tolist()]
+        parts = [{self.name: value} for value in values.tolist()]
+        if len(scores) > 1:
+            parts = [part | {f"{self.name}_std": std} for part, std in zip(parts, spread.tolist(), strict=True)]
+        return [Score(value=part[self.name], parts=part) for part in parts]

@@ -29,6 +29,20 @@ class TokenPair:
     probability: float = 1.0
     weight: float = 1.0
 
+    @property
+    def sides(self) -> tuple[TokenSequence, TokenSequence]:
+        """The chosen and the rejected completion, each with the prompt."""
+        chosen, rejected = (
+            TokenSequence(prompt_ids=self.prompt_ids, completion_ids=side)
+            for side in (self.chosen_ids, self.rejected_ids)
+        )
+        return chosen, rejected
+
+
+def different_sequences(pairs: Sequence[TokenPair]) -> list[TokenSequence]:
+    """Every completion of some pairs once, in the order of its first pair."""
+    return list(dict.fromkeys(side for pair in pairs for side in pair.sides))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:

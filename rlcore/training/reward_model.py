@@ -1,9 +1,8 @@
-"""Reward-model training on preference pairs (Bradley-Terry), its held-out figures and its centring."""
+"""Reward-model training on preference pairs and ranked lists (Bradley-Terry)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -11,8 +10,8 @@ import torch
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.errors import NonFiniteError
-from rlcore.models.heads import ScalarModel, score_rewards
-from rlcore.packing import TokenSequence, pack
+from rlcore.models.heads import ScalarModel
+from rlcore.packing import pack
 from rlcore.seeding import shuffled
 from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
 from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, preference_sets
@@ -84,32 +83,3 @@ def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) 
     starts = list(accumulate((len(group.completions) for group in sets), initial=0))
     placed = [(start, one) for start, group in zip(starts, sets, strict=False) for one in group.comparisons]
     return scores[[start + one.better for start, one in placed]], scores[[start + one.worse for start, one in placed]]
-
-
-def score_pairs(
-    model: ScalarModel, pairs: Sequence[TokenPair], *, tokens_per_microbatch: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raw scores of the chosen and the rejected sides, float32 [P] each; equal completions are computed once."""
-    sides = [TokenSequence(prompt_ids=pair.prompt_ids, completion_ids=side) for pair in pairs for side in _sides(pair)]
-    different = list(dict.fromkeys(sides))
-    place = {side: number for number, side in enumerate(different)}
-    scores = score_rewards(model, different, tokens_per_microbatch=tokens_per_microbatch)
-    return scores[[place[side] for side in sides[0::2]]], scores[[place[side] for side in sides[1::2]]]
-
-
-def _sides(pair: TokenPair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return pair.chosen_ids, pair.rejected_ids
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Centring:
-    """``reward = (score - shift) / scale``: mean 0 and std 1 over a reference set, stored with the model."""
-
-    shift: float
-    scale: float
-
-
-def centre(scores: torch.Tensor) -> Centring:
-    """Centring from the raw scores [S] of a reference set."""
-    std = float(scores.std(unbiased=False))
-    return Centring(shift=float(scores.mean()), scale=std if std > 1e-6 else 1.0)

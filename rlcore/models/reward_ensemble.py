@@ -1,0 +1,143 @@
+"""A trained reward model: one or several members, what they share held once, with the scales of their rewards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from rlcore.errors import ModelError
+from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_head, score_rewards
+from rlcore.models.policy import hidden_states
+from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.packing import TokenSequence, pack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RewardModel:
+    """M members over the same prompts; those whose trunk did not learn share one trunk and its forward pass."""
+
+    members: tuple[ScalarModel, ...]
+    scales: RewardScales
+
+    def rewards(
+        self, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, calibrated: bool = False
+    ) -> torch.Tensor:
+        """Centred rewards, float32 [M, S], without gradient.
+
+        In standard deviations of the reference set; ``calibrated``: in log-odds, so that σ of a difference of the
+        members' mean is the chance that the one is preferred to the other.
+        """
+        raw = raw_scores(self.members, sequences, tokens_per_microbatch=tokens_per_microbatch)
+        lengths = lengths_of([sequence.completion_ids for sequence in sequences])
+        units = [self.scales.temperature if calibrated else scale.scale for scale in self.scales.members]
+        rows = zip(self.scales.members, raw, units, strict=True)
+        return torch.stack([scale.centred(scores, lengths) / unit for scale, scores, unit in rows])
+
+
+def raw_scores(
+    members: Sequence[ScalarModel], sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+) -> torch.Tensor:
+    """Scores as the heads give them, float32 [M, S] on the CPU, without gradient."""
+    if len({id(member.backbone) for member in members}) == len(members):
+        return torch.stack(
+            [score_rewards(each, sequences, tokens_per_microbatch=tokens_per_microbatch) for each in members]
+        )
+    states = last_states(members[0].backbone, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    heads = torch.cat([member.head.weight.detach() for member in members]).cpu().float()
+    return (states @ heads.T).T.contiguous()
+
+
+@torch.no_grad()
+def last_states(
+    backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+) -> torch.Tensor:
+    """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
+    states = torch.empty(len(sequences), backbone.config.hidden_size)
+    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        batch = batch.to(backbone.device)
+        states[batch.sequences.cpu()] = hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions].float().cpu()
+    return states
+
+
+def share_frozen(model: ScalarModel) -> ScalarModel:
+    """A copy of what learns; what does not is the same tensor in both, and a frozen trunk is the same trunk."""
+    if not any(parameter.requires_grad for parameter in model.backbone.parameters()):
+        return ScalarModel(model.backbone, copy.deepcopy(model.head))
+    frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
+    return copy.deepcopy(model, frozen)
+
+
+def keep_layers(backbone: PreTrainedModel, count: int) -> None:
+    """Cut the trunk after its first ``count`` layers (0: keep all); it stays a whole, smaller model.
+
+    Raises:
+        ModelError: it has no list of layers, or fewer.
+    """
+    if count == 0:
+        return
+    layers = getattr(backbone.base_model, "layers", None)
+    if layers is None or count > len(layers):
+        has = "no list of layers" if layers is None else f"{len(layers)} layers"
+        raise ModelError(
+            f"{type(backbone).__name__} has {has}", where="reward_model.trunk_layers", fix="set trunk_layers = 0"
+        )
+    backbone.base_model.layers = layers[:count]
+    backbone.config.num_hidden_layers = count
+    if getattr(backbone.config, "layer_types", None):
+        backbone.config.layer_types = backbone.config.layer_types[:count]
+
+
+def save_members(members: Sequence[ScalarModel], folder: Path) -> None:
+    """Write the first member's head beside its trunk (saved already), and of each other one what it does not share."""
+    save_head(members[0], folder)
+    first = dict(members[0].backbone.named_parameters())
+    for number, member in enumerate(members[1:], start=1):
+        own = {
+            f"backbone.{name}": tensor.detach().cpu().contiguous()
+            for name, tensor in member.backbone.named_parameters()
+            if tensor is not first[name]
+        }
+        save_file(own | {"head.weight": member.head.weight.detach().cpu().contiguous()}, folder / _member_file(number))
+
+
+def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:
+    """The reward model in ``folder``, whose trunk was loaded from there; nothing in it learns.
+
+    Raises:
+        ModelError: a file is missing or belongs to another model.
+    """
+    scales = RewardScales.load(folder)
+    first = load_scalar_model(backbone, folder).requires_grad_(False)
+    others = [_load_member(first, folder / _member_file(number)) for number in range(1, len(scales.members))]
+    return RewardModel(members=(first, *others), scales=scales)
+
+
+def _load_member(first: ScalarModel, path: Path) -> ScalarModel:
+    if not path.is_file():
+        raise ModelError("a member of the ensemble is missing", where=str(path), fix="run the reward_model stage again")
+    tensors = load_file(path)
+    first.requires_grad_(False)
+    named = dict(first.named_parameters())
+    unknown = sorted(tensors.keys() - named.keys())
+    if unknown:
+        raise ModelError(
+            f"the trunk has no weight {unknown[0]!r}", where=str(path), fix=f"keep it with its {HEAD_FILE}"
+        )
+    for name in tensors:
+        named[name].requires_grad_(True)  # marks what the copy must not share
+    member = share_frozen(first)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            member.get_parameter(name).copy_(tensor)
+    first.requires_grad_(False)
+    return member.requires_grad_(False)
+
+
+def _member_file(number: int) -> str:
+    return f"member-{number}.safetensors"

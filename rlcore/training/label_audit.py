@@ -1,0 +1,74 @@
+"""Which labels look wrong: each pair is judged by heads that never saw it, on states of a trunk that saw no label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.models.policy import completion_logprobs, hidden_states
+from rlcore.packing import TokenSequence, pack
+from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
+from rlcore.training.preferences import TokenPair
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suspect:
+    """A pair whose label is doubted: its place in the file and the cross-fitted margin (log-odds of the label)."""
+
+    row: int
+    margin: float
+
+
+@torch.no_grad()
+def audit_features(
+    model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+) -> torch.Tensor:
+    """What an untrained judge may know of a completion: float64 [S, H + 3] on the CPU.
+
+    The last token's state, the mean and the lowest log-probability of the completion's tokens (a slip stands out as
+    one token that the model did not expect), and ln of its length.
+    """
+    features = torch.empty(len(sequences), model.config.hidden_size + 3, dtype=torch.float64)
+    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        batch = batch.to(model.device)
+        states = hidden_states(model, batch).flatten(0, 1)
+        logprobs, _ = completion_logprobs(model, batch)
+        for place, number in enumerate(batch.sequences.tolist()):
+            own = logprobs[batch.sequence_index == number].double().cpu()
+            summary = torch.stack([own.mean(), own.min(), torch.tensor(float(len(own))).double().log()])
+            features[number] = torch.cat([states[batch.last_positions[place]].double().cpu(), summary])
+    return features
+
+
+def linear_pairs(pairs: Sequence[TokenPair], features: Mapping[TokenSequence, torch.Tensor]) -> LinearPairs:
+    """Pairs as differences of their completions' features; pairs of a ranked list share its weight."""
+    sides = [tuple(features[side] for side in pair.sides) for pair in pairs]
+    sizes: dict[str, int] = {}
+    prompts: dict[tuple[int, ...], int] = {}
+    for pair in pairs:
+        sizes[pair.set_id] = sizes.get(pair.set_id, 0) + 1
+        prompts.setdefault(pair.prompt_ids, len(prompts))
+    columns = {
+        "margins": [pair.margin for pair in pairs],
+        "probabilities": [pair.probability for pair in pairs],
+        "weights": [pair.weight / sizes[pair.set_id] for pair in pairs],
+    }
+    return LinearPairs(
+        differences=torch.stack([chosen - rejected for chosen, rejected in sides]).double(),
+        prompts=torch.tensor([prompts[pair.prompt_ids] for pair in pairs]),
+        **{name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()},
+    )
+
+
+def audit_labels(pairs: LinearPairs, *, num_folds: int, seed: int) -> list[Suspect]:
+    """All pairs, the most suspicious first: K-fold margins, folds by prompt, strength of the heads by cross-validation.
+
+    Raises:
+        DataError: fewer prompts than folds.
+    """
+    folds = folds_of(pairs.prompts, num_folds, seed=seed)
+    margins = cross_fitted_margins(pairs, folds, l2=choose_l2(pairs, folds)).tolist()
+    return sorted((Suspect(row=row, margin=margin) for row, margin in enumerate(margins)), key=lambda one: one.margin)

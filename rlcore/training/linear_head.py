@@ -1,0 +1,139 @@
+"""A scalar head on frozen states: Bradley-Terry in a linear map is convex, so it is solved and not trained.
+
+    margin_i = w · x_i,   x_i = state of the chosen side - state of the rejected side
+    w = argmin Σ weight_i · loss_i + l2/2 · |s ⊙ w|²,   s_j = the standard deviation of feature j over the pairs
+
+Newton's method, as for any logistic regression (Boyd & Vandenberghe 2004, section 9.5); nothing to tune but ``l2``,
+which :func:`choose_l2` takes by cross-validation. No intercept: swapping the sides of a pair must turn its sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlcore.algorithms.preference import bradley_terry
+from rlcore.errors import DataError, TrainingError
+from rlcore.seeding import shuffled
+
+L2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_MAX_STEPS = 50
+_TOLERANCE = 1e-8  # of the squared Newton decrement: twice the loss that is still to gain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LinearPairs:
+    """P pairs as numbers, float64 on the CPU.
+
+    ``differences`` [P, F]; ``margins``, ``probabilities``, ``weights`` [P] as in the loss; ``prompts``: one number per
+    pair, equal for pairs of one prompt, which never stand on both sides of a fold.
+    """
+
+    differences: torch.Tensor
+    margins: torch.Tensor
+    probabilities: torch.Tensor
+    weights: torch.Tensor
+    prompts: torch.Tensor
+
+    def take(self, places: torch.Tensor) -> LinearPairs:
+        """The pairs at some places, an int64 index or a boolean mask."""
+        return LinearPairs(**{name: getattr(self, name)[places] for name in self.__slots__})
+
+    def loss(self, margins: torch.Tensor) -> torch.Tensor:
+        """The mean Bradley-Terry loss at the given margins [P], in nats per pair."""
+        return bradley_terry(
+            margins,
+            torch.zeros_like(margins),
+            margins=self.margins,
+            probabilities=self.probabilities,
+            weights=self.weights / self.weights.sum(),
+        )
+
+
+def fit_head(pairs: LinearPairs, *, l2: float) -> torch.Tensor:
+    """The optimal weights w, float64 [F].
+
+    Raises:
+        TrainingError: Newton's method did not converge.
+    """
+    spread = _spread(pairs.differences)
+    inputs = pairs.differences / spread
+    scaled = LinearPairs(**{name: getattr(pairs, name) for name in LinearPairs.__slots__} | {"differences": inputs})
+    weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
+    for _ in range(_MAX_STEPS):
+        gradient, curvature = _derivatives(scaled, inputs @ weights)
+        descent = inputs.T @ gradient + l2 * weights
+        hessian = (inputs.T * curvature) @ inputs + l2 * torch.eye(len(weights), dtype=torch.float64)
+        step = torch.linalg.solve(hessian, descent)
+        decrement = float(descent @ step)
+        if decrement < _TOLERANCE:
+            return weights / spread
+        weights = weights - _step_size(scaled, weights, step, l2=l2, decrement=decrement) * step
+    raise TrainingError(
+        f"the reward head did not converge in {_MAX_STEPS} steps of Newton's method",
+        where="reward_model",
+        fix="look for states that are not finite or huge margins in the preferences",
+    )
+
+
+def _spread(differences: torch.Tensor) -> torch.Tensor:
+    spread = differences.std(dim=0, unbiased=False)
+    return torch.where(spread > 0.0, spread, torch.ones_like(spread))
+
+
+def _derivatives(pairs: LinearPairs, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """First and second derivative of the loss by each margin, [P] each."""
+    share = pairs.weights / pairs.weights.sum()
+    right, swapped = torch.sigmoid(scores - pairs.margins), torch.sigmoid(scores + pairs.margins)
+    p = pairs.probabilities
+    gradient = share * ((1.0 - p) * swapped - p * (1.0 - right))
+    return gradient, share * (p * right * (1.0 - right) + (1.0 - p) * swapped * (1.0 - swapped))
+
+
+def _step_size(pairs: LinearPairs, weights: torch.Tensor, step: torch.Tensor, *, l2: float, decrement: float) -> float:
+    """Backtracking: the largest of 1, ½, ¼, … that gains a tenth of what the slope promises (Armijo)."""
+
+    def objective(at: torch.Tensor) -> float:
+        return float(pairs.loss(pairs.differences @ at)) + 0.5 * l2 * float(at @ at)
+
+    start, size = objective(weights), 1.0
+    while size > 1e-6 and objective(weights - size * step) > start - 0.1 * size * decrement:
+        size *= 0.5
+    return size
+
+
+def folds_of(prompts: torch.Tensor, num_folds: int, *, seed: int) -> torch.Tensor:
+    """The fold 0..num_folds-1 of each pair, int64 [P]; all pairs of a prompt are in one.
+
+    Raises:
+        DataError: fewer prompts than folds.
+    """
+    different, place = torch.unique(prompts, return_inverse=True)
+    if len(different) < num_folds:
+        raise DataError(
+            f"{len(different)} prompts cannot be divided into {num_folds} folds",
+            where="reward_model.audit_folds",
+            fix="give more preferences, or set audit_folds = 0",
+        )
+    order = torch.tensor(shuffled(len(different), seed, "folds"))
+    return (order.argsort() % num_folds)[place]
+
+
+def cross_fitted_margins(pairs: LinearPairs, folds: torch.Tensor, *, l2: float) -> torch.Tensor:
+    """The margin of each pair under a head that was fitted without its fold, float64 [P]."""
+    margins = torch.empty(len(folds), dtype=torch.float64)
+    for fold in range(int(folds.max()) + 1):
+        held_out = folds == fold
+        margins[held_out] = pairs.differences[held_out] @ fit_head(pairs.take(~held_out), l2=l2)
+    return margins
+
+
+def choose_l2(pairs: LinearPairs, folds: torch.Tensor, grid: Sequence[float] = L2_GRID) -> float:
+    """The strength of the grid with the smallest loss on the pairs that its heads were fitted without."""
+
+    def loss(l2: float) -> float:
+        return float(pairs.loss(cross_fitted_margins(pairs, folds, l2=l2)))
+
+    return min(grid, key=loss)

@@ -1,0 +1,169 @@
+"""From a trunk and preferences to a reward model: its members, and the scale of their rewards on a reference set."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.algorithms.preference import smoothed
+from rlcore.config import PreferenceLossConfig, RewardModelConfig
+from rlcore.errors import DataError
+from rlcore.models.heads import ScalarModel
+from rlcore.models.reward_ensemble import last_states, raw_scores, share_frozen
+from rlcore.models.reward_scale import RewardScale, fit_length_slope, lengths_of, measure_scale
+from rlcore.packing import TokenSequence
+from rlcore.seeding import derive_seed, generator, shuffled
+from rlcore.training.label_audit import Suspect, audit_features, audit_labels, linear_pairs
+from rlcore.training.linear_head import LinearPairs, choose_l2, fit_head, folds_of
+from rlcore.training.preferences import TokenPair, different_sequences
+from rlcore.training.reward_model import Report, train_reward_model
+
+REFERENCE_PAIRS = 512
+"""At most so many training pairs are scored to centre the rewards: their mean is then known to 1/30 of its spread."""
+_HEAD_FOLDS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fitted:
+    """Trained members with the score of training completions, which a frozen trunk need not compute again.
+
+    ``score``: from S sequences to raw scores float32 [M, S]. ``suspects``: training pairs, the most doubtful first.
+    """
+
+    members: tuple[ScalarModel, ...]
+    score: Callable[[Sequence[TokenSequence]], torch.Tensor]
+    suspects: tuple[Suspect, ...]
+
+
+def fit_reward_model(
+    trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+) -> Fitted:
+    """Audit the labels with the trunk as it comes, then train ``config.ensemble`` members from it.
+
+    Raises:
+        DataError: no pairs, or fewer prompts than folds.
+        NonFiniteError: NaN or infinity in a loss or gradient.
+    """
+    if not pairs:
+        raise DataError("there are no preference pairs to train on", where="preferences", fix="raise num_train")
+    if config.trainable_layers == 0:
+        return _fit_heads(trunk, pairs, config, seed=seed, report=report)
+    suspects: list[Suspect] = []
+    budget = config.tokens_per_microbatch
+    if config.audit_folds:
+        sequences = different_sequences(pairs)
+        features = audit_features(trunk, sequences, tokens_per_microbatch=budget)
+        known = dict(zip(sequences, features, strict=True))
+        suspects = audit_labels(linear_pairs(pairs, known), num_folds=config.audit_folds, seed=seed)
+    members = _train_members(trunk, pairs, config, seed=seed, report=report)
+    return Fitted(
+        members=members,
+        score=lambda sequences: raw_scores(members, sequences, tokens_per_microbatch=budget),
+        suspects=tuple(suspects),
+    )
+
+
+def _train_members(
+    trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+) -> tuple[ScalarModel, ...]:
+    first = ScalarModel.with_random_head(trunk, generator(seed, "reward_head"))
+    first.train_last_layers(config.trainable_layers)
+    members = [first, *(share_frozen(first) for _ in range(1, config.ensemble))]
+    for number, member in enumerate(members):
+        own_seed, own_pairs = seed, list(pairs)
+        if config.ensemble > 1:
+            own_seed = derive_seed(seed, "member", number)
+            _draw_head(member, own_seed)
+            own_pairs = resample(pairs, seed=own_seed)
+        train_reward_model(member, own_pairs, config, seed=own_seed, report=report)
+    return tuple(members)
+
+
+def _draw_head(member: ScalarModel, seed: int) -> None:
+    weight = member.head.weight
+    drawn = torch.randn(weight.shape, generator=generator(seed, "reward_head")) * (weight.shape[1] + 1) ** -0.5
+    with torch.no_grad():
+        weight.copy_(drawn)
+
+
+def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
+    """As many prompts as there are, drawn with replacement, each with its pairs; drawn twice it counts twice."""
+    by_prompt: dict[tuple[int, ...], list[TokenPair]] = {}
+    for pair in pairs:
+        by_prompt.setdefault(pair.prompt_ids, []).append(pair)
+    groups = list(by_prompt.values())
+    draws = torch.randint(len(groups), (len(groups),), generator=generator(seed, "resample")).tolist()
+    return [
+        dataclasses.replace(pair, set_id=f"{pair.set_id}#{number}")
+        for number, draw in enumerate(draws)
+        for pair in groups[draw]
+    ]
+
+
+def _fit_heads(
+    trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+) -> Fitted:
+    """Heads on the states of a frozen trunk, which are computed once for the heads, the audit and the reference set."""
+    trunk.requires_grad_(False)
+    sequences = different_sequences(pairs)
+    states = last_states(trunk, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
+    known = dict(zip(sequences, states.double(), strict=True))
+    everything = _linear(pairs, known, config.loss)
+    l2 = choose_l2(everything, folds_of(everything.prompts, _HEAD_FOLDS, seed=seed))
+    members = []
+    for number in range(config.ensemble):
+        own = everything
+        if config.ensemble > 1:
+            own = _linear(resample(pairs, seed=derive_seed(seed, "member", number)), known, config.loss)
+        head = torch.nn.Linear(states.shape[1], 1, bias=False, device=trunk.device, dtype=torch.float32)
+        with torch.no_grad():
+            head.weight.copy_(fit_head(own, l2=l2)[None])
+        members.append(ScalarModel(trunk, head))
+        margins = own.differences @ head.weight.detach()[0].double().cpu()
+        report(number + 1, {"rm/loss": float(own.loss(margins)), "rm/accuracy": float((margins > 0).double().mean())})
+    heads = torch.cat([member.head.weight.detach() for member in members]).cpu()
+    suspects = audit_labels(everything, num_folds=config.audit_folds, seed=seed) if config.audit_folds else []
+    place = {sequence: number for number, sequence in enumerate(sequences)}
+    return Fitted(
+        members=tuple(members),
+        score=lambda wanted: (states[[place[sequence] for sequence in wanted]] @ heads.T).T,
+        suspects=tuple(suspects),
+    )
+
+
+def _linear(
+    pairs: Sequence[TokenPair], states: Mapping[TokenSequence, torch.Tensor], loss: PreferenceLossConfig
+) -> LinearPairs:
+    given = linear_pairs(pairs, states)
+    return dataclasses.replace(
+        given,
+        margins=given.margins + loss.margin,
+        probabilities=smoothed(given.probabilities, loss.label_smoothing),
+    )
+
+
+def measure_scales(
+    fitted: Fitted, pairs: Sequence[TokenPair], *, length_debias: bool, seed: int
+) -> tuple[RewardScale, ...]:
+    """Each member's scale over the completions of (at most 512) training pairs; with ``length_debias`` its slope too.
+
+    Raises:
+        DataError: the effect of length is to be removed and cannot be measured.
+    """
+    chosen = [pairs[place] for place in shuffled(len(pairs), seed, "reference")[:REFERENCE_PAIRS]]
+    sequences = different_sequences(chosen)
+    place = {sequence: number for number, sequence in enumerate(sequences)}
+    lengths = lengths_of([sequence.completion_ids for sequence in sequences])
+    scores = fitted.score(sequences)
+    better, worse = ([place[pair.sides[side]] for pair in chosen] for side in (0, 1))
+    log_ratios = (lengths[better] / lengths[worse]).log()
+
+    def scale(own: torch.Tensor) -> RewardScale:
+        slope = fit_length_slope(own[better] - own[worse], log_ratios) if length_debias else 0.0
+        return measure_scale(own, lengths, length_slope=slope)
+
+    return tuple(scale(own) for own in scores)
