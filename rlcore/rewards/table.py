@@ -13,6 +13,7 @@ from rlcore.errors import ConfigError
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.code_tests import CodeOptions, CodeReward
 from rlcore.rewards.format import FormatOptions, FormatReward
+from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.language import LanguageOptions, LanguageReward
 from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
@@ -60,6 +61,7 @@ REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
         "language": RewardEntry(LanguageOptions, lambda options, _: LanguageReward(options)),
         "repetition": RewardEntry(RepetitionOptions, lambda options, _: RepetitionReward(options)),
         "length": RewardEntry(LengthOptions, lambda options, _: LengthReward(options)),
+        "judge": RewardEntry(JudgeOptions, lambda options, _: JudgeReward(options)),
         "reward_model": RewardEntry(RewardModelOptions, _make_reward_model),
     }
 )

@@ -127,3 +127,19 @@ def test_of_several_readings_of_an_answer_the_best_counts() -> None:
     entry = entry_of("chain_sum")
     assert grade({"dataset": "chain_sum", "entry": entry, "answers": ["x", str(entry["answer"])]}) == 1.0
     assert grade({"dataset": "chain_sum", "entry": entry, "answers": []}) == 0.0
+
+
+def test_a_scorer_that_hangs_or_raises_costs_one_answer_each(make_rollout: Callable[..., Rollout]) -> None:
+    """The first answer is a power of 370 million digits; the second entry has no metadata to score by."""
+    reward = ProceduralReward(ProceduralOptions(timeout_seconds=2.0))
+    broken = json.dumps({"dataset": "countdown", "entry": {"question": "", "answer": "1", "metadata": {}}})
+    rollouts = [
+        make_rollout("<answer>9**9**9</answer>", reference_of("countdown")),
+        make_rollout("<answer>1</answer>", broken),
+        make_rollout(f"<answer>{entry_of('countdown')['answer']}</answer>", reference_of("countdown")),
+    ]
+    hangs, raises, right = reward(rollouts)
+    reward.close()
+    assert (hangs.value, raises.value, right.value) == (None, None, 1.0)
+    assert "longer than 2 s" in hangs.error
+    assert "KeyError" in raises.error

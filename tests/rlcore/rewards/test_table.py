@@ -62,7 +62,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_names_of_the_table() -> None:
-    names = {"math", "procedural", "code", "format", "length", "language", "repetition", "reward_model"}
+    names = {"math", "procedural", "code", "format", "length", "judge", "language", "repetition", "reward_model"}
     assert set(REWARDS) == names
 
 
