@@ -6,14 +6,16 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_contracts.public_adapters import gsm8k_demonstrations, gsm8k_prompts
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.math_answer import MathOptions, MathReward, decide, find_reference
+from rlcore.rewards.math_answer import MathOptions, MathReward, decide
 from rlcore.types import Rollout
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k_train.jsonl"
@@ -220,13 +222,19 @@ def test_any_answer_is_decided_or_left_to_symbols_without_an_exception(answer: s
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared/data/gsm8k_train.jsonl is absent")
 def test_people_s_answers_verify_and_a_neighbours_do_not(make_rollout: Callable[..., Rollout]) -> None:
-    """All rows, against the next row that has another number; no answer needs a process."""
-    answers = [json.loads(line)["answer"] for line in GSM8K.read_text(encoding="utf-8").splitlines()]
+    """All rows through the adapter, against the next row with another number; no answer needs a process."""
+    rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()]
+    references = [gsm8k_prompts(row)[0]["reference"] for row in rows]
+    worked = [gsm8k_demonstrations(row)[0]["completion"] for row in rows]
     reward = MathReward()
-    own = reward([make_rollout(answer, answer) for answer in answers])
-    assert [score.value for score in own] == [1.0] * 7_473
-    numbers = [find_reference(answer) for answer in answers]
-    others = [next(n for n in numbers[i + 1 :] + numbers[:i] if n != number) for i, number in enumerate(numbers)]
-    scores = reward([make_rollout(answer, other) for answer, other in zip(answers, others, strict=True)])
-    assert [score.value for score in scores] == [0.0] * 7_473
+
+    def values(texts: list[str], wanted: list[str]) -> list[float | None]:
+        scores = reward([make_rollout(text, reference) for text, reference in zip(texts, wanted, strict=True)])
+        return [score.value for score in scores]
+
+    assert values([row["answer"] for row in rows], references) == [1.0] * 7_473
+    assert values(worked, [row["answer"] for row in rows]) == [1.0] * 7_473  # the raw solution as the reference
+    ring = references * 2
+    others = [next(other for other in islice(ring, i, None) if other != own) for i, own in enumerate(references)]
+    assert values(worked, others) == [0.0] * 7_473
     assert reward._pool._nursery is None

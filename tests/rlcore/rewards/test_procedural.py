@@ -130,9 +130,9 @@ def test_of_several_readings_of_an_answer_the_best_counts() -> None:
 
 
 def test_a_scorer_that_hangs_or_raises_costs_one_answer_each(make_rollout: Callable[..., Rollout]) -> None:
-    """The first answer is a power of 370 million digits; the second entry has no metadata to score by."""
+    """The first answer is a power of 370 million digits; the second entry has no answer to score by."""
     reward = ProceduralReward(ProceduralOptions(timeout_seconds=2.0))
-    broken = json.dumps({"dataset": "countdown", "entry": {"question": "", "answer": "1", "metadata": {}}})
+    broken = json.dumps({"dataset": "chain_sum", "entry": {"question": "", "metadata": {}}})
     rollouts = [
         make_rollout("<answer>9**9**9</answer>", reference_of("countdown")),
         make_rollout("<answer>1</answer>", broken),
