@@ -11,7 +11,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning bench-rewards bench-ppo-vs-grpo recipes clean peers test-peers
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes clean peers test-peers
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-ppo-vs-grpo: setup  ## PPO against GRPO at equal samples and equal compute
 
 recipes: setup  ## every recipe on the tiny model, one after another (under 25 minutes)
 	$(BIN)/python -m benchmarks.recipes
+
+mutation: setup  ## change one expression of the algorithms at a time: which change would no test notice? (an hour of CPU)
+	$(BIN)/python -m benchmarks.mutation
 
 clean:  ## remove the environments and all results
 	rm -rf .venv $(PEERS) .rlcore
