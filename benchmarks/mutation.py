@@ -76,7 +76,8 @@ def run_tests(folder: Path, files: Sequence[str]) -> int:
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a counterexample need not be small here
     hypothesis.settings.register_profile("mutation", phases=phases, **few)
     hypothesis.settings.load_profile("mutation")
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]))
+    # Plain asserts: rewriting costs time, and warns of what is imported already.
+    return int(pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", *files]))
 
 
 def finished(slot: Slot, timeout: float) -> str:
