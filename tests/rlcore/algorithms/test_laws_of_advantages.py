@@ -25,7 +25,7 @@ from rlcore.algorithms.advantages import (
 )
 from tests import strategies
 
-law = settings(max_examples=30, deadline=None)
+law = settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 
 WITHIN_GROUP = [group_normalized, group_centred, leave_one_out, group_over_mean]
 EVERY = [*WITHIN_GROUP, batch_normalized, partial(group_relative, scale="batch")]

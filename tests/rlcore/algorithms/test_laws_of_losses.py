@@ -18,7 +18,7 @@ from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, 
 from rlcore.algorithms.values import explained_variance, value_loss
 from rlcore.config import MismatchConfig
 
-law = settings(max_examples=30, deadline=None)
+law = settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 seeds = st.integers(0, 10_000)
 CLIP = partial(ppo_clip, clip_low=0.2, clip_high=0.28)
 SURROGATES = {

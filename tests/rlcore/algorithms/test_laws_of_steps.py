@@ -24,7 +24,7 @@ EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
 COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=MismatchConfig(high=3.0))
 BARE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=MismatchConfig(mode="off"))
 VOCABULARY = 5
-law = settings(max_examples=12, deadline=None)
+law = settings(max_examples=min(12, settings.default.max_examples), deadline=None)
 
 
 @dataclasses.dataclass(frozen=True)

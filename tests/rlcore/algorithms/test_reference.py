@@ -23,6 +23,8 @@ from tests.reference.advantages import gae as plain_gae
 OFF = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=MismatchConfig(mode="off"))
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
+law = settings(max_examples=min(60, settings.default.max_examples), deadline=None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
@@ -120,7 +122,7 @@ def same(batch: Ragged, field: str, ours: torch.Tensor, theirs: torch.Tensor) ->
     assert not bool(mine[~batch.own].any())
 
 
-@settings(max_examples=60, deadline=None)
+@law
 @given(batch=ragged(), beta=st.sampled_from([0.0, 0.3]), gamma=st.floats(0.8, 1.0), lam=st.floats(0.0, 1.0))
 def test_ppo_from_rewards_to_both_losses_equals_the_plain_loops(
     batch: Ragged, beta: float, gamma: float, lam: float
@@ -140,7 +142,7 @@ def test_ppo_from_rewards_to_both_losses_equals_the_plain_loops(
     same(batch, "value", critic, expected[1])
 
 
-@settings(max_examples=60, deadline=None)
+@law
 @given(batch=ragged(), beta=st.sampled_from([0.0, 0.04]))
 def test_grpo_from_rewards_to_loss_equals_the_plain_loops(batch: Ragged, beta: float) -> None:
     expected = iteration.grpo(completions(batch), beta=beta, clip=0.2, cap=2.0, epsilon=advantages.STD_EPSILON)
@@ -152,7 +154,7 @@ def test_grpo_from_rewards_to_loss_equals_the_plain_loops(batch: Ragged, beta: f
     same(batch, "logprob", ours, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@law
 @given(batch=ragged(), gamma=st.floats(0.5, 1.0), lam=st.floats(0.0, 1.0))
 def test_gae_across_tool_output_equals_the_definition_on_the_compressed_sequence(
     batch: Ragged, gamma: float, lam: float
