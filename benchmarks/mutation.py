@@ -43,6 +43,18 @@ def test_files(path: Path) -> list[str]:
     return [str(TESTS / file.name) for file in sorted((ROOT / TESTS).glob("test_*.py"), key=rank)]
 
 
+WARM_UP = """
+import torch
+from hypothesis import given, settings, strategies as st
+
+@settings(max_examples=5, deadline=None, database=None)
+@given(st.lists(st.floats(0, 1), max_size=3), st.integers(), st.booleans(), st.sampled_from([1, 2]), st.data())
+def test_something(numbers, whole, truth, choice, data):
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    x.exp().sum().backward()
+"""
+
+
 @dataclass
 class Slot:
     """A copy of the repository and the process that runs in it."""
@@ -77,13 +89,25 @@ def run_tests(folder: Path, files: Sequence[str]) -> int:
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a counterexample need not be small here
     hypothesis.settings.register_profile("mutation", phases=phases, **few)
     hypothesis.settings.load_profile("mutation")
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # Plain asserts: rewriting costs time, and warns of what is imported already.
     options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider"]
     for file in files:  # one at a time: most mutants die in the first, and never see the others
         if code := pytest.main([*options, file]):
             return int(code)
     return 0
+
+
+def warm_up(folder: Path) -> None:
+    """Run one property test in this process: what pytest and hypothesis load on first use is then there for all."""
+    import pytest
+
+    test = folder / "test_warm_up.py"
+    test.write_text(WARM_UP, encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    arguments = ["-q", "--assert=plain", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={folder}"]
+    if pytest.main([*arguments, str(test)]) != 0:
+        raise SystemExit("pytest does not run here")
 
 
 def finished(slot: Slot, timeout: float) -> str:
@@ -153,15 +177,18 @@ def main() -> None:
     """Run every mutant of the chosen files and print what survived."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", help="names such as kl or surrogates; all if none is named")
-    chosen = parser.parse_args().modules
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: only every N-th mutant")
+    options = parser.parse_args()
+    chosen = options.modules
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.dont_write_bytecode = True  # a stale .pyc would hide a mutant
     paths = [PACKAGE / f.name for f in sorted((ROOT / PACKAGE).glob("[a-z]*.py")) if not chosen or f.stem in chosen]
-    mutants = [mutant for path in paths for mutant in mutants_of(path, root=ROOT)]
+    mutants = [mutant for path in paths for mutant in mutants_of(path, root=ROOT)][:: options.every]
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
     for name in PRELOADED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        warm_up(Path(folder))
         slots = make_slots(Path(folder))
         seconds = unchanged_seconds(slots[0])
         print(f"{len(mutants)} mutants of {len(paths)} files; the unchanged tests take {seconds:.0f} s", flush=True)
