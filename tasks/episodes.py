@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rlcore.config import EpisodeConfig, RunConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.episodes import EpisodeSampler
+from rlcore.sandbox.pool import SandboxPool
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.search import Passage
 from rlcore.tools.table import ToolResources, build_tools
@@ -30,7 +31,10 @@ def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig)
     if not config.tools:
         yield engine
         return
-    yield EpisodeSampler(engine, tokenizer, build_tools(config, _resources(config)), config)
+    with ExitStack() as stack:
+        sandbox = stack.enter_context(SandboxPool()) if "python" in config.tools else None
+        resources = ToolResources(passages=_passages(config), sandbox=sandbox)
+        yield EpisodeSampler(engine, tokenizer, build_tools(config, resources), config)
 
 
 def episodes_of(config: RunConfig) -> EpisodeConfig:
@@ -77,11 +81,11 @@ def evaluation_corpus(config: RunConfig) -> str:
     return corpus_digest(episodes_of(config))
 
 
-def _resources(config: EpisodeConfig) -> ToolResources:
+def _passages(config: EpisodeConfig) -> list[Passage]:
     if not config.corpus:
-        return ToolResources()
+        return []
     try:
         rows = read_corpus(Path(config.corpus))
     except ContractError as error:
         raise DataError(error.what, where=error.where, fix=error.fix) from error
-    return ToolResources(passages=[Passage(passage_id=name, text=text) for name, text in rows])
+    return [Passage(passage_id=name, text=text) for name, text in rows]

@@ -7,21 +7,32 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rlcore.config import EpisodeConfig
+from rlcore.errors import ConfigError
+from rlcore.sandbox.base import Sandbox
 from rlcore.tools.base import Tool
 from rlcore.tools.calculator import CalculatorTool
+from rlcore.tools.python import PythonTool
 from rlcore.tools.search import Passage, SearchTool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResources:
-    """What tools need that is no option. ``passages``: of the search tool's corpus."""
+    """What tools need that is no option. ``passages``: of the search tool's corpus; ``sandbox``: of the Python tool."""
 
     passages: Sequence[Passage] = ()
+    sandbox: Sandbox | None = None
+
+
+def _make_python(config: EpisodeConfig, resources: ToolResources) -> Tool:
+    if resources.sandbox is None:
+        raise ConfigError("the Python tool needs a sandbox", fix="pass one in ToolResources")
+    return PythonTool(resources.sandbox, timeout_seconds=config.timeout_seconds)
 
 
 TOOLS: Mapping[str, Callable[[EpisodeConfig, ToolResources], Tool]] = MappingProxyType(
     {
         "calculator": lambda config, resources: CalculatorTool(),
+        "python": _make_python,
         "search": lambda config, resources: SearchTool(resources.passages, num_passages=config.num_passages),
     }
 )
@@ -32,5 +43,6 @@ def build_tools(config: EpisodeConfig, resources: ToolResources) -> tuple[Tool, 
 
     Raises:
         DataError: the search tool without a passage.
+        ConfigError: the Python tool without a sandbox.
     """
     return tuple(TOOLS[name](config, resources) for name in config.tools)
