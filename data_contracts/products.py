@@ -1,12 +1,13 @@
-"""A made-up task for small models with a calculator: the product of two numbers of three digits.
+"""A made-up task for small models with a calculator: the product of two numbers of two digits.
 
-    347*286
-    guessed   #### 99242
-    called    <tool:calculator>347*286</tool>     the calculator says 99242
-              #### 99242
+    47*86
+    guessed   #### 4042
+    called    <tool:calculator>47*86</tool>     the calculator says 4042
+              #### 4042
 
-No small network multiplies in its head, so a guess is wrong; to copy the problem into a call, and the result into the
-answer, is easy. Demonstrations of both kinds are right: nothing but the outcome tells a policy which one works.
+A network of this size does not multiply in its head, so a guess is mostly wrong; to copy the problem into a call, and
+the result into the answer, is easier. Demonstrations of both kinds are right: nothing but the outcome tells a policy
+which one works.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from data_contracts.splits import is_held_out
 from data_contracts.text import prompt_hash
 
 TASK = "products"
-LOW, HIGH = 100, 999
+LOW, HIGH = 10, 99
 
 
 def make_problem(rng: random.Random) -> str:
-    """One problem, such as ``347*286``."""
+    """One problem, such as ``47*86``."""
     return f"{rng.randint(LOW, HIGH)}*{rng.randint(LOW, HIGH)}"
 
 
@@ -81,7 +82,7 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
     """Rows of ``preference_pairs/v1``: a call of the calculator against a wrong guess."""
 
     def row(problem: str) -> dict[str, Any]:
-        wrong = answer(problem) + rng.choice((-1, 1)) * rng.randint(1, 9999)
+        wrong = answer(problem) + rng.choice((-1, 1)) * rng.randint(1, 99)
         sides = {"chosen": call(problem), "rejected": guess(wrong), "margin": 0.0, "weight": 1.0, "source": TASK}
         return {"pair_id": f"{TASK}-{problem}", "messages": ask(problem), **sides}
 
