@@ -71,16 +71,8 @@ def test_swapping_the_sides_and_the_probability_changes_nothing(difference: floa
 def test_a_soft_label_is_fitted_by_its_own_log_odds() -> None:
     # The gradient in d is σ(d) - p: zero at d = ln(p / (1 - p)) = ln 4 for p = 0.8.
     difference = torch.tensor([math.log(4.0)], dtype=torch.float64, requires_grad=True)
-<<<<<<< HEAD
     better = torch.tensor([0.8], dtype=torch.float64)
     columns = {"margins": torch.zeros(1), "probabilities": better, "weights": torch.ones(1)}
-=======
-    columns = {
-        "margins": torch.zeros(1),
-        "probabilities": torch.tensor([0.8], dtype=torch.float64),
-        "weights": torch.ones(1),
-    }
->>>>>>> 9be9e4e (Reward model: centred on training completions, calibrated, judged for length, in ensembles, its labels audited)
     bradley_terry(difference, torch.zeros(1), **columns).backward()
     assert difference.grad is not None
     assert float(difference.grad) == pytest.approx(0.0, abs=1e-12)
