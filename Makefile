@@ -11,7 +11,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes clean peers test-peers
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox clean peers test-peers
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote
 
 test: check unit  ## ruff, mypy, import-linter and the fast tests
 
+sandbox:  ## install bubblewrap, which runs untrusted programs, where it is missing and this user may
+	@infra/install_sandbox.sh
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,6 +51,7 @@ check: setup
 	$(BIN)/lint-imports
 
 unit: setup
+	@infra/install_sandbox.sh || true
 	$(BIN)/python -m pytest -m "not slow and not peers" -n 2 --dist loadfile
 
 test-slow: setup  ## the tests that take longer than a minute
@@ -55,6 +59,9 @@ test-slow: setup  ## the tests that take longer than a minute
 
 bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
+
+bench-sandbox: setup  ## processor time of a box, programs judged per second (a minute)
+	$(BIN)/python -m benchmarks.sandbox
 
 bench-rewards: setup  ## answers graded per second, hostile ones among them (about two minutes)
 	$(BIN)/python -m benchmarks.rewards

@@ -85,7 +85,10 @@ class Box:
         self._first: int | None = None  # pidfd of the first process in the box: killing that kills all
         code = boxed_code()
         arguments = [str(len(code)), role, str(limits.memory_bytes), str(limits.cpu_seconds)]
-        self._process, info = _spawn(walls, arguments)
+        try:
+            self._process, info = _spawn(walls, arguments)
+        except OSError as error:
+            raise BoxError(f"the box did not start: {error}") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._in, False)
@@ -200,11 +203,14 @@ def _spawn(walls: Walls, arguments: list[str]) -> tuple[subprocess.Popen[bytes],
     """The process, and the end of a pipe on which bwrap says the pid of the box (-1 without bwrap)."""
     if not walls.bwrap:
         return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
-    filter_end, info, info_end = _filter_pipe(), *os.pipe()
+    filter_end, (info, info_end) = _filter_pipe(), os.pipe()
     command = [walls.bwrap, *_ISOLATION, "--ro-bind", walls.image, "/", *_FILES]
     command += ["--seccomp", str(filter_end), "--info-fd", str(info_end), "--", PYTHON, *_python_arguments(arguments)]
     try:
         return _popen(command, (filter_end, info_end)), info
+    except OSError:
+        os.close(info)
+        raise
     finally:
         os.close(filter_end)
         os.close(info_end)

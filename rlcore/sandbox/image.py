@@ -7,7 +7,7 @@ installed package and no file of ours.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -130,8 +130,11 @@ def _make(folder: Path, interpreter: _Interpreter) -> None:
         work.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        try:
             work.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
+                raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -212,9 +212,6 @@ def _library_path() -> dict[str, str]:
 
 
 def _stop(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    connection.close()  # an idle supervisor ends by itself; the boxes of a busy one die with it
-    try:
-        process.wait(timeout=1.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    connection.close()
+    process.kill()  # its boxes die with it
+    process.wait()

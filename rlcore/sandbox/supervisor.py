@@ -12,7 +12,10 @@ import contextlib
 import ctypes
 import json
 import os
+import select
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +37,7 @@ def main(arguments: list[str]) -> None:
     connection = Connection(int(arguments[0]))
     walls = Walls(bwrap=arguments[1], image=arguments[2])
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     boxed_code()
     if os.geteuid() == 0 and walls.bwrap:
         _become_nobody_else()
@@ -43,6 +47,14 @@ def main(arguments: list[str]) -> None:
             outcomes = _handle(request, walls)
             _reap()
             connection.send_bytes(json.dumps([_to_json(one) for one in outcomes]).encode())
+
+
+def _end_with(descriptor: int) -> None:
+    """Die when the other end of the connection closes, also in the middle of a program; the boxes die too."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _handle(request: Mapping[str, Any], walls: Walls) -> list[Outcome]:

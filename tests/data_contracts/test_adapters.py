@@ -35,8 +35,18 @@ BINARIZED = {
     "chosen": [*ASK, {"role": "assistant", "content": "good"}],
     "rejected": [*ASK, {"role": "assistant", "content": "bad"}],
 }
+CODE_TASK = {"style": "stdin", "tests": [{"input": "", "output": "1"}], "solution": "print(1)"}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def one():\n    """One."""\n',
+    "canonical_solution": "    return 1\n",
+    "test": "def check(candidate):\n    assert candidate() == 1\n",
+    "entry_point": "one",
+}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "prompts": {"prompt_id": "1", "messages": ASK, "reference": "", "task": "why"},
+    "code_tasks": {"prompt_id": "1", "messages": ASK, "reference": json.dumps(CODE_TASK), "task": "code"},
+    "humaneval": HUMANEVAL,
     "demonstrations": {"demonstration_id": "1", "messages": ASK, "completion": "x", "reference": "", "task": "why"},
     "preferences": PAIR,
     "ranked_sets": {"set_id": "1", "messages": ASK, "completions": ["bad", "good"], "ranks": [1, 0]},
@@ -62,7 +72,7 @@ def test_every_adapter_gives_rows_that_fulfil_the_contract(name: str) -> None:
         found = convert.candidates(source_of("test", [dict(ROWS[name])]), kind, LIMITS, adapter=name)
         assert len(found.frame) == len(found.origins) > 0
         assert not found.rejected
-        assert complaints(found.frame, CONTRACTS[kind]) == []
+        assert complaints(found.frame, convert.contract_of(name, kind)) == []
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -110,6 +120,15 @@ def test_hh_transcripts_become_a_conversation_and_two_answers() -> None:
     ]
     assert (pair["chosen"], pair["rejected"]) == ("good", "bad")
     assert adapt("hh", "prompts", HH)[0]["messages"] == pair["messages"]
+
+
+def test_a_humaneval_task_asks_for_the_whole_function_and_is_tested_with_the_helpers_of_its_prompt() -> None:
+    (row,) = adapt("humaneval", "prompts", HUMANEVAL)
+    assert row["messages"][0]["content"].endswith('```python\ndef one():\n    """One."""\n```')
+    task = json.loads(row["reference"])
+    assert (task["style"], task["entry_point"], task["prelude"]) == ("assert", "one", HUMANEVAL["prompt"])
+    assert task["solution"] == HUMANEVAL["prompt"] + HUMANEVAL["canonical_solution"]
+    assert task["tests"] == [HUMANEVAL["test"] + "\ncheck(candidate)\n"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from rlcore.sandbox.base import Limits, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.attacks import ESCAPES, FAKES
 
-LIMITS = Limits(wall_seconds=1.0, cpu_seconds=2)
+LIMITS = Limits(wall_seconds=0.5, cpu_seconds=2)  # no attack has to be given time
+PATIENT = Limits(wall_seconds=10.0)
 CALLS = {
     "style": "call",
     "entry_point": "square",
@@ -23,15 +24,15 @@ ASSERTIONS = {"style": "assert", "entry_point": "square", "tests": ["assert squa
 SCRIPTS = {"style": "stdin", "tests": [{"input": "3\n", "output": "9\n"}, {"input": "5\n", "output": "25\n"}]}
 
 
-def check(sandbox: SandboxPool, reference: dict[str, object], code: str) -> list[Verdict]:
-    job = Job(reference=json.dumps(reference), code=code, limits=LIMITS)
+def check(sandbox: SandboxPool, reference: dict[str, object], code: str, limits: Limits = PATIENT) -> list[Verdict]:
+    job = Job(reference=json.dumps(reference), code=code, limits=limits)
     return [outcome.verdict for outcome in sandbox.check(job)]
 
 
 @pytest.mark.parametrize("name", FAKES)
 @pytest.mark.parametrize("reference", [CALLS, ASSERTIONS], ids=["call", "assert"])
 def test_a_fake_does_not_pass(sandbox: SandboxPool, reference: dict[str, object], name: str) -> None:
-    verdicts = check(sandbox, reference, FAKES[name])
+    verdicts = check(sandbox, reference, FAKES[name], LIMITS)
     assert verdicts != [Verdict.PASS] * 2
     assert Verdict.INFRA not in verdicts  # the program's fault, not ours
 

@@ -1,0 +1,212 @@
+"""Verdicts, failures that are ours, and processes that end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import SandboxError
+from rlcore.sandbox import pool as pools
+from rlcore.sandbox.base import Limits, Sandbox, Verdict
+from rlcore.sandbox.pool import Job, SandboxPool
+from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.rlcore.sandbox.test_attacks import supervisors
+
+SHORT = Limits(wall_seconds=1.0)
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "stdout"),
+    [
+        ("print(6 * 7)", Verdict.PASS, "42\n"),
+        ("print(input())", Verdict.PASS, "hello\n"),
+        ("import sys\nprint(sys.stdin.read(), end='')", Verdict.PASS, "hello\nworld"),
+        ("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.readline())", Verdict.PASS, "hello\n"),
+        ("import sys\nprint('é')\nsys.exit(3)", Verdict.PASS, "é\n"),
+        ("print(1)\nraise ValueError('no')", Verdict.ERROR, "1\n"),
+        ("def f(:", Verdict.ERROR, ""),
+        ("while True: pass", Verdict.TIMEOUT, ""),
+        ("import os\nos._exit(0)", Verdict.DIED, ""),
+        ("print('x' * 300_000)", Verdict.PROTOCOL, ""),
+        (
+            "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 1\nprint(A())",
+            Verdict.PASS,
+            "A(x=1)\n",
+        ),
+        ("import threading as t\nx = t.Thread(target=print, args=(1,))\nx.start()\nx.join()", Verdict.PASS, "1\n"),
+        ("if __name__ == '__main__': print(1)", Verdict.PASS, "1\n"),
+        ("import re, math, collections, itertools, heapq, decimal, random, json, datetime", Verdict.PASS, ""),
+    ],
+)
+def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: Verdict, stdout: str) -> None:
+    outcome = sandbox.run(code, stdin="hello\nworld", limits=SHORT)
+    assert (outcome.verdict, outcome.stdout) == (verdict, stdout)
+
+
+def test_an_exception_is_named_with_its_line(sandbox: Sandbox) -> None:
+    assert sandbox.run("x = 1\n1 / 0").error == "ZeroDivisionError: division by zero (line 2)"
+
+
+def test_the_tests_of_a_program_are_judged_one_by_one(sandbox: SandboxPool) -> None:
+    code = "def f(x):\n    if x == 1: raise KeyError(x)\n    while x == 2: pass\n    return {3: print}.get(x, x)"
+    tests = [{"args": [x], "output": x} for x in range(4)] + [{"args": [4], "output": 5}]
+    job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code, limits=SHORT)
+    verdicts = [Verdict.PASS, Verdict.ERROR, Verdict.TIMEOUT, Verdict.PROTOCOL, Verdict.FAIL]
+    assert [one.verdict for one in sandbox.check(job)] == verdicts
+
+
+def test_a_program_that_breaks_three_boxes_gets_no_fourth(sandbox: SandboxPool) -> None:
+    tests = [{"args": [x], "output": x} for x in range(6)]
+    code = "import os\ndef f(x): return x if x == 5 else os._exit(1)"
+    job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code)
+    assert [one.verdict for one in sandbox.check(job)] == [Verdict.DIED] * 6
+
+
+def test_assertions_see_the_exceptions_and_the_types_of_the_program(sandbox: SandboxPool) -> None:
+    tests = [
+        "try:\n    f(0)\nexcept ZeroDivisionError as error:\n    assert 'zero' in str(error)\nelse:\n    assert False",
+        "assert f(1) == (1, {2}, {'a': None}, b'x') and type(f(1)) is tuple",
+        "assert candidate(x=1)[0] == helper(1)",
+        "assert f(1) == 1",
+        "f(1).no_such_name",
+    ]
+    reference = {"style": "assert", "entry_point": "f", "prelude": "def helper(x): return x", "tests": tests}
+    # The program's own helper is not the one that the tests use.
+    code = "def helper(x): return 7\ndef f(x):\n    1 // x\n    return (x, {2}, {'a': None}, b'x')"
+    verdicts = [one.verdict for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
+    assert verdicts == [Verdict.PASS, Verdict.PASS, Verdict.PASS, Verdict.FAIL, Verdict.ERROR]
+
+
+@pytest.mark.parametrize(
+    "change", [{"prelude": "1 / 0"}, {"tests": ["assert f(print)"]}, {"tests": ["import os\nos._exit(0)"]}]
+)
+def test_tests_that_break_by_themselves_are_no_verdict_on_the_program(
+    sandbox: SandboxPool, change: dict[str, object]
+) -> None:
+    reference = {"style": "assert", "entry_point": "f", "tests": ["assert f(1)"]} | change
+    code = "def f(x): return 1"
+    if "prelude" in change:  # the program is given the prelude too, and fails with it
+        code = ""
+        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].verdict is Verdict.ERROR
+        return
+    assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].verdict is Verdict.INFRA
+
+
+def test_data_that_breaks_the_tests_is_the_programs_fault(sandbox: SandboxPool) -> None:
+    reference = {"style": "assert", "entry_point": "f", "tests": ["assert sum(range(f(1))) == 0"]}
+    job = Job(reference=json.dumps(reference), code="def f(x): return 10 ** 12", limits=SHORT)
+    assert sandbox.check(job)[0].verdict is Verdict.TIMEOUT
+
+
+def test_many_at_a_time_keep_their_order(sandbox: SandboxPool) -> None:
+    reference = json.dumps({"style": "call", "entry_point": "f", "tests": [{"args": [], "output": 3}]})
+    jobs = [Job(reference=reference, code=f"def f(): return {number % 5}") for number in range(20)]
+    passed = [one.verdict is Verdict.PASS for (one,) in sandbox.check_all(jobs)]
+    assert passed == [number % 5 == 3 for number in range(20)]
+
+
+def test_threads_share_the_sandbox(sandbox: SandboxPool) -> None:
+    said: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        said[number] = sandbox.run(f"print({number})").stdout
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == {number: f"{number}\n" for number in range(6)}
+
+
+def test_a_supervisor_that_is_killed_is_our_failure_and_is_replaced() -> None:
+    require_bubblewrap()
+    before = set(supervisors())
+    with SandboxPool(num_workers=1) as pool:
+        assert pool.run("pass").verdict is Verdict.PASS
+        (pid,) = set(supervisors()) - before
+        os.kill(pid, signal.SIGKILL)
+        assert pool.run("print(1)").verdict is Verdict.INFRA
+        assert pool.run("print(1)").verdict is Verdict.PASS
+    assert set(supervisors()) == before
+
+
+def test_a_sandbox_that_was_closed_starts_again() -> None:
+    require_bubblewrap()
+    pool = SandboxPool(num_workers=1)
+    assert pool.run("print(1)").stdout == "1\n"
+    pool.close()
+    assert pool.run("print(2)").stdout == "2\n"
+    pool.close()
+
+
+def test_boxes_end_when_their_caller_is_killed() -> None:
+    require_bubblewrap()
+    program = (
+        "from rlcore.sandbox.pool import SandboxPool\nfrom rlcore.sandbox.base import Limits\n"
+        "pool = SandboxPool(num_workers=1)\npool.run('pass')\nprint('ready', flush=True)\n"
+        "pool.run('import time; marker_of_this_test = 1; time.sleep(60)', limits=Limits(wall_seconds=60.0))"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == b"ready\n"
+    time.sleep(0.5)
+    found = boxes_below(caller.pid)
+    assert found  # it was running
+    caller.kill()
+    caller.wait()
+    caller.stdout.close()
+    deadline = time.monotonic() + 20.0
+    while any(Path(f"/proc/{pid}").exists() for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in found if Path(f"/proc/{pid}").exists()] == []
+
+
+def boxes_below(pid: int) -> list[int]:
+    from tests.rlcore.sandbox.test_attacks import children
+
+    return [inner for child in children(pid) for inner in (child, *boxes_below(child))]
+
+
+def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with SandboxPool() as pool, pytest.raises(SandboxError, match=r"(?s)not installed.*fix:.*make sandbox"):
+        pool.run("print(1)")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the uid of a supervisor may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch, open_folder: Path) -> None:
+    broken = open_folder / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(pools, "_walls", lambda backend: pools.Walls(bwrap=str(broken), image="/"))
+    with SandboxPool(num_workers=1) as pool, pytest.raises(SandboxError, match=r"(?s)No permissions.*fix:.*namespaces"):
+        pool.run("print(1)")
+    broken.chmod(0o600)
+    with SandboxPool(num_workers=1) as pool, pytest.raises(SandboxError, match="Permission denied"):
+        pool.run("print(1)")
+
+
+def test_no_isolation_has_to_be_asked_for_by_name_and_is_loud() -> None:
+    with pytest.warns(RuntimeWarning, match="UNPROTECTED"), SandboxPool(num_workers=1, backend="unprotected") as pool:
+        assert pool.run("import os\nprint(os.getpid() > 1)").stdout == "True\n"
+        assert pool.run("while True: pass", limits=SHORT).verdict is Verdict.TIMEOUT
