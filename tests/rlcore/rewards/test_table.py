@@ -80,7 +80,7 @@ def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:
 
 
 def test_the_reward_model_comes_from_the_resources(make_rollout: Callable[..., Rollout]) -> None:
-    resources = RewardResources(score_tokens=lambda items: torch.full((len(items),), 3.0))
+    resources = RewardResources(score_tokens=lambda items, calibrated: torch.full((1, len(items)), 3.0))
     terms = [RewardTerm(kind="reward_model", weight=2.0, options={"shift": 1})]
     assert build_rewards(terms, resources=resources)([make_rollout("")])[0].value == 4.0
 
