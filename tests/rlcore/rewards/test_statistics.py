@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlcore.metrics import check_names
-from rlcore.rewards.base import graded
+from rlcore.rewards.base import graded, ungraded
 from rlcore.rewards.statistics import part_statistics
 from rlcore.types import Score
 
@@ -28,10 +28,13 @@ def test_the_figures_of_two_parts() -> None:
     check_names(figures)
 
 
-def test_scores_that_are_not_trained_on_count_as_unscored_alone() -> None:
-    figures = part_statistics([graded("math", 1.0)], all_scores=[graded("math", 1.0), graded("math", 0.0)])
-    assert figures["reward/part/math"] == 1.0
-    assert figures["reward/part_unscored/math"] == 0.0
+def test_only_the_share_without_a_value_is_of_all_scores() -> None:
+    """Trained on: one 0. Sampled: that one, a 1 that was cut off, and two without a value."""
+    trained = graded("math", 0.0)
+    figures = part_statistics([trained], all_scores=[trained, graded("math", 1.0), ungraded("slow"), ungraded("slow")])
+    assert figures["reward/part/math"] == 0.0
+    assert figures["reward/part_zero/math"] == 1.0
+    assert figures["reward/part_unscored/math"] == 0.5
 
 
 def test_without_scores_there_are_no_figures() -> None:
