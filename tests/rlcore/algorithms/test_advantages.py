@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlcore.algorithms.advantages import (
     AdvantageFn,
+    Moments,
     batch_normalized,
     gae,
     group_centred,
@@ -307,3 +308,20 @@ def test_whitening_on_every_rank_equals_whitening_at_once(parts: list[list[float
     apart = [whiten(rank, torch.ones_like(rank, dtype=torch.bool), over=over) for rank in ranks]
     at_once = whiten(together, torch.ones_like(together, dtype=torch.bool))
     torch.testing.assert_close(torch.cat(apart, dim=1), at_once, rtol=1e-6, atol=1e-6)
+
+
+def test_the_moments_of_nothing_add_nothing() -> None:
+    nothing = measure_moments(torch.empty(0))
+    assert nothing == Moments(0, 0.0, 0.0, math.inf, -math.inf)
+    some = measure_moments(torch.tensor([1.0, 2.0, 6.0]))
+    assert merge_moments([nothing, some, nothing]) == some
+
+
+def test_the_tolerances_are_what_they_are_documented_to_be() -> None:
+    # Rewards that differ by 1e-8 or less are equal; 1e-6 stands beside the std: 0.5 / (0.5 + 1e-6) = 0.999998000004.
+    assert not has_signal(torch.tensor([0.0, 0.9e-8], dtype=torch.float64))
+    assert has_signal(torch.tensor([0.0, 1.1e-8], dtype=torch.float64))
+    values = torch.zeros(2, 1, dtype=torch.float64)
+    for function in (group_normalized, batch_normalized, BY_BATCH):
+        first = float(function(strategies.episodes([1.0, 0.0], values=values))[0])
+        assert first == pytest.approx(0.999998000004, abs=1e-11)

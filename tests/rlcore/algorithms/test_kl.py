@@ -142,3 +142,8 @@ def test_the_adaptive_coefficient_moves_by_the_clipped_error() -> None:
 def test_the_adaptive_coefficient_stays_positive_for_any_batch(measured: float, num_samples: int) -> None:
     updated = KlController(coefficient=0.2, target=6.0, horizon=10).updated(measured, num_samples)
     assert 0.0 < updated.coefficient <= 0.2 * 1.2 + 1e-12
+
+
+def test_the_horizon_is_ten_thousand_completions_unless_set() -> None:
+    # Error clipped to 0.2; 1,000 of 10,000 completions: factor 1 + 0.2 * 0.1 = 1.02.
+    assert KlController(coefficient=1.0, target=1.0).updated(9.0, 1000).coefficient == pytest.approx(1.02, rel=1e-12)

@@ -381,9 +381,21 @@ def test_explained_variance_is_at_most_one_and_forgives_a_constant_error(seed: i
     assert explained_variance(returns + shift, returns) == pytest.approx(1.0)
 
 
-def preference(chosen: float, rejected: float, margin: float = 0.0) -> float:
+def preference(chosen: float, rejected: float, margin: float = 0.0, probability: float = 1.0) -> float:
     """The loss of one pair of weight 1."""
-    return float(bradley_terry(*(torch.tensor([x], dtype=torch.float64) for x in (chosen, rejected, margin, 1.0))))
+    sides = (torch.tensor([score], dtype=torch.float64) for score in (chosen, rejected))
+    columns = {"margins": margin, "probabilities": probability, "weights": 1.0}
+    return float(bradley_terry(*sides, **{key: torch.tensor([x], dtype=torch.float64) for key, x in columns.items()}))
+
+
+@law
+@given(chosen=values, rejected=values, margin=st.floats(0, 2), probability=st.floats(0, 1))
+def test_an_uncertain_preference_costs_the_expectation_over_its_label(
+    chosen: float, rejected: float, margin: float, probability: float
+) -> None:
+    expected = probability * preference(chosen, rejected, margin)
+    expected += (1 - probability) * preference(rejected, chosen, margin)
+    assert preference(chosen, rejected, margin, probability) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @law

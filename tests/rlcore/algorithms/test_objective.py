@@ -30,7 +30,7 @@ def loss_inputs(**fields: Any) -> LossInputs:
         "sampler_logprobs": policy.detach(),
         "ref_logprobs": policy.detach(),
         "advantages": zeros,
-        "weights": torch.full((count,), 1.0 / count, dtype=torch.float64),
+        "weights": torch.full((count,), 1.0 / max(1, count), dtype=torch.float64),
         "loss_mask": torch.ones(count, dtype=torch.bool),
         "sequence_index": torch.zeros(count, dtype=torch.int64),
     }
@@ -318,3 +318,11 @@ def test_the_effective_sample_size_comes_from_the_sums_of_weights_and_squares() 
     assert float(sums["mismatch/weight"]) == pytest.approx(3.0)
     assert float(sums["mismatch/weight_squared"]) == pytest.approx(5.0)
     assert float(maxima["mismatch/max_abs"]) == pytest.approx(math.log(2.0))
+
+
+def test_a_micro_batch_without_tokens_has_loss_and_figures_of_zero() -> None:
+    empty = torch.empty(0, dtype=torch.float64)
+    inputs = loss_inputs(policy_logprobs=empty, weights=empty)
+    output = policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, kl=0.1, mismatch=MismatchConfig()))
+    assert (float(output.loss), output.num_tokens) == (0.0, 0)
+    assert {float(value) for value in (*output.sums.values(), *output.maxima.values())} == {0.0}

@@ -197,3 +197,8 @@ def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
     episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
     assert rows["ppo"].advantage(episodes).tolist() == [[0.125, 1.0]]
     assert rows["dr_grpo"].weighting(mask).tolist() == [pytest.approx([0.1, 0.1])]
+
+
+def test_without_a_run_the_table_has_the_usual_constants() -> None:
+    assert ALGORITHMS["ppo"].advantage.keywords == {"gamma": 1.0, "lam": 0.95}  # type: ignore[attr-defined]
+    assert ALGORITHMS["dr_grpo"].weighting.keywords == {"length": 1024}  # type: ignore[attr-defined]

@@ -39,3 +39,10 @@ def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_
 
 def test_explained_variance_is_zero_where_the_returns_do_not_vary() -> None:
     assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([5.0, 5.0])) == 0.0
+
+
+def test_returns_that_hardly_vary_count_as_constant() -> None:
+    # Variances 0.64e-12 and 1.44e-12, on both sides of 1e-12; the critic is perfect.
+    for spread, expected in ((0.8e-6, 0.0), (1.2e-6, 1.0)):
+        returns = torch.tensor([-spread, spread], dtype=torch.float64)
+        assert explained_variance(returns, returns) == expected

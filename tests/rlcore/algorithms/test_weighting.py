@@ -53,3 +53,8 @@ def test_padding_and_dropped_sequences_change_no_weight(function: WeightingFn, m
     larger = torch.zeros(rows + 2, columns + 3, dtype=torch.bool)
     larger[:rows, :columns] = mask
     assert torch.equal(function(larger)[:rows, :columns], function(mask))
+
+
+@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, length=5)])
+def test_a_step_without_any_token_has_weights_of_zero(function: WeightingFn) -> None:
+    assert function(torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[0.0] * 3] * 2
