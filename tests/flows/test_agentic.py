@@ -1,0 +1,91 @@
+"""The agentic preset on a micro model, inline: calls are demonstrated, sampled, masked, measured and evaluated."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, environment
+from test_post_train import folder
+
+from tasks.data import read_demonstrations
+from tasks.storage import read_table
+
+SETTINGS = (
+    "model.shape.hidden_size=64",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=128",
+    "prompts.num_train=64",
+    "prompts.num_eval=16",
+    "demonstrations.num_train=400",
+    "demonstrations.num_eval=10",
+    "demonstrations.options.direct_share=0.25",
+    "preferences.num_train=32",
+    "preferences.num_eval=16",
+    "sft.num_steps=80",
+    "sft.learning_rate=5e-3",
+    "grpo.num_iterations=2",
+    "grpo.prompts_per_iteration=4",
+    "grpo.group_size=4",
+    "grpo.eval_every=2",
+    "grpo.checkpoint_every=1",
+    "evaluation.num_problems=16",
+    "evaluation.num_samples=2",
+    "evaluation.num_sampled_problems=4",
+    "evaluation.num_monitor_problems=4",
+)
+
+
+@pytest.fixture(scope="module")
+def agentic_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("agentic")
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", "run", "--preset", "agentic", *settings],
+        capture_output=True,
+        text=True,
+        env=environment(home),
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+def test_demonstrations_hold_calls_and_their_answers(agentic_home: Path) -> None:
+    rows = read_demonstrations(folder(agentic_home, "prepare_demonstrations") / "train.parquet")
+    roles = {tuple(message.role for message in row.messages) for row in rows}
+    assert roles == {("user",), ("user", "assistant", "tool")}
+
+
+def test_rollouts_call_the_calculator_and_are_not_trained_on_what_it_says(agentic_home: Path) -> None:
+    table = read_table(folder(agentic_home, "grpo") / "rollouts" / "iteration-00002.parquet")
+    called = table[table["text"].str.contains("[calculator] ", regex=False)]
+    assert len(called) > 0
+    for row in called.itertuples():
+        mask = list(row.loss_mask)
+        assert mask[0]
+        assert mask[-1]
+        assert not all(mask)
+        assert all(logprob == 0.0 for logprob, own in zip(row.sampler_logprobs, mask, strict=True) if not own)
+    direct = table.drop(called.index)
+    assert all(all(mask) for mask in direct["loss_mask"])
+
+
+def test_every_iteration_measures_its_episodes_and_the_engine_agrees_with_the_trainer(agentic_home: Path) -> None:
+    history = json.loads((folder(agentic_home, "grpo") / "history.json").read_text())
+    assert all(0.0 < row["episode/with_calls"] <= 1.0 < row["episode/turns"] <= 2.0 for row in history)
+    assert all(0.0 < row["episode/tool_tokens"] < 1.0 for row in history)
+    # Engine and trainer read an episode with its tool output; on the policy's tokens they have to agree.
+    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
+
+
+def test_evaluation_plays_the_same_episodes_greedy_and_sampled(agentic_home: Path) -> None:
+    answers = read_table(folder(agentic_home, "evaluate_sft") / "answers.parquet")
+    called = answers[answers["completion"].str.contains("[calculator] ", regex=False)]
+    assert {"greedy", "sampled"} >= set(called["mode"])
+    assert len(called) > 0
