@@ -11,7 +11,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox clean peers test-peers
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox clean peers test-peers bench-grpo
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ recipes: setup  ## every recipe on the tiny model, one after another (under 25 m
 
 mutation: setup  ## change one expression of the algorithms at a time: which change would no test notice? (an hour of CPU)
 	$(BIN)/python -m benchmarks.mutation
+
+bench-grpo: peers  ## one GRPO step of TRL and of ours, interleaved, one thread (minutes; leave the machine alone)
+	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.grpo_trl
 
 clean:  ## remove the environments and all results
 	rm -rf .venv $(PEERS) .rlcore

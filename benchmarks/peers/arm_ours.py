@@ -1,0 +1,97 @@
+"""One step of ours: the native engine's decoding, experience, one update by the learner, and the weight sync."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks.peers import work
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.weighting import token_mean
+from rlcore.config import KlConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.sampling.decoding import decode, draw
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.training.experience import Judges, build_experience
+from rlcore.training.learner import Learner
+from rlcore.types import Prompt, Rollout, Score, ScoredRollout
+
+END = 2.0  # beyond every random number: the token at this place is the EOS
+TOKENS_PER_MICROBATCH = 2048
+
+
+def choose(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A draw without EOS, or the EOS where the completion is to end."""
+    ends = uniforms >= END
+    allowed = logits.clone()
+    allowed[:, work.EOS] = float("-inf")
+    tokens, logprobs = draw(allowed, uniforms.masked_fill(ends, 0.5), temperature=1.0)
+    eos_logprobs = logits[:, work.EOS] - logits.logsumexp(-1)
+    return tokens.masked_fill(ends, work.EOS), torch.where(ends, eos_logprobs, logprobs)
+
+
+def sample(engine: LlamaForCausalLM) -> list[list[ScoredRollout]]:
+    """Groups of scored completions of the forced lengths."""
+    prompts, lengths = work.prompts(), work.completion_lengths()
+    uniforms = torch.rand(len(lengths), work.MAX_NEW_TOKENS, generator=torch.Generator().manual_seed(3))
+    uniforms[torch.arange(len(lengths)), lengths - 1] = END
+    repeated = [prompt for prompt in prompts for _ in range(work.GROUP_SIZE)]
+    with torch.inference_mode():
+        made = decode(engine, repeated, uniforms, choose=choose, eos_ids=torch.tensor([work.EOS]))
+    rollouts = [
+        ScoredRollout(
+            rollout=Rollout(
+                prompt=Prompt(prompt_id=str(number), messages=(), token_ids=prompt, reference="", task="work"),
+                completion_ids=tuple(made.tokens[number, :length].tolist()),
+                sampler_logprobs=tuple(made.logprobs[number, :length].tolist()),
+                loss_mask=(True,) * length,
+                policy_version=0,
+                finish_reason="stop",
+                text="",
+            ),
+            score=Score(value=float(number % 2), parts={}),
+        )
+        for number, (prompt, length) in enumerate(zip(repeated, made.lengths.tolist(), strict=True))
+    ]
+    return [rollouts[start : start + work.GROUP_SIZE] for start in range(0, len(rollouts), work.GROUP_SIZE)]
+
+
+def main() -> None:
+    model = work.make_model()
+    engine = copy.deepcopy(model).requires_grad_(False).eval()
+    engine.set_attn_implementation(GROUPED_ATTENTION)
+    algorithm = replace(ALGORITHMS["grpo"], weighting=token_mean)
+    config = RlConfig(
+        algorithm="grpo",
+        num_iterations=1,
+        prompts_per_iteration=work.NUM_PROMPTS,
+        group_size=work.GROUP_SIZE,
+        learning_rate=work.LEARNING_RATE,
+        rewards=(),
+        sampling=SamplingConfig(max_new_tokens=work.MAX_NEW_TOKENS),
+        update=UpdateConfig(tokens_per_microbatch=TOKENS_PER_MICROBATCH, optim=OptimConfig(beta2=0.999)),
+    )
+    learner = Learner(model, None, algorithm=algorithm, config=config)
+    judges = partial(Judges, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
+    clock = work.Clock()
+    with clock.generation():
+        groups = sample(engine)
+    experience = build_experience(
+        groups,
+        algorithm,
+        judges(policy=model),
+        kl=KlConfig(),
+        kl_coefficient=0.0,
+        truncated="score",
+        need_old_logprobs=learner.needs_old_logprobs,
+    )
+    learner.update(experience.samples, seed=0)
+    engine.load_state_dict(model.state_dict())
+    clock.report("ours", sum(len(sample.completion_ids) for sample in experience.samples))
+
+
+if __name__ == "__main__":
+    main()
