@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.peers import work
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # A CPU without bfloat16 units is several times slower in it, and memory is not short: the first two are most of the tuning.
+    # A CPU without bfloat16 units is several times slower in it, and memory is not short.
     "trl-tuned": {
         "bf16": False,
         "gradient_checkpointing": False,

@@ -41,8 +41,8 @@ def main() -> int:
             timings.append(_run(arm, options.threads) | {"round": number})
             loads.append(os.getloadavg()[0])
             sys.stderr.write(f"round {number + 1}, {arm}: {timings[-1]['cpu_seconds']:.1f} CPU s\n")
-    report = {"machine": _machine(options.threads, loads), "timings": timings}
-    _write(options.out, report)
+            report = {"machine": _machine(options.threads, loads), "timings": timings}
+            _write(options.out, report)  # after each: a long measurement that is stopped keeps what it has
     sys.stdout.write(render(report) + f"\n\nEvery timing: {options.out}\n")
     return 0
 
