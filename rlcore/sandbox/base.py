@@ -47,7 +47,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a program ended and what it printed; ``error`` is its traceback, or what went wrong, as text."""
+    """How a program ended and what it printed; ``error`` is its exception with the line, or what went wrong."""
 
     verdict: Verdict
     stdout: str = ""

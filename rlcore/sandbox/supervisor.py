@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     """Serve requests until the connection closes."""
     connection = Connection(int(arguments[0]))
     walls = Walls(bwrap=arguments[1], image=arguments[2])
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     boxed_code()
     if os.geteuid() == 0 and walls.bwrap:
@@ -47,6 +47,11 @@ def main(arguments: list[str]) -> None:
             outcomes = _handle(request, walls)
             _reap()
             connection.send_bytes(json.dumps([_to_json(one) for one in outcomes]).encode())
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, so that it can wait for them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_with(descriptor: int) -> None:
