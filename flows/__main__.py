@@ -1,4 +1,4 @@
-"""Command line: ``python -m flows run|plan|ui --preset tiny --set grpo.learning_rate=2e-6``."""
+"""Command line: ``python -m flows run|plan|ui --flow post_train --preset tiny --set grpo.learning_rate=2e-6``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rlcore.errors import ConfigError, RlcoreError
 from tasks.settings import configure_environment, configure_logging, find_home
 
 USAGE_ERROR, FAILURE = 2, 1
+FLOWS = ("post_train", "reasoning")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,20 +31,24 @@ def _run(options: argparse.Namespace) -> int:
 
     open_preset(options.preset, options.set)  # refused here, before anything is started
     from flows.post_train import post_train
+    from flows.reasoning import reasoning
+    from flows.run import TARGETS
     from tasks.engine import call_flow
     from tasks.summary import summarise
 
+    TARGETS[options.flow](options.preset, options.set)  # refused here: a preset without the flow's sections
+    flow = {"post_train": post_train, "reasoning": reasoning}[options.flow]
     started = time.perf_counter()
-    refs = call_flow(post_train, preset=options.preset, overrides=tuple(options.set))
+    refs = call_flow(flow, preset=options.preset, overrides=tuple(options.set))
     sys.stdout.write(summarise(find_home(), refs, seconds=time.perf_counter() - started))
     return 0
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from flows.run import plan_targets, targets_of_post_training
+    from flows.run import TARGETS, plan_targets
     from tasks.pipeline import format_plan
 
-    targets = targets_of_post_training(options.preset, options.set)
+    targets = TARGETS[options.flow](options.preset, options.set)
     sys.stdout.write(format_plan(plan_targets(options.preset, options.set, targets)) + "\n")
     return 0
 
@@ -62,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("run", "run every stage of a preset"), ("plan", "say what would run, and why")):
         command = commands.add_parser(name, help=text)
+        command.add_argument("--flow", choices=FLOWS, default=FLOWS[0], help="which stages, in which order")
         command.add_argument("--preset", default="tiny", help="a committed preset or the path of a .toml file")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
     ui = commands.add_parser("ui", help="open the MLflow and Prefect interfaces over the results")

@@ -20,6 +20,7 @@ from tasks.prepare import (
     run_prepare_preferences,
     run_prepare_prompts,
 )
+from tasks.rejection import needs_reward_model, run_rejection
 from tasks.reward_model import run_reward_model
 from tasks.rl_run import outside, uses_reward_model
 from tasks.sft import run_sft
@@ -30,7 +31,24 @@ DATASETS = ("prepare_prompts", "prepare_demonstrations", "prepare_preferences")
 
 def stages(config: RunConfig) -> tuple[Stage, ...]:
     """Every stage of a run; which RL runs there are, and whether they need the reward model, the preset says."""
-    checkpoints = {"base": "import_sft", "sft": "sft"} | {name: name for name in config.runs}
+    return (
+        *_base_and_data(),
+        _sft("sft", start="import_sft", data="prepare_demonstrations"),
+        *_reward_model(),
+        *(_online_rl(name, config, start="sft") for name in config.runs),
+        *_reasoning(config),
+        *(_evaluate(name, checkpoint) for name, checkpoint in checkpoints(config).items()),
+        _compare(config),
+    )
+
+
+def checkpoints(config: RunConfig) -> dict[str, str]:
+    """The checkpoints of a run in the order in which they are made: what each is called, and its stage."""
+    optional = [name for name in ("sft_kept", "grpo_mixed") if getattr(config, name) is not None]
+    return {"base": "import_sft"} | {name: name for name in ("sft", *config.runs, *optional)}
+
+
+def _base_and_data() -> tuple[Stage, ...]:
     return (
         Stage(
             name="import_sft",
@@ -58,14 +76,22 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
             section=_sections("demonstrations"),
             external=demonstrations_source,
         ),
-        Stage(
-            name="sft",
-            version=1,
-            kind="checkpoint",
-            run=run_sft,
-            inputs=("import_sft", "prepare_demonstrations"),
-            section=_sections("sft", "hardware"),
-        ),
+    )
+
+
+def _sft(name: str, *, start: str, data: str) -> Stage:
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        run=partial(run_sft, section=name, start=start, data=data),
+        inputs=(start, data),
+        section=_sections(name, "hardware"),
+    )
+
+
+def _reward_model() -> tuple[Stage, ...]:
+    return (
         Stage(
             name="prepare_preferences",
             version=1,
@@ -83,27 +109,56 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
             inputs=("sft", "prepare_preferences"),
             section=_sections("reward_model", "preferences", "hardware"),
         ),
-        *(_online_rl(name, config) for name in config.runs),
-        *(_evaluate(name, checkpoint) for name, checkpoint in checkpoints.items()),
-        Stage(
-            name="compare",
-            version=1,
-            kind="comparison",
-            run=run_compare,
-            inputs=(*(f"evaluate_{name}" for name in checkpoints), *config.runs, "reward_model"),
-            section=_sections("name", "runs"),
-        ),
     )
 
 
-def _online_rl(name: str, config: RunConfig) -> Stage:
+def _reasoning(config: RunConfig) -> tuple[Stage, ...]:
+    """The second half of multi-stage reasoning, as far as the preset describes it."""
+    found: list[Stage] = []
+    if config.rejection is not None:
+        found.append(_rejection(config))
+    if config.sft_kept is not None:
+        start = "import_sft" if config.sft_kept.start == "base" else "grpo"
+        found.append(_sft("sft_kept", start=start, data="rejection"))
+    if config.grpo_mixed is not None:
+        found.append(_online_rl("grpo_mixed", config, start="sft_kept"))
+    return tuple(found)
+
+
+def _rejection(config: RunConfig) -> Stage:
+    reward_model = ("reward_model",) if needs_reward_model(config) else ()
+    return Stage(
+        name="rejection",
+        version=1,
+        kind="dataset",
+        run=partial(run_rejection, policy="grpo"),
+        inputs=("grpo", "prepare_prompts", *reward_model),
+        section=_sections("rejection", "grpo", "prompts", "hardware"),
+        external=partial(user_code, section="rejection"),
+    )
+
+
+def _compare(config: RunConfig) -> Stage:
+    evaluations = (f"evaluate_{name}" for name in checkpoints(config))
+    optional = (name for name in ("rejection", "grpo_mixed") if getattr(config, name) is not None)
+    return Stage(
+        name="compare",
+        version=1,
+        kind="comparison",
+        run=run_compare,
+        inputs=(*evaluations, *config.runs, "reward_model", *optional),
+        section=_sections("name", "runs"),
+    )
+
+
+def _online_rl(name: str, config: RunConfig, *, start: str) -> Stage:
     reward_model = ("reward_model",) if uses_reward_model(getattr(config, name)) else ()
     return Stage(
         name=name,
         version=1,
         kind="policy",
-        run=partial(run_online_rl, section=name),
-        inputs=("sft", "prepare_prompts", *reward_model),
+        run=partial(run_online_rl, section=name, start=start),
+        inputs=(start, "prepare_prompts", *reward_model),
         section=_sections(name, "evaluation", "hardware"),
         external=partial(outside, section=name),
     )

@@ -180,7 +180,7 @@ def _build_dataclass(kind: type, value: Any, path: str, faults: list[str]) -> An
     try:
         return kind(**built)
     except ConfigError as error:  # what the fields must fulfil together
-        faults.append(f"{path}: {error.what}")
+        faults.append(f"{path or 'preset'}: {error.what}")
         return None
 
 

@@ -15,8 +15,25 @@ from tasks import plots
 from tasks.stages import StageContext, StageResult
 from tasks.storage import read_table
 
-LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO", "ppo": "PPO"}
-CONTRASTS = (("SFT", "base"), ("GRPO", "SFT"), ("PPO", "SFT"), ("GRPO", "PPO"))
+LABELS = {  # in the order in which the checkpoints are made
+    "base": "base",
+    "sft": "SFT",
+    "grpo": "GRPO",
+    "ppo": "PPO",
+    "sft_kept": "SFT on kept",
+    "grpo_mixed": "GRPO mixed",
+}
+CONTRASTS = (
+    ("SFT", "base"),
+    ("GRPO", "SFT"),
+    ("PPO", "SFT"),
+    ("GRPO", "PPO"),
+    ("SFT on kept", "SFT"),
+    ("SFT on kept", "GRPO"),
+    ("GRPO mixed", "SFT on kept"),
+    ("GRPO mixed", "GRPO"),
+)
+RL_RUNS = ("grpo", "ppo", "grpo_mixed")
 
 
 def run_compare(context: StageContext) -> StageResult:
@@ -37,10 +54,12 @@ def run_compare(context: StageContext) -> StageResult:
         if new in folders and old in folders
     }
     histories: dict[str, list[dict[str, float]]] = {
-        label: _json(context.inputs[label.lower()] / "history.json") for label in ("GRPO", "PPO") if label in folders
+        LABELS[name]: _json(context.inputs[name] / "history.json") for name in RL_RUNS if LABELS[name] in folders
     }
     page = render(context.config.name, summaries, differences, histories, answers)
     page += "\n" + reward_model_section(_json(context.inputs["reward_model"] / "metrics.json"))
+    if "rejection" in context.inputs:
+        page += "\n" + rejection_section(_json(context.inputs["rejection"] / "rejection.json"))
     folder = context.folder
     (folder / "comparison.md").write_text(page, encoding="utf-8")
     bars = {
@@ -48,7 +67,7 @@ def run_compare(context: StageContext) -> StageResult:
         for label, row in summaries.items()
     }
     plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{context.config.name}: held-out greedy accuracy")
-    plots.comparison_curves(histories, folder / "curves.png", title=f"{context.config.name}: GRPO and PPO")
+    plots.comparison_curves(histories, folder / "curves.png", title=f"{context.config.name}: {' and '.join(histories)}")
     for name in ("comparison.md", "accuracy.png", "curves.png"):
         context.tracker.log_artifact(folder / name, "comparison")
     metrics = {f"accuracy/{label}": row["eval/accuracy"] for label, row in summaries.items()}
@@ -78,7 +97,7 @@ def render(
         accuracy_table(summaries),
         "## Differences on the same problems (paired bootstrap interval, exact McNemar test)",
         difference_table(differences),
-        "## Cost of the two RL runs",
+        "## Cost of the RL runs",
         cost_table(histories),
         *(
             f"## Problems that {label} solves and SFT did not\n\n{changed_answers(answers['SFT'], answers[label])}"
@@ -148,6 +167,18 @@ def reward_model_section(metrics: Mapping[str, float]) -> str:
         f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] "
         f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
         f"calibration error {metrics['rm/ece']:.3f}.\n"
+    )
+
+
+def rejection_section(account: Mapping[str, Any]) -> str:
+    """How many answers of the policy became demonstrations, and how often it was right."""
+    total, rate = account["all"], account["all"]["pass_rate"]
+    went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
+    return (
+        "## Rejection sampling\n\n"
+        f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
+        f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
+        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]. Not kept: {went or 'none'}.\n"
     )
 
 

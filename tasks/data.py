@@ -110,7 +110,16 @@ def prepare_dataset(
     )
     adapter = resolve_adapter(config)
     with _contract_errors():
-        candidates = convert.candidates(_source(kind, adapter, config, seed), kind, limits, adapter=adapter)
+        source = _source(kind, adapter, config, seed)
+    return prepare_source(kind, source, limits, adapter=adapter, tokens=tokens, folder=folder)
+
+
+def prepare_source(
+    kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
+) -> GateReport:
+    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised."""
+    with _contract_errors():
+        candidates = convert.candidates(source, kind, limits, adapter=adapter)
         contract = CONTRACTS[kind] if adapter == POLICY else convert.contract_of(adapter, kind)
         if contract is code_tasks.CONTRACT:
             candidates = without_broken_tests(candidates)

@@ -30,7 +30,7 @@ from rlcore.training.experience import Experience, build_experience, is_usable, 
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
-from tasks.rl_run import MODEL, RlRun, open_run
+from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import peak_memory_gib
 from tasks.stages import StageContext, StageResult
@@ -38,9 +38,12 @@ from tasks.stages import StageContext, StageResult
 MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
 
 
-def run_online_rl(context: StageContext, *, section: str) -> StageResult:
-    """All iterations of one run, from its newest checkpoint if there is one; the artifact is the trained policy."""
-    with open_run(context, section) as run:
+def run_online_rl(context: StageContext, *, section: str, start: str) -> StageResult:
+    """All iterations of one run, from the policy of the stage ``start`` or the run's newest checkpoint if there is one.
+
+    The artifact is the trained policy.
+    """
+    with open_run(start_from(context, start), section) as run:
         check_rewards(run)
         done = resume(run)
         for iteration in range(done + 1, run.rl.num_iterations + 1):
@@ -262,7 +265,7 @@ def check_rewards(run: RlRun) -> None:
 def finish(run: RlRun, section: str) -> StageResult:
     """The artifact: the policy, every rollout, the history and its plot."""
     folder = run.context.folder
-    save_model(run.learner.policy, run.context.inputs["sft"] / MODEL, folder / MODEL)
+    save_model(run.learner.policy, run.context.inputs[START] / MODEL, folder / MODEL)
     shutil.copytree(run.rollouts_folder, folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")
     plots.training_curves(run.history, folder / "curves.png", title=run.rl.algorithm)

@@ -37,6 +37,7 @@ from tasks.stages import StageContext
 from tasks.tokens import tokenize_prompts
 
 MODEL = "model"  # the checkpoint's folder inside an artifact
+START = "start"  # the input that a run starts from, whichever stage made it
 
 
 class RlRun:
@@ -46,7 +47,7 @@ class RlRun:
         self.context, self.rl, self.runtime, self.tokenizer = context, rl, runtime, tokenizer
         self.seed = context.seed
         self.algorithm: Algorithm = resolve_algorithm(rl)
-        start = context.inputs["sft"] / MODEL
+        start = context.inputs[START] / MODEL
         policy = runtime.load_trainable(start)
         check_head(policy)
         critic = _critic(context, rl, runtime, self.algorithm)
@@ -95,13 +96,18 @@ def check_context(policy: PreTrainedModel, prompts: Sequence[Prompt], max_new_to
         )
 
 
+def start_from(context: StageContext, stage: str) -> StageContext:
+    """The context in which the artifact of ``stage`` is the input ``START``."""
+    return replace(context, inputs={**context.inputs, START: context.inputs[stage]})
+
+
 @contextmanager
 def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
     """Load the models and the rewards of one run; workers of the rewards are ended on the way out."""
     rl: RlConfig = getattr(context.config, section)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        tokenizer = ChatTokenizer.load(context.inputs["sft"] / MODEL)
+        tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
         resources = replace(reward_resources(context, runtime, rl), prefill=tokenizer.prefill)
         run.sampler = stack.enter_context(with_tools(run.sampler, tokenizer, rl.sampling.episodes))
@@ -158,7 +164,7 @@ def outside(config: RunConfig, *, section: str) -> str:
 def _critic(context: StageContext, rl: RlConfig, runtime: Runtime, algorithm: Algorithm) -> ScalarModel | None:
     if not algorithm.uses_critic:
         return None
-    source = "reward_model" if rl.critic.initialise_from == "reward_model" else "sft"
+    source = "reward_model" if rl.critic.initialise_from == "reward_model" else START
     return ScalarModel.with_zero_head(runtime.load_trainable(context.inputs[source] / MODEL))
 
 

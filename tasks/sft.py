@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlcore.config import SftConfig
 from rlcore.models.loading import save_model
 from rlcore.models.policy import check_head
 from rlcore.tokenization import ChatTokenizer
@@ -16,13 +17,16 @@ from tasks.stages import StageContext, StageResult
 from tasks.tokens import tokenize_demonstrations
 
 
-def run_sft(context: StageContext) -> StageResult:
-    """Train the imported checkpoint; the artifact is a checkpoint of the same form."""
-    start, data = context.inputs["import_sft"] / MODEL, context.inputs["prepare_demonstrations"]
-    config = context.config.sft
-    tokenizer = ChatTokenizer.load(start)
-    train = tokenize_demonstrations(read_demonstrations(data / "train.parquet"), tokenizer)
-    held_out = tokenize_demonstrations(read_demonstrations(data / "eval.parquet"), tokenizer)
+def run_sft(context: StageContext, *, section: str, start: str, data: str) -> StageResult:
+    """Train the checkpoint of the stage ``start`` on the demonstrations of the stage ``data``, as ``section`` says.
+
+    The artifact is a checkpoint of the same form.
+    """
+    config: SftConfig = getattr(context.config, section)
+    checkpoint, dataset = context.inputs[start] / MODEL, context.inputs[data]
+    tokenizer = ChatTokenizer.load(checkpoint)
+    train = tokenize_demonstrations(read_demonstrations(dataset / "train.parquet"), tokenizer)
+    held_out = tokenize_demonstrations(read_demonstrations(dataset / "eval.parquet"), tokenizer)
     history: list[Mapping[str, float]] = []
     every = max(1, config.num_steps // 10)
 
@@ -33,12 +37,12 @@ def run_sft(context: StageContext) -> StageResult:
             context.progress(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
 
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        model = runtime.load_trainable(start)
+        model = runtime.load_trainable(checkpoint)
         check_head(model)
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
-        save_model(model, start, context.folder / MODEL)
+        save_model(model, checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
     plots.loss_curve(history, "sft/loss", context.folder / "loss.png", title="SFT")
     context.tracker.log_artifact(context.folder / "loss.png", "plots")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"memory/peak_gib": memory}, model_name=f"{context.config.name}-sft")
+    return StageResult(metrics=result | {"memory/peak_gib": memory}, model_name=f"{context.config.name}-{section}")

@@ -7,6 +7,7 @@ names the path of every fault (``grpo.learning_rate``) before anything runs.
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.episodes import EpisodeConfig
+from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import (
     CriticConfig,
     KlConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "PreferenceLossConfig",
+    "RejectionConfig",
     "RewardModelConfig",
     "RewardTerm",
     "RlConfig",

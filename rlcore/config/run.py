@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
+from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import RlConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
@@ -34,7 +35,11 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A preset: one run, whole."""
+    """A preset: one run, whole.
+
+    The last three sections may be absent; they are the second half of multi-stage reasoning, in its order: rejection
+    sampling from the GRPO policy, SFT on what was kept, RL with mixed rewards from there.
+    """
 
     name: str
     seed: NonNegativeInt
@@ -49,6 +54,19 @@ class RunConfig:
     evaluation: EvaluationConfig
     runs: tuple[Literal["grpo", "ppo"], ...] = ("grpo", "ppo")  # the RL runs that post-training does and compares
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    rejection: RejectionConfig | None = None
+    sft_kept: SftConfig | None = None
+    grpo_mixed: RlConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.rejection and "grpo" not in self.runs:
+            raise ConfigError("[rejection] samples from the GRPO policy, so runs must have 'grpo'")
+        if self.sft_kept and not self.rejection:
+            raise ConfigError("[sft_kept] trains on what rejection sampling keeps, so it needs a section [rejection]")
+        if self.grpo_mixed and not self.sft_kept:
+            raise ConfigError("[grpo_mixed] starts from [sft_kept], so it needs that section")
+        if self.sft.start == "policy":
+            raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:

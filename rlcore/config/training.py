@@ -23,13 +23,18 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
-    """Supervised fine-tuning on demonstrations; the loss is on the completion alone."""
+    """Supervised fine-tuning on demonstrations; the loss is on the assistant's turns alone.
+
+    ``start`` is for the section ``sft_kept``: from the imported checkpoint again, as DeepSeek-R1 does, or from the
+    policy whose answers were kept.
+    """
 
     num_steps: PositiveInt
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
+    start: Literal["base", "policy"] = "base"
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 

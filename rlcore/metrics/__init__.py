@@ -15,6 +15,7 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
 from rlcore.metrics.episodes import EPISODES
 from rlcore.metrics.reward_model import REWARD_MODEL
+from rlcore.metrics.rejection import REJECTION
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
 from rlcore.metrics.training import TRAINING
 
@@ -28,6 +29,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
         "Speed and memory": COSTS,
         "The stages": STAGES,
         "The reward model": REWARD_MODEL,
+        "Rejection": REJECTION,
     }
 )
 METRICS: Mapping[str, Metric] = MappingProxyType(

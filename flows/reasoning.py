@@ -1,0 +1,19 @@
+"""Flow: multi-stage reasoning (DeepSeek-R1).
+
+    cold-start SFT -> GRPO, verifiable rewards -> rejection sampling -> SFT on what was kept -> GRPO, mixed rewards
+
+with an evaluation after every stage and a comparison at the end.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_targets, targets_of_reasoning
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="reasoning", flow_run_name="reasoning {preset}", persist_result=False)
+def reasoning(preset: str = "reasoning", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """Each stage once, in order, cached by content; the preset needs the sections of the second half."""
+    return run_targets(preset, overrides, targets_of_reasoning(preset, overrides))

@@ -1,0 +1,227 @@
+"""Multi-stage reasoning on a micro run: structure, lineage, counts, contracts, and rejection sampling under a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, environment
+from micro import MICRO
+
+from flows.presets import FOLDER, open_preset
+from flows.stages import checkpoints, stages
+from rlcore.errors import ConfigError
+from tasks.data import read_demonstrations, read_prompts
+from tasks.storage import read_table
+
+OVERRIDES = (
+    *(setting for setting in MICRO if not setting.startswith("ppo.")),
+    "grpo.num_iterations=2",
+    "evaluation.num_samples=0",
+    "rejection.num_prompts=160",
+    "rejection.num_samples=4",
+    "rejection.num_eval=4",
+    "sft_kept.num_steps=20",
+    "grpo_mixed.num_iterations=2",
+    "grpo_mixed.prompts_per_iteration=4",
+    "grpo_mixed.group_size=4",
+    "grpo_mixed.eval_every=0",
+)
+CHAIN = ("import_sft", "sft", "grpo", "rejection", "sft_kept", "grpo_mixed")
+
+
+def command(name: str, *overrides: str, flow: str = "reasoning", preset: str = "reasoning") -> list[str]:
+    settings = [part for override in (*OVERRIDES, *overrides) for part in ("--set", override)]
+    return [sys.executable, "-m", "flows", name, "--flow", flow, "--preset", preset, *settings]
+
+
+def run(arguments: list[str], home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state folder of a finished micro run of the whole flow."""
+    made = tmp_path_factory.mktemp("reasoning")
+    done = run(command("run"), made)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def record(home: Path, stage: str) -> dict[str, Any]:
+    (path,) = (home / "cache" / stage).glob("*.json")
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def folder(home: Path, stage: str) -> Path:
+    return home / str(record(home, stage)["ref"]["uri"])
+
+
+def test_each_stage_takes_the_artifact_of_the_one_before_it(home: Path) -> None:
+    digests = {stage: record(home, stage)["ref"]["sha256"] for stage in CHAIN}
+    inputs = {stage: record(home, stage)["ingredients"]["inputs"] for stage in CHAIN}
+    assert inputs["grpo"]["sft"] == digests["sft"]
+    assert inputs["rejection"]["grpo"] == digests["grpo"]
+    assert inputs["sft_kept"] == {"import_sft": digests["import_sft"], "rejection": digests["rejection"]}
+    assert inputs["grpo_mixed"]["sft_kept"] == digests["sft_kept"]
+    assert "reward_model" in inputs["grpo_mixed"]
+    assert "reward_model" not in inputs["rejection"]
+    assert not (home / "cache" / "ppo").exists()
+
+
+def test_there_is_an_evaluation_after_every_stage_and_all_checkpoints_are_compared(home: Path) -> None:
+    page = (folder(home, "compare") / "comparison.md").read_text()
+    for label in ("base", "SFT", "GRPO", "SFT on kept", "GRPO mixed"):
+        assert f"| {label} | " in page
+    for contrast in ("GRPO - SFT", "SFT on kept - GRPO", "GRPO mixed - SFT on kept"):
+        assert f"| {contrast} | " in page
+    assert "## Rejection sampling" in page
+    for name in ("base", "sft", "grpo", "sft_kept", "grpo_mixed"):
+        summary = json.loads((folder(home, f"evaluate_{name}") / "summary.json").read_text())
+        assert summary["eval/accuracy_low"] <= summary["eval/accuracy"] <= summary["eval/accuracy_high"]
+        assert summary["eval/problems"] == 40
+
+
+def test_the_account_of_rejection_sampling_adds_up_and_its_rows_passed_the_contract(home: Path) -> None:
+    made = folder(home, "rejection")
+    account = json.loads((made / "rejection.json").read_text())
+    report = json.loads((made / "report.json").read_text())
+    total = account["all"]
+    assert total["num_prompts"] == 160
+    assert total["sampled"] == 160 * 4 == total["kept"] + sum(account["dropped"].values())
+    assert total["verified"] >= total["kept"] >= 2
+    assert total["pass_rate"]["low"] <= total["pass_rate"]["mean"] <= total["pass_rate"]["high"]
+    assert account["tasks"]["arithmetic"] == total
+    assert report["passed"]
+    assert report["contract"] == "demonstrations/v1"
+    assert report["accepted"] + report["quarantined"] == total["kept"]
+    assert record(home, "rejection")["ref"]["rows"] == report["accepted"]
+    assert str(home) not in (made / "report.json").read_text()  # the same bytes on every machine
+
+
+def test_every_kept_answer_was_sampled_is_right_and_answers_a_training_prompt(home: Path) -> None:
+    made, prompts = folder(home, "rejection"), folder(home, "prepare_prompts")
+    sampled = {
+        (row["prompt_id"], row["sample_index"]): row
+        for path in sorted((made / "rollouts").glob("chunk-*.parquet"))
+        for row in read_table(path).to_dict("records")
+    }
+    train = {row.prompt_id: row for row in read_prompts(prompts / "train.parquet")}
+    rows = [row for split in ("train", "eval") for row in read_demonstrations(made / f"{split}.parquet")]
+    assert len(rows) == record(home, "rejection")["ref"]["rows"]
+    assert len(list((made / "rollouts").iterdir())) == 3  # 160 prompts in chunks of 64
+    for row in rows:
+        prompt_id, _, index = row.demonstration_id.rpartition("/")
+        source = sampled[prompt_id, int(index)]
+        assert source["text"] == row.completion
+        assert source["value"] == 1.0
+        assert source["finish_reason"] == "stop"
+        assert row.messages == train[prompt_id].messages
+    shown = {row.messages for row in rows}
+    assert len(shown) == len(rows)  # one answer per prompt
+    assert not shown & {row.messages for row in read_prompts(prompts / "eval.parquet")}
+
+
+def test_the_second_rl_run_is_paid_by_all_three_rewards(home: Path) -> None:
+    history = json.loads((folder(home, "grpo_mixed") / "history.json").read_text())
+    assert len(history) == 2
+    assert {name for name in history[0] if name.startswith("reward/part/")} >= {
+        "reward/part/math",
+        "reward/part/reward_model",
+        "reward/part/format",
+    }
+
+
+def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(home: Path) -> None:
+    def states(*overrides: str) -> dict[str, str]:
+        done = run(command("plan", *overrides), home)
+        assert done.returncode == 0, done.stderr
+        return {line.split()[0]: line.split()[1] for line in done.stdout.strip().splitlines()}
+
+    assert set(states().values()) == {"cached"}
+    changed = {name for name, state in states("sft_kept.start=policy").items() if state != "cached"}
+    assert changed == {"sft_kept", "evaluate_sft_kept", "grpo_mixed", "evaluate_grpo_mixed", "compare"}
+    config = open_preset("reasoning", ["sft_kept.start=policy"])
+    assert next(stage for stage in stages(config) if stage.name == "sft_kept").inputs == ("grpo", "rejection")
+
+
+def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(home: Path, tmp_path: Path) -> None:
+    code = f"from flows.run import run_targets; run_targets('reasoning', {OVERRIDES!r}, ['rejection'])"
+    copy = tmp_path / "home"
+    shutil.copytree(home, copy)
+    shutil.rmtree(copy / "cache" / "rejection")
+    shutil.rmtree(copy / "artifacts" / "dataset" / str(record(home, "rejection")["ref"]["sha256"]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(copy), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while not list(copy.glob("work/*/chunks/chunk-00000.parquet")):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (copy / "cache" / "rejection").exists()
+    (first,) = copy.glob("work/*/chunks/chunk-00000.parquet")
+    written = first.stat().st_mtime_ns
+
+    resumed = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(copy), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    _, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors.decode()
+    assert b"goes on after" in errors
+    assert record(copy, "rejection")["ref"]["sha256"] == record(home, "rejection")["ref"]["sha256"]
+    kept = folder(copy, "rejection") / "rollouts" / "chunk-00000.parquet"
+    assert kept.stat().st_mtime_ns >= written  # copied from the work folder, never sampled again: see the bytes above
+
+
+def test_a_preset_without_the_second_half_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run([sys.executable, "-m", "flows", "run", "--flow", "reasoning", "--preset", "tiny"], tmp_path / "home")
+    assert done.returncode == 2
+    assert "rejection, sft_kept, grpo_mixed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "home" / "artifacts").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("runs=['ppo']", "preset: .*runs must have 'grpo'"),
+        ("sft.start=policy", "preset: sft.start = 'policy'"),
+        ("rejection.num_samples=0", "rejection.num_samples = 0: must be at least 1"),
+        ("rejection.num_sample=2", "rejection.num_sample: unknown key; did you mean rejection.num_samples"),
+        ("rejection.rewards.0.weigth=2", "rejection.rewards.0.weigth: unknown key"),
+        ("sft_kept.start=sft", "sft_kept.start = 'sft': must be one of 'base', 'policy'"),
+        ("grpo_mixed.kl.coefficient=-1.0", "grpo_mixed.kl.coefficient"),
+    ],
+)
+def test_a_fault_in_an_optional_section_is_named_with_its_path(override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        open_preset("reasoning", [override])
+
+
+def test_a_section_without_the_one_it_builds_on_is_refused(tmp_path: Path) -> None:
+    text = (FOLDER / "reasoning.toml").read_text()
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("[sft_kept]", "[sft_other]").replace("[sft_kept.", "[sft_other."))
+    with pytest.raises(ConfigError, match="sft_other: unknown key"):
+        open_preset(str(path))
+    blocks = text.split("\n[")
+    path.write_text("\n[".join(block for block in blocks if not block.startswith("sft_kept")))
+    with pytest.raises(ConfigError, match=r"\[grpo_mixed\] starts from \[sft_kept\]"):
+        open_preset(str(path))
+    path.write_text("\n[".join(block for block in blocks if not block.startswith(("rejection", "grpo_mixed"))))
+    with pytest.raises(ConfigError, match=r"needs a section \[rejection\]"):
+        open_preset(str(path))
+
+
+def test_a_preset_without_optional_sections_has_the_stages_that_it_had() -> None:
+    assert checkpoints(open_preset("tiny")) == {"base": "import_sft", "sft": "sft", "grpo": "grpo", "ppo": "ppo"}
+    assert "rejection" not in {stage.name for stage in stages(open_preset("tiny"))}
