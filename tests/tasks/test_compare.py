@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from rlcore.evaluation import paired_difference
-from tasks.compare import accuracy_table, changed_answers, cost_table, difference_table
+from tasks.compare import accuracy_table, changed_answers, cost_table, difference_table, rejection_section
 
 SUMMARY = {
     "eval/accuracy": 0.25,
@@ -44,3 +44,22 @@ def test_only_problems_that_turned_right_are_shown_and_bars_in_answers_do_not_br
     after = pd.DataFrame({"prompt_id": ["a", "b"], "correct": [True, True], "completion": ["7", "ok"]})
     assert changed_answers(before, after).splitlines()[2:] == ["| a | x\\|y | 7 |"]
     assert changed_answers(after, after) == "None."
+
+
+def test_rejection_sampling_stands_with_its_counts_its_pass_rate_and_what_went() -> None:
+    account = {
+        "all": {
+            "num_prompts": 10,
+            "sampled": 40,
+            "verified": 12,
+            "kept": 6,
+            "pass_rate": {"mean": 0.3, "low": 0.2, "high": 0.4},
+        },
+        "dropped": {"truncated": 1, "duplicate": 0, "below_threshold": 27, "over_prompt_cap": 6},
+        "train": 5,
+        "eval": 1,
+    }
+    assert rejection_section(account).splitlines()[-1] == (
+        "40 answers to 10 prompts, 12 verified, 6 kept (5 to train on, 1 held out); pass rate 0.300 [0.200, 0.400]. "
+        "Not kept: 1 truncated, 27 below_threshold, 6 over_prompt_cap."
+    )
