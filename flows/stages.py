@@ -134,7 +134,7 @@ def _rejection(config: RunConfig) -> Stage:
         run=partial(run_rejection, policy="grpo"),
         inputs=("grpo", "prepare_prompts", *reward_model),
         section=_sections("rejection", "grpo", "prompts", "hardware"),
-        external=partial(user_code, section="rejection"),
+        external=partial(outside, section="rejection"),
     )
 
 

@@ -95,8 +95,7 @@ def prepare_dataset(
 
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
-        DataError: an unreadable source, or a dataset that the gate refuses; its quarantine and report are written, its
-            rows are not.
+        DataError: an unreadable source, or a dataset that the gate refuses: all but its rows is written.
         StorageError: the folder cannot be written.
     """
     check_options(kind, config)

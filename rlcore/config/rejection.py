@@ -34,3 +34,5 @@ class RejectionConfig:
     def __post_init__(self) -> None:
         if self.sampling.max_replacements:
             raise ConfigError("sampling.max_replacements is of RL alone: rejection sampling has no groups to replace")
+        if self.sampling.episodes.tools:
+            raise ConfigError("sampling.episodes.tools is of RL alone: a demonstration holds no output of tools")

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
 from rlcore.metrics.episodes import EPISODES
-from rlcore.metrics.reward_model import REWARD_MODEL
 from rlcore.metrics.rejection import REJECTION
+from rlcore.metrics.reward_model import REWARD_MODEL
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
 from rlcore.metrics.training import TRAINING
 
