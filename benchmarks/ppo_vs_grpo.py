@@ -40,8 +40,7 @@ def main() -> int:
         folders = {label: home.root / refs[name].uri for label, name in RUNS.items()}
         histories = {label: json.loads((folder / "history.json").read_text()) for label, folder in folders.items()}
         every[seed] = {label: standings(history) for label, history in histories.items()}
-        peak = {label: history[-1].get("memory/peak_gib", float("nan")) for label, history in histories.items()}
-        sys.stdout.write(f"Seed {seed}\n\n{head_to_head_table(histories, peak)}\n")
+        sys.stdout.write(f"Seed {seed}\n\n{head_to_head_table(histories)}\n")
     sys.stdout.write(_summary(every) + f"\nMachine: {platform.machine()}, {os.cpu_count()} cores.\n")
     head_to_head_curves(_by_seed(every), options.figure, title="PPO and GRPO, every seed")
     return 0

@@ -34,7 +34,7 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
     return (
         *_base_and_data(),
         _sft("sft", start="import_sft", data="prepare_demonstrations"),
-        *_reward_model(),
+        *(_reward_model() if config.reward_model else ()),
         *(_online_rl(name, config, start="sft") for name in config.runs),
         *_reasoning(config),
         *(_evaluate(name, checkpoint) for name, checkpoint in checkpoints(config).items()),
@@ -140,13 +140,13 @@ def _rejection(config: RunConfig) -> Stage:
 
 def _compare(config: RunConfig) -> Stage:
     evaluations = (f"evaluate_{name}" for name in checkpoints(config))
-    optional = (name for name in ("rejection", "grpo_mixed") if getattr(config, name) is not None)
+    optional = (name for name in ("reward_model", "rejection", "grpo_mixed") if getattr(config, name) is not None)
     return Stage(
         name="compare",
         version=1,
         kind="comparison",
         run=run_compare,
-        inputs=(*evaluations, *config.runs, "reward_model", *optional),
+        inputs=(*evaluations, *config.runs, *optional),
         section=_sections("name", "runs"),
     )
 

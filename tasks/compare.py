@@ -12,6 +12,7 @@ import pandas as pd
 
 from rlcore.evaluation import PairedDifference, paired_difference
 from tasks import plots
+from tasks.head_to_head import head_to_head_table, standings
 from tasks.stages import StageContext, StageResult
 from tasks.storage import read_table
 
@@ -34,6 +35,7 @@ CONTRASTS = (
     ("GRPO mixed", "GRPO"),
 )
 RL_RUNS = ("grpo", "ppo", "grpo_mixed")
+OPPONENTS = ("GRPO", "PPO")
 
 
 def run_compare(context: StageContext) -> StageResult:
@@ -57,25 +59,37 @@ def run_compare(context: StageContext) -> StageResult:
         LABELS[name]: _json(context.inputs[name] / "history.json") for name in RL_RUNS if LABELS[name] in folders
     }
     page = render(context.config.name, summaries, differences, histories, answers)
-    page += "\n" + reward_model_section(_json(context.inputs["reward_model"] / "metrics.json"))
+    if "reward_model" in context.inputs:
+        page += "\n" + reward_model_section(_json(context.inputs["reward_model"] / "metrics.json"))
     if "rejection" in context.inputs:
         page += "\n" + rejection_section(_json(context.inputs["rejection"] / "rejection.json"))
-    folder = context.folder
-    (folder / "comparison.md").write_text(page, encoding="utf-8")
+    (context.folder / "comparison.md").write_text(page, encoding="utf-8")
+    _draw(context, summaries, histories)
+    metrics = {f"accuracy/{label}": row["eval/accuracy"] for label, row in summaries.items()}
+    metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
+    (context.folder / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    context.tracker.log_metrics(metrics, step=0)
+    context.progress("\n" + accuracy_table(summaries))
+    return StageResult(metrics=metrics, summary=page)
+
+
+def _draw(
+    context: StageContext,
+    summaries: Mapping[str, Mapping[str, float]],
+    histories: Mapping[str, list[dict[str, float]]],
+) -> None:
+    """The figures, in the artifact and in MLflow, beside the page."""
+    folder, name = context.folder, context.config.name
     bars = {
         label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
         for label, row in summaries.items()
     }
-    plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{context.config.name}: held-out greedy accuracy")
-    plots.comparison_curves(histories, folder / "curves.png", title=f"{context.config.name}: {' and '.join(histories)}")
-    for name in ("comparison.md", "accuracy.png", "curves.png"):
-        context.tracker.log_artifact(folder / name, "comparison")
-    metrics = {f"accuracy/{label}": row["eval/accuracy"] for label, row in summaries.items()}
-    metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
-    context.tracker.log_metrics(metrics, step=0)
-    context.progress("\n" + accuracy_table(summaries))
-    return StageResult(metrics=metrics, summary=page)
+    plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
+    plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
+    runs = {label: standings(histories[label]) for label in OPPONENTS if label in histories}
+    plots.head_to_head_curves(runs, folder / "head_to_head.png", title=f"{name}: held-out accuracy by cost")
+    for file in ("comparison.md", "accuracy.png", "curves.png", "head_to_head.png"):
+        context.tracker.log_artifact(folder / file, "comparison")
 
 
 def greedy_answers(folder: Path) -> pd.DataFrame:
@@ -99,6 +113,8 @@ def render(
         difference_table(differences),
         "## Cost of the RL runs",
         cost_table(histories),
+        "## PPO against GRPO at equal samples and at equal compute",
+        head_to_head_table({label: histories[label] for label in OPPONENTS if label in histories}),
         *(
             f"## Problems that {label} solves and SFT did not\n\n{changed_answers(answers['SFT'], answers[label])}"
             for label in histories

@@ -60,18 +60,18 @@ def at_equal(runs: Mapping[str, Sequence[Standing]], budget: Budget) -> dict[str
     }
 
 
-def head_to_head_table(histories: Mapping[str, History], peak_gib: Mapping[str, float]) -> str:
+def head_to_head_table(histories: Mapping[str, History]) -> str:
     """The runs at equal samples and at equal compute, as Markdown; a sentence where nothing can be compared."""
     runs = {label: standings(history) for label, history in histories.items()}
     if len(runs) < 2 or not all(runs.values()):
         return "Needs two RL runs with `eval_every` above 0.\n"
     names = ["at equal", "run", "iteration", "samples", "tokens", "seconds", "reward"]
-    names += ["held-out accuracy", "95 % interval", "peak GiB"]
+    names += ["held-out accuracy", "95 % interval"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     budgets: tuple[Budget, ...] = ("samples", "seconds")
     for budget in budgets:
         for label, one in at_equal(runs, budget).items():
-            lines.append(f"| {budget} | {label} {_cells(one)} | {peak_gib[label]:.2f} |")
+            lines.append(f"| {budget} | {label} {_cells(one)} |")
     return "\n".join(lines) + "\n"
 
 

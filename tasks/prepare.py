@@ -38,6 +38,7 @@ def run_prepare_demonstrations(context: StageContext) -> StageResult:
 def run_prepare_preferences(context: StageContext) -> StageResult:
     """Preference pairs; none of their prompts may be an evaluation prompt."""
     folder, config = context.inputs["sft"] / MODEL, context.config.preferences
+    assert config is not None  # without the section there is no such stage
     if resolve_adapter(config) == POLICY:
         path = context.work / "pairs.parquet"
         write_sampled_pairs(context, config, path)
@@ -96,4 +97,5 @@ def demonstrations_source(config: RunConfig) -> str:
 
 def preferences_source(config: RunConfig) -> str:
     """Digest of what the preferences are read from."""
+    assert config.preferences is not None  # as above
     return source_digest(config.preferences)

@@ -42,6 +42,7 @@ class _Data:
 def run_reward_model(context: StageContext) -> StageResult:
     """Bradley-Terry training from the SFT checkpoint; fails below the preset's held-out accuracy."""
     start, config = context.inputs["sft"] / MODEL, context.config.reward_model
+    assert config is not None  # without the section there is no such stage
     data = _read(context, start)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
@@ -74,7 +75,8 @@ def run_reward_model(context: StageContext) -> StageResult:
 
 
 def _read(context: StageContext, start: Path) -> _Data:
-    folder, max_tokens = context.inputs["prepare_preferences"], context.config.preferences.max_tokens
+    folder, config = context.inputs["prepare_preferences"], context.config.preferences
+    assert config is not None  # as above
     tokenizer = ChatTokenizer.load(start)
     rows, others = read_pairs(folder / "train.parquet"), read_pairs(folder / "eval.parquet")
     for name, found in (("num_train", rows), ("num_eval", others)):
@@ -84,7 +86,7 @@ def _read(context: StageContext, start: Path) -> _Data:
                 where=f"preferences.{name}",
                 fix="give pairs of more prompts: a prompt with all its pairs is either trained on or held out",
             )
-    train, held_out = (tokenize_pairs(part, tokenizer, max_tokens=max_tokens) for part in (rows, others))
+    train, held_out = (tokenize_pairs(part, tokenizer, max_tokens=config.max_tokens) for part in (rows, others))
     return _Data(rows=rows, train=train, held_out=held_out)
 
 

@@ -37,8 +37,9 @@ class EvaluationConfig:
 class RunConfig:
     """A preset: one run, whole.
 
-    The last three sections may be absent; they are the second half of multi-stage reasoning, in its order: rejection
-    sampling from the GRPO policy, SFT on what was kept, RL with mixed rewards from there.
+    ``preferences`` and ``reward_model`` are absent together, where verifiers alone reward. The last three sections may
+    be absent; they are the second half of multi-stage reasoning, in its order: rejection sampling from the GRPO
+    policy, SFT on what was kept, RL with mixed rewards from there.
     """
 
     name: str
@@ -46,19 +47,21 @@ class RunConfig:
     model: ModelConfig
     prompts: DatasetConfig
     demonstrations: DatasetConfig
-    preferences: DatasetConfig
     sft: SftConfig
-    reward_model: RewardModelConfig
     grpo: RlConfig
     ppo: RlConfig
     evaluation: EvaluationConfig
     runs: tuple[Literal["grpo", "ppo"], ...] = ("grpo", "ppo")  # the RL runs that post-training does and compares
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    preferences: DatasetConfig | None = None
+    reward_model: RewardModelConfig | None = None
     rejection: RejectionConfig | None = None
     sft_kept: SftConfig | None = None
     grpo_mixed: RlConfig | None = None
 
     def __post_init__(self) -> None:
+        if (self.preferences is None) != (self.reward_model is None):
+            raise ConfigError("[preferences] and [reward_model] are needed together, or neither")
         if self.rejection and "grpo" not in self.runs:
             raise ConfigError("[rejection] samples from the GRPO policy, so runs must have 'grpo'")
         if self.sft_kept and not self.rejection:
@@ -73,7 +76,8 @@ def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     """Read a TOML preset, apply overrides such as ``grpo.learning_rate=2e-6``, and check all of it.
 
     A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
-    the folder ``library``: tables are merged key by key, everything else (lists too) is replaced.
+    the folder ``library``: tables are merged key by key, everything else (lists too) is replaced. ``without`` lists
+    sections of the other that this one does not have.
 
     Raises:
         ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds.
@@ -99,7 +103,12 @@ def _read_with_bases(path: Path, library: Path, above: tuple[Path, ...]) -> dict
         )
     beside = path.with_name(f"{base}.toml")
     base_path = beside if beside.is_file() else library / beside.name
-    return _merge(_read_with_bases(base_path, library, (*above, path)), document)
+    inherited = _read_with_bases(base_path, library, (*above, path))
+    for section in document.pop("without", []):
+        if section not in inherited:
+            raise ConfigError(f"without names {section!r}, which {base!r} does not have", where=str(path))
+        del inherited[section]
+    return _merge(inherited, document)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

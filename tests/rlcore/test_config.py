@@ -220,9 +220,16 @@ def test_an_override_comes_after_what_a_preset_extends(tmp_path: Path) -> None:
     assert load_preset(path, ["grpo.kl.coefficient=0.5"]).grpo.kl.coefficient == 0.5
 
 
+def test_a_preset_may_leave_sections_of_its_base_out(tmp_path: Path) -> None:
+    mine = load_preset(extended(tmp_path, 'extends = "base"\nwithout = ["preferences", "reward_model"]\n'))
+    assert (mine.preferences, mine.reward_model) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('extends = "base"\nwithout = ["reward_model"]\n', "together, or neither"),
+        ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which 'base' does not have"),
         ('extends = "nothing"\n', "nothing.toml"),
         ('extends = "../base"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),
