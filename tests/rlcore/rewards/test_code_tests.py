@@ -53,6 +53,7 @@ def fenced(code: str) -> str:
         ("```\nx = 1\n```", "x = 1\n"),
         ("```python\nx = 1\n```\nIt prints\n```text\n1\n```", "x = 1\n"),
         ("```bash\nls\n```", None),
+        ("```python\ns = 1\n```python\n```", "s = 1\n```python\n"),  # a fence with a name does not close
         ("```python\nx = 1", None),  # cut by the limit
         ("    return 1\n", "    return 1\n"),  # no fence: the continuation of a prompt, indented
         ("<think>\n```python\nx = 1\n```\n</think>\n```python\nx = 2\n```", "x = 2\n"),
