@@ -199,7 +199,10 @@ def test_a_preset_without_the_second_half_is_refused_before_anything_runs(tmp_pa
         ("rejection.num_sample=2", "rejection.num_sample: unknown key; did you mean rejection.num_samples"),
         ("rejection.rewards.0.weigth=2", "rejection.rewards.0.weigth: unknown key"),
         ("rejection.sampling.max_replacements=2", "rejection: sampling.max_replacements is of RL alone"),
-        ("rejection.sampling.episodes.tools=['calculator']", "rejection: sampling.episodes.tools is of RL alone"),
+        (
+            "rejection.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
+            "rejection: sampling.episodes.tools is of RL alone",
+        ),
         ("sft_kept.start=sft", "sft_kept.start = 'sft': must be one of 'base', 'policy'"),
         ("grpo_mixed.kl.coefficient=-1.0", "grpo_mixed.kl.coefficient"),
     ],
