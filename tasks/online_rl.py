@@ -19,6 +19,7 @@ from rlcore.canaries import SyncProbe, mask_canary, reward_canary, sync_canary
 from rlcore.evaluation import accuracy
 from rlcore.metrics import check_names
 from rlcore.models.loading import save_model
+from rlcore.models.lora import merged_state
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.rewards.base import check_error_rate
@@ -30,6 +31,7 @@ from rlcore.training.experience import Experience, build_experience, is_usable, 
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
+from tasks.memory_report import first_update_memory
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import peak_memory_gib
@@ -184,7 +186,8 @@ def update_policy(
         truncated=run.rl.update.truncated,
         need_old_logprobs=learner.needs_old_logprobs,
     )
-    stats = learner.update(experience.samples, seed=derive_seed(run.seed, "update", iteration))
+    with first_update_memory(run, iteration, metrics):
+        stats = learner.update(experience.samples, seed=derive_seed(run.seed, "update", iteration))
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
     metrics |= {**stats.metrics, **experience.metrics}
@@ -204,7 +207,7 @@ def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
     """Push the learner's weights to the engine, then prove that it serves them."""
     probe = SyncProbe(prompt_ids=run.prompts[0].token_ids, completion_ids=run.prompts[0].token_ids[:16])
     before = run.sampler.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
-    run.sampler.load_weights(run.learner.policy.state_dict(), policy_version=run.learner.policy_version)
+    run.sampler.load_weights(merged_state(run.learner.policy), policy_version=run.learner.policy_version)
     return sync_canary(
         run.sampler,
         partial(trainer_logprobs, run),

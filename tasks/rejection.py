@@ -30,7 +30,7 @@ from tasks.data import prepare_source, prompt_hashes, read_prompts
 from tasks.engine import report_progress
 from tasks.online_rl import MAX_REWARD_ERRORS
 from tasks.prepare import record, token_view
-from tasks.rl_run import MODEL, check_context, reward_resources
+from tasks.rl_run import MODEL, check_context, open_reward_model, reward_resources
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import open_runtime
 from tasks.stages import StageContext, StageResult
@@ -103,7 +103,9 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
         model = runtime.load_frozen(folder)
         check_context(model, prompts, config.sampling.max_new_tokens)
         sampler = NativeSampler(model, tokenizer, max_concurrent=config.sampling.max_concurrent)
-        resources = dataclasses.replace(reward_resources(context, runtime, terms), prefill=tokenizer.prefill)
+        resources = dataclasses.replace(
+            reward_resources(terms, open_reward_model(context, terms, runtime, model)), prefill=tokenizer.prefill
+        )
         with build_rewards(config.rewards, resources=resources) as reward:
             for number, path in enumerate(paths):
                 if path.exists():

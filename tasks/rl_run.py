@@ -15,8 +15,9 @@ from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.config import RewardTerm, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.models.heads import ScalarModel
+from rlcore.models.lora import AdaptedModel, add_adapter, is_adapter_of, load_adapter
 from rlcore.models.policy import check_head
-from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.mix import MixedReward
@@ -48,20 +49,21 @@ class RlRun:
         self.seed = context.seed
         self.algorithm: Algorithm = resolve_algorithm(rl)
         start = context.inputs[START] / MODEL
-        policy = runtime.load_trainable(start)
-        check_head(policy)
-        critic = _critic(context, rl, runtime, self.algorithm)
+        policy = _policy(context, rl, runtime)
+        critic = _critic(context, rl, runtime, policy) if self.algorithm.uses_critic else None
         self.learner = Learner(policy, critic, algorithm=self.algorithm, config=rl)
         self.judges = Judges(
             policy=policy,
-            reference=runtime.load_frozen(start) if rl.kl.coefficient > 0.0 else None,
+            reference=_reference(context, runtime, policy) if rl.kl.coefficient > 0.0 else None,
             critic=critic,
             temperature=rl.sampling.temperature,
             tokens_per_microbatch=rl.update.tokens_per_microbatch,
+            bootstrap_truncated=rl.critic.gae.bootstrap_truncated,
         )
         self.sampler: Sampler = NativeSampler(
             runtime.load_frozen(start), tokenizer, max_concurrent=rl.sampling.max_concurrent
         )
+        self.reward_model = open_reward_model(context, rl, runtime, policy)
         self.reward: RewardFn
         self.verifier: RewardFn
         prompts = context.inputs["prepare_prompts"]
@@ -109,7 +111,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
-        resources = replace(reward_resources(context, runtime, rl), prefill=tokenizer.prefill)
+        resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
         run.sampler = stack.enter_context(with_tools(run.sampler, tokenizer, rl.sampling.episodes))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         run.verifier = stack.enter_context(verifier(context.config))
@@ -136,9 +138,9 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
             where="sampling.max_replacements",
             fix="set it to 0, or choose an algorithm without a critic",
         )
-    constants = {"gamma": rl.critic.gamma, "lam": rl.critic.lam}
-    limit = rl.sampling.max_new_tokens
-    row = algorithms(**constants, max_new_tokens=limit)[rl.algorithm]
+    critic, limit = rl.critic, rl.sampling.max_new_tokens
+    constants = {"gamma": critic.gamma, "lam": critic.lam, "lam_alpha": critic.gae.lam_alpha}
+    row = algorithms(**constants, lam_value=critic.gae.lam_value, max_new_tokens=limit)[rl.algorithm]
     return with_objective(row, rl.update.objective, name=rl.algorithm, max_new_tokens=limit)
 
 
@@ -161,19 +163,57 @@ def outside(config: RunConfig, *, section: str) -> str:
     return " ".join(filter(None, digests))
 
 
-def _critic(context: StageContext, rl: RlConfig, runtime: Runtime, algorithm: Algorithm) -> ScalarModel | None:
-    if not algorithm.uses_critic:
-        return None
-    source = "reward_model" if rl.critic.initialise_from == "reward_model" else START
-    return ScalarModel.with_zero_head(runtime.load_trainable(context.inputs[source] / MODEL))
+def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrainedModel | AdaptedModel:
+    """All of the SFT checkpoint's weights, or an adapter on it, frozen."""
+    start, adapter = context.inputs[START] / MODEL, rl.update.adapter
+    model = runtime.load_frozen(start) if adapter.rank else runtime.load_trainable(start)
+    check_head(model)
+    return add_adapter(model, adapter, "policy", seed=context.seed) if adapter.rank else model
 
 
-def reward_resources(context: StageContext, runtime: Runtime, rl: RlConfig) -> RewardResources:
-    """What reward terms need beside their options: here, the trained reward model as a scoring function."""
+def _reference(
+    context: StageContext, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
+) -> PreTrainedModel | AdaptedModel:
+    """The SFT checkpoint: the policy's base with every adapter off, where it has one."""
+    is_adapted = isinstance(policy, AdaptedModel)
+    return AdaptedModel(policy.base, "") if is_adapted else runtime.load_frozen(context.inputs[START] / MODEL)
+
+
+def _critic(
+    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
+) -> ScalarModel:
+    """The critic where the configuration places it.
+
+    Raises:
+        ModelError: an adapter is to start from a reward model that is no adapter of the same base.
+    """
+    placement, source = rl.critic.placement, rl.critic.initialise_from
+    if placement == "head":
+        return ScalarModel.on_trunk(policy)
+    start = context.inputs["reward_model" if source == "reward_model" else START] / MODEL
+    if placement == "trunk":
+        return ScalarModel.on_trunk(runtime.load_trainable(start))
+    if source == "reward_model":
+        return ScalarModel.on_trunk(load_adapter(policy, start, "critic"))
+    return ScalarModel.on_trunk(add_adapter(policy, rl.update.adapter, "critic", seed=context.seed))
+
+
+def open_reward_model(
+    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
+) -> RewardModel | None:
+    """The frozen reward model, if a reward needs it: on the policy's base where it was trained as an adapter of it."""
     if not any(term.kind == "reward_model" for term in rl.rewards):
-        return RewardResources()
+        return None
     folder = context.inputs["reward_model"] / MODEL
-    model = load_reward_model(runtime.load_frozen(folder), folder)
+    on_base = isinstance(policy, AdaptedModel) and is_adapter_of(policy, folder)
+    trunk = load_adapter(policy, folder, "reward_model") if on_base else runtime.load_frozen(folder)
+    return load_reward_model(trunk, folder)
+
+
+def reward_resources(rl: RlConfig, model: RewardModel | None) -> RewardResources:
+    """What reward terms need beside their options: here, the trained reward model as a scoring function."""
+    if model is None:
+        return RewardResources()
 
     def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
         sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]

@@ -181,8 +181,9 @@ def episodes(
     mask: torch.Tensor | None = None,
     token_rewards: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
+    next_values: torch.Tensor | None = None,
 ) -> Episodes:
-    """Episodes of one token each (or of ``mask``), all in one group unless said otherwise."""
+    """Episodes of one token each (or of ``mask``), all in one group unless said otherwise; nothing beyond the end."""
     mask = torch.ones(len(rewards), 1, dtype=torch.bool) if mask is None else mask
     return Episodes(
         rewards=torch.tensor(rewards, dtype=torch.float64),
@@ -190,4 +191,5 @@ def episodes(
         token_rewards=torch.zeros(mask.shape, dtype=torch.float64) if token_rewards is None else token_rewards,
         values=torch.zeros(mask.shape) if values is None else values,
         mask=mask,
+        next_values=torch.zeros(len(rewards)) if next_values is None else next_values,
     )

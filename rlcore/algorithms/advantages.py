@@ -25,6 +25,7 @@ class Episodes:
     ``group``: int64 [S], completions of one prompt share a number.
     ``token_rewards``: float64 [S, T], the penalties per token, with the score on the last token.
     ``values``: float32 [S, T], zeros without a critic. ``mask``: bool [S, T].
+    ``next_values``: float32 [S], the value beyond the end; 0 where the episode ended by itself.
     """
 
     rewards: torch.Tensor
@@ -32,29 +33,37 @@ class Episodes:
     token_rewards: torch.Tensor
     values: torch.Tensor
     mask: torch.Tensor
+    next_values: torch.Tensor
 
 
 #: Episodes -> advantages [S, T] in the dtype of the values (float32), 0 where masked
 AdvantageFn = Callable[[Episodes], torch.Tensor]
 
 
-def gae(episodes: Episodes, *, gamma: float, lam: float) -> torch.Tensor:
+def gae(episodes: Episodes, *, gamma: float, lam: float | torch.Tensor) -> torch.Tensor:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16): [S, T].
 
-    ``delta[t] = r[t] + gamma * V[t+1] - V[t]``, ``A[t] = delta[t] + gamma * lam * A[t+1]``, with V = 0 beyond the end.
+    ``delta[t] = r[t] + gamma * V[t+1] - V[t]``, ``A[t] = delta[t] + gamma * lam * A[t+1]``, with V beyond the end from
+    ``next_values``. ``lam``: one for all, or float64 [S], one per completion.
     Masked tokens (tool output) are stepped over: next value and running sum are carried across them without decay,
     which equals the computation on the compressed sequence of the policy's own tokens.
     """
     mask, rewards, values = episodes.mask, episodes.token_rewards, episodes.values.double()
     advantages = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[:, 0])
-    next_value = torch.zeros_like(running)
+    next_value = episodes.next_values.double()
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         running = torch.where(mask[:, t], delta + gamma * lam * running, running)
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = running
     return advantages.masked_fill(~mask, 0.0).to(episodes.values.dtype)
+
+
+def length_adaptive_gae(episodes: Episodes, *, gamma: float, alpha: float) -> torch.Tensor:
+    """GAE with ``lam = 1 - 1 / (alpha * length)`` per completion, at least 0 (VAPO, Yue et al. 2025)."""
+    lengths = episodes.mask.sum(1).clamp(min=1).double()
+    return gae(episodes, gamma=gamma, lam=(1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from rlcore.algorithms.weighting import WeightingFn
 class Algorithm:
     """The four holes of the one formula (see :mod:`rlcore.algorithms.objective`), and whether a critic is trained.
 
-    With a critic, ``advantage`` takes ``gamma`` and ``lam`` from the run's configuration and the result is whitened.
+    With a critic, ``advantage`` takes ``gamma`` and ``lam`` from the run's configuration and the result is whitened;
+    ``value_advantage``, if given, makes the critic's returns in its place.
     """
 
     advantage: AdvantageFn
@@ -25,18 +26,29 @@ class Algorithm:
     surrogate: SurrogateFn
     weighting: WeightingFn
     uses_critic: bool = False
+    value_advantage: AdvantageFn | None = None
 
 
-def algorithms(*, gamma: float = 1.0, lam: float = 0.95, max_new_tokens: int = 1024) -> Mapping[str, Algorithm]:
-    """The table, with the constants that a run's configuration sets."""
+def algorithms(
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    lam_value: float | None = None,
+    lam_alpha: float = 0.0,
+    max_new_tokens: int = 1024,
+) -> Mapping[str, Algorithm]:
+    """The table, with the constants that a run's configuration sets (:class:`rlcore.config.GaeConfig`)."""
+    plain_gae = partial(advantages.gae, gamma=gamma, lam=lam)
+    adaptive_gae = partial(advantages.length_adaptive_gae, gamma=gamma, alpha=lam_alpha)
     clip = partial(ppo_clip, clip_low=0.2, clip_high=0.2)
     return {
         "ppo": Algorithm(
-            advantage=partial(advantages.gae, gamma=gamma, lam=lam),
+            advantage=adaptive_gae if lam_alpha > 0.0 else plain_gae,
             ratio=token_ratio,
             surrogate=clip,
             weighting=weighting.token_mean,
             uses_critic=True,
+            value_advantage=partial(advantages.gae, gamma=gamma, lam=lam if lam_value is None else lam_value),
         ),
         "grpo": Algorithm(
             advantage=advantages.group_normalized,

@@ -6,14 +6,29 @@ import torch
 
 
 def value_loss(
-    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, *, clip_range: float
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    *,
+    clip_range: float,
+    huber_delta: float = 0.0,
 ) -> torch.Tensor:
-    """``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token [N]; no clipping at ``clip_range`` 0."""
-    loss = (values - returns).square()
+    """``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token [N]; no clipping at ``clip_range`` 0.
+
+    With ``huber_delta`` > 0 an error e beyond it counts ``2 * delta * (|e| - delta / 2)`` in place of e² (Huber 1964).
+    """
+    loss = _penalty(values - returns, huber_delta)
     if clip_range > 0.0:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-        loss = torch.maximum(loss, (clipped - returns).square())
+        loss = torch.maximum(loss, _penalty(clipped - returns, huber_delta))
     return 0.5 * loss
+
+
+def _penalty(error: torch.Tensor, huber_delta: float) -> torch.Tensor:
+    if huber_delta == 0.0:
+        return error.square()
+    size = error.abs()
+    return torch.where(size <= huber_delta, error.square(), huber_delta * (2.0 * size - huber_delta))
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:

@@ -4,12 +4,14 @@ A field without a default is required. Bounds stand in the type and are checked 
 names the path of every fault (``grpo.learning_rate``) before anything runs.
 """
 
+from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import (
     CriticConfig,
+    GaeConfig,
     KlConfig,
     MismatchConfig,
     ObjectiveConfig,
@@ -23,12 +25,14 @@ from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardMode
 from rlcore.strict import to_dict
 
 __all__ = [
+    "AdapterConfig",
     "CriticConfig",
     "DatasetConfig",
     "Decay",
     "EpisodeConfig",
     "EvaluationConfig",
     "Fraction",
+    "GaeConfig",
     "HardwareConfig",
     "KlConfig",
     "MismatchConfig",

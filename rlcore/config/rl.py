@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.training import OptimConfig
@@ -48,15 +49,50 @@ class KlConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GaeConfig:
+    """What may differ from plain generalised advantage estimation with one lambda.
+
+    ``lam_value``: lambda of the critic's own returns; left out, that of the policy. ``lam_alpha`` > 0: the policy's
+    lambda is ``1 - 1 / (lam_alpha * length)`` of each completion, in place of ``critic.lam`` (both VAPO, Yue et al.
+    2025). ``bootstrap_truncated``: a completion that the engine cut by length goes on with the value of its last
+    state, in place of 0.
+    """
+
+    lam_value: Fraction | None = None
+    lam_alpha: NonNegativeFloat = 0.0
+    bootstrap_truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """The value model of PPO, a trunk of its own."""
+    """The value model of PPO. ``optim`` left out: the section of the policy.
+
+    ``placement``: ``trunk``, a trunk of its own; ``head``, a head on the policy's trunk: one forward pass and one
+    step of one optimizer for ``L_policy + coefficient * L_value``, and with ``detach`` the head's gradient ends before
+    the trunk; ``adapter``, an adapter of ``update.adapter``'s shape beside the policy's on the same frozen base.
+    ``learning_rate``: of what the critic has to itself.
+    """
 
     initialise_from: Literal["policy", "reward_model"] = "policy"
+    placement: Literal["trunk", "head", "adapter"] = "trunk"
+    detach: bool = False
+    coefficient: NonNegativeFloat = 0.5
     learning_rate: PositiveFloat = 1e-5
     clip_range: NonNegativeFloat = 0.2  # 0: no value clipping
+    huber_delta: NonNegativeFloat = 0.0  # errors beyond it count linearly; 0: all count by their square
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
+    gae: GaeConfig = field(default_factory=GaeConfig)
+    optim: OptimConfig | None = None
     warmup_iterations: NonNegativeInt = 0  # iterations in which the critic alone learns
+
+    def __post_init__(self) -> None:
+        if self.placement != "head":
+            return
+        if self.initialise_from == "reward_model":
+            raise ConfigError("placement = 'head' starts from the policy, whose trunk it is on; it has no other")
+        if self.optim is not None:
+            raise ConfigError("placement = 'head' learns in the policy's optimizer: set update.optim, not critic.optim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +172,7 @@ class UpdateConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,3 +195,5 @@ class RlConfig:
     def __post_init__(self) -> None:
         if self.sampling.max_replacements > 0 and self.group_size == 1:
             raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
+        if self.critic.placement == "adapter" and self.update.adapter.rank == 0:
+            raise ConfigError("critic.placement = 'adapter' needs update.adapter.rank > 0: a frozen base to be on")

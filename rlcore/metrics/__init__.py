@@ -14,6 +14,7 @@ from types import MappingProxyType
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
 from rlcore.metrics.episodes import EPISODES
+from rlcore.metrics.memory import MEMORY
 from rlcore.metrics.rejection import REJECTION
 from rlcore.metrics.reward_model import REWARD_MODEL
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
@@ -26,7 +27,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
         "The update": TRAINING,
         "Episodes with tools": EPISODES,
         "The engine": ENGINE,
-        "Speed and memory": COSTS,
+        "Speed and memory": COSTS + MEMORY,
         "The stages": STAGES,
         "The reward model": REWARD_MODEL,
         "Rejection": REJECTION,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
 from rlcore.models.logprobs import at_least_float32
-from rlcore.models.policy import hidden_states, scatter_tokens
+from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_logprobs
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
 HEAD_FILE = "scalar_head.safetensors"
@@ -29,9 +29,14 @@ class ScalarModel(nn.Module):
     @classmethod
     def with_zero_head(cls, backbone: PreTrainedModel) -> ScalarModel:
         """A critic that predicts 0 everywhere at first, on its own copy of the trunk."""
+        return cls.on_trunk(copy.deepcopy(backbone))
+
+    @classmethod
+    def on_trunk(cls, backbone: PreTrainedModel) -> ScalarModel:
+        """A critic that predicts 0 everywhere at first, on this very trunk, be it the policy's."""
         head = _new_head(backbone)
         nn.init.zeros_(head.weight)
-        return cls(copy.deepcopy(backbone), head)
+        return cls(backbone, head)
 
     @classmethod
     def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarModel:
@@ -51,7 +56,10 @@ class ScalarModel(nn.Module):
         return self._scalars(batch, batch.last_positions)
 
     def _scalars(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
-        states = hidden_states(self.backbone, batch).flatten(0, 1)[positions]
+        return self.state_values(hidden_states(self.backbone, batch).flatten(0, 1)[positions])
+
+    def state_values(self, states: torch.Tensor) -> torch.Tensor:
+        """The head alone, on hidden states [N, H]: float32 [N]."""
         return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
 
     def train_last_layers(self, count: int) -> None:
@@ -83,6 +91,24 @@ def score_values(
     for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
         scatter_tokens(critic.token_values(batch.to(critic.backbone.device)), batch, results)
     return results
+
+
+@torch.no_grad()
+def score_shared(
+    critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Log-probabilities and values of a policy that carries the critic's head, from one forward pass each batch.
+
+    One float32 [T] tensor on the CPU per sequence, of each.
+    """
+    logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
+    policy = critic.backbone
+    for packed in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        batch = packed.to(policy.device)
+        states = completion_states(policy, batch)
+        scatter_tokens(state_logprobs(policy, states, batch, temperature=temperature)[0], batch, logprobs)
+        scatter_tokens(critic.state_values(states), batch, values)
+    return logprobs, values
 
 
 @torch.no_grad()

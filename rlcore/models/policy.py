@@ -31,7 +31,24 @@ def completion_logprobs(
 
     float32 whatever the model's precision is, but float64 for a float64 model.
     """
-    states = hidden_states(model, batch).flatten(0, 1)[batch.predictors]
+    states = completion_states(model, batch)
+    return state_logprobs(model, states, batch, temperature=temperature, entropy_gradient=entropy_gradient)
+
+
+def completion_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+    """The hidden states that predict the completion tokens, [N, H]: what a head on the trunk reads."""
+    return hidden_states(model, batch).flatten(0, 1)[batch.predictors]
+
+
+def state_logprobs(
+    model: PreTrainedModel,
+    states: torch.Tensor,
+    batch: PackedBatch,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`completion_logprobs` from states [N, H] that are there already."""
     head = model.get_output_embeddings()
     return chunked_logprobs(
         states, head.weight, batch.targets, temperature=temperature, entropy_gradient=entropy_gradient

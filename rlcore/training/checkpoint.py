@@ -110,8 +110,9 @@ def _tensors(learner: Learner) -> dict[str, Tensors]:
         "policy": _weights(learner.policy),
         "optimizer": _optimizer_tensors(learner.optimizer),
     }
-    if learner.critic is not None:
-        tensors["critic"] = _weights(learner.critic)
+    if learner.value_module is not None:
+        tensors["critic"] = _weights(learner.value_module)
+    if learner.critic is not None and not learner.shares_trunk:
         tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer)
     return tensors
 
@@ -136,7 +137,7 @@ def _scalars(learner: Learner) -> dict[str, Any]:
         "kl_coefficient": learner.kl.coefficient,
         "scheduler_step": learner.scheduler.last_epoch,
     }
-    if learner.critic is not None:
+    if learner.critic is not None and not learner.shares_trunk:
         scalars["critic_scheduler_step"] = learner.critic_scheduler.last_epoch
     return scalars
 
@@ -145,8 +146,9 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
     _restore_weights(learner.policy, folder / "policy.safetensors")
     _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
     _restore_scheduler(learner.scheduler, scalars["scheduler_step"])
-    if learner.critic is not None:
-        _restore_weights(learner.critic, folder / "critic.safetensors")
+    if learner.value_module is not None:
+        _restore_weights(learner.value_module, folder / "critic.safetensors")
+    if learner.critic is not None and not learner.shares_trunk:
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
         _restore_scheduler(learner.critic_scheduler, scalars["critic_scheduler_step"])
     learner.policy_version = scalars["policy_version"]

@@ -16,7 +16,7 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
-from rlcore.models.heads import ScalarModel, score_values
+from rlcore.models.heads import ScalarModel, score_rewards, score_shared, score_values
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.rewards.statistics import part_statistics
@@ -25,13 +25,17 @@ from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Judges:
-    """The models that look at a rollout before the update. ``reference`` and ``critic`` are None when not needed."""
+    """The models that look at a rollout before the update. ``reference`` and ``critic`` are None when not needed.
+
+    ``bootstrap_truncated``: whether the critic's value stands beyond the end of a completion that was cut by length.
+    """
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None
     critic: ScalarModel | None
     temperature: float
     tokens_per_microbatch: int
+    bootstrap_truncated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,6 +88,7 @@ def build_experience(
         [-kl_coefficient * k1(gap).double() for gap in gaps],
         passes.values,
         masks,
+        passes.next_values,
     )
     samples = _samples(rollouts, masks, passes, episodes, algorithm)
     metrics = _metrics(numbered, kept, samples, episodes, uses_critic=algorithm.uses_critic)
@@ -145,11 +150,13 @@ def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Passes:
-    """Per completion a float32 [T] tensor of each model; zeros where the model was not asked."""
+    """Per completion a float32 [T] tensor of each model, zeros where the model was not asked; and ``next_values``,
+    float32 [S]: the critic's value beyond the end, 0 where the completion ended by itself."""
 
     old: Sequence[torch.Tensor]
     ref: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
+    next_values: torch.Tensor
 
 
 def _forward_passes(rollouts: Sequence[Rollout], judges: Judges, *, needs_policy: bool) -> _Passes:
@@ -159,13 +166,23 @@ def _forward_passes(rollouts: Sequence[Rollout], judges: Judges, *, needs_policy
     ]
     old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
     budget, temperature = judges.tokens_per_microbatch, judges.temperature
-    if needs_policy:
+    shared = judges.critic is not None and judges.critic.backbone is judges.policy
+    if needs_policy and judges.critic is not None and shared:
+        old, values = score_shared(judges.critic, sequences, tokens_per_microbatch=budget, temperature=temperature)
+    elif needs_policy:
         old = score_sequences(judges.policy, sequences, tokens_per_microbatch=budget, temperature=temperature)
     if judges.reference is not None:
         ref = score_sequences(judges.reference, sequences, tokens_per_microbatch=budget, temperature=temperature)
+    next_values = torch.zeros(len(rollouts))
     if judges.critic is not None:
-        values = score_values(judges.critic, sequences, tokens_per_microbatch=budget)
-    return _Passes(old=old, ref=ref, values=values)
+        if not (needs_policy and shared):
+            values = score_values(judges.critic, sequences, tokens_per_microbatch=budget)
+        cut = [i for i, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
+        if judges.bootstrap_truncated and cut:
+            # The state after a last token is where a score of the whole sequence would be read.
+            chosen = [sequences[i] for i in cut]
+            next_values[cut] = score_rewards(judges.critic, chosen, tokens_per_microbatch=budget)
+    return _Passes(old=old, ref=ref, values=values, next_values=next_values)
 
 
 def _reference_gaps(passes: _Passes, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -183,6 +200,7 @@ def _samples(
     """With a critic the policy learns from whitened advantages, the critic from returns made of the raw ones."""
     raw = algorithm.advantage(episodes)
     advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
+    targets = algorithm.value_advantage(episodes) if algorithm.value_advantage else raw
     return tuple(
         TrainingSample(
             prompt_ids=rollout.prompt.token_ids,
@@ -193,7 +211,7 @@ def _samples(
             ref_logprobs=passes.ref[i],
             advantages=advantages[i, : len(masks[i])],
             values=passes.values[i],
-            returns=raw[i, : len(masks[i])] + passes.values[i],
+            returns=targets[i, : len(masks[i])] + passes.values[i],
         )
         for i, rollout in enumerate(rollouts)
     )
@@ -205,6 +223,7 @@ def lay_out_episodes(
     penalties: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
+    next_values: torch.Tensor,
 ) -> Episodes:
     """Ragged completions to padded rows; ``rewards`` and ``penalties``: float64 [T] of each completion."""
     width = max(map(len, masks))
@@ -224,6 +243,7 @@ def lay_out_episodes(
         token_rewards=token_rewards,
         values=padded_values,
         mask=mask,
+        next_values=next_values,
     )
 
 

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
-from rlcore.config import RlConfig
+from rlcore.config import OptimConfig, RlConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarModel
-from rlcore.models.policy import completion_logprobs
+from rlcore.models.policy import completion_states, state_logprobs
 from rlcore.packing import PackedBatch, TokenSequence, pack
-from rlcore.seeding import shuffled
-from rlcore.training.optim import clip_gradient, make_optimizer, make_scheduler, take_step
+from rlcore.training.minibatches import Columns, split_by_prompt, token_weights
+from rlcore.training.optim import clip_gradient, make_optimizer, make_scheduler, parameters_of, take_step
 from rlcore.training.totals import Totals
 from rlcore.types import TrainingSample
 
@@ -42,13 +43,32 @@ class Learner:
         self.algorithm, self.config = algorithm, config
         update = config.update
         num_steps = config.num_iterations * update.epochs * update.minibatches
-        self.optimizer = make_optimizer([(policy, config.learning_rate)], update.optim)
+        groups: list[tuple[nn.Module, float]] = [(policy, config.learning_rate)]
+        if critic is not None and self.shares_trunk:
+            groups.append((critic.head, config.critic.learning_rate))
+        self.optimizer = make_optimizer(groups, update.optim)
         self.scheduler = make_scheduler(self.optimizer, update.optim, num_steps=num_steps)
-        if critic is not None:
-            self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], update.optim)
-            self.critic_scheduler = make_scheduler(self.critic_optimizer, update.optim, num_steps=num_steps)
+        if critic is not None and not self.shares_trunk:
+            self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], self._critic_optim)
+            self.critic_scheduler = make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps)
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
         self.policy_version = 0
+
+    @property
+    def shares_trunk(self) -> bool:
+        """Whether the critic is a head on the policy's own trunk, in the policy's optimizer."""
+        return self.critic is not None and self.critic.backbone is self.policy
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The policy's, and the critic's where it has one of its own."""
+        own = self.critic is not None and not self.shares_trunk
+        return [self.optimizer, self.critic_optimizer] if own else [self.optimizer]
+
+    @property
+    def value_module(self) -> nn.Module | None:
+        """What the critic has to itself: its trunk or adapter with the head, or the head alone."""
+        return self.critic.head if self.critic is not None and self.shares_trunk else self.critic
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -78,7 +98,8 @@ class Learner:
             "kl/coefficient": self.kl.coefficient,
         }
         if self.critic is not None:
-            metrics["critic/learning_rate"] = float(self.critic_scheduler.get_last_lr()[0])
+            scheduler = self.scheduler if self.shares_trunk else self.critic_scheduler
+            metrics["critic/learning_rate"] = float(scheduler.get_last_lr()[-1])
         return UpdateStats(policy_version=self.policy_version, moved=moved, metrics=metrics)
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
@@ -91,29 +112,50 @@ class Learner:
         Returns whether the policy moved: where its gradient is zero, no step is taken, since momentum alone would move
         it. Both gradients are checked before either model moves.
         """
-        weights = _weights(self.algorithm, samples)
+        weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
         sequences = [
             TokenSequence(prompt_ids=samples[i].prompt_ids, completion_ids=samples[i].completion_ids) for i in chosen
         ]
         self._clear_gradients()  # an update that was given up may have left some behind
         for batch in pack(sequences, tokens_per_microbatch=self.config.update.tokens_per_microbatch):
-            picked = _Columns([samples[i] for i in chosen], [weights[i] for i in chosen], batch)
+            picked = Columns([samples[i] for i in chosen], [weights[i] for i in chosen], batch)
+            if self.critic is not None and self.shares_trunk:
+                self._backward_shared(self.critic, picked, totals)
+                continue
             if self._trains_policy:
                 self._backward_policy(picked, totals)
             if self.critic is not None:
                 self._backward_critic(self.critic, picked, totals)
-        max_grad_norm = self.config.update.optim.max_grad_norm
-        norm = clip_gradient(self.optimizer, max_grad_norm=max_grad_norm)
-        if self.critic is not None:
-            totals.record("critic/gradient_norm", clip_gradient(self.critic_optimizer, max_grad_norm=max_grad_norm))
+        return self._take_steps(totals)
+
+    def _take_steps(self, totals: Totals) -> bool:
+        learning, own = self._learning_parameters()
+        norm = clip_gradient(learning, max_grad_norm=self.config.update.optim.max_grad_norm)
+        if own:
+            critic_norm = clip_gradient(own, max_grad_norm=self._critic_optim.max_grad_norm)
+            totals.record("critic/gradient_norm", critic_norm)
+        if self._trains_policy:
+            totals.record("gradient_norm", norm)
+        if self.shares_trunk and norm == 0.0:
+            for parameter in learning:
+                parameter.grad = None  # the head's step must not move the policy by momentum
+        elif self.critic is not None and not self.shares_trunk:
             take_step(self.critic_optimizer, self.critic_scheduler)
-        if not self._trains_policy:
-            return False
-        totals.record("gradient_norm", norm)
-        if norm > 0.0:
+        if norm > 0.0 or self.shares_trunk:
             take_step(self.optimizer, self.scheduler)
         return norm > 0.0
+
+    def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The policy's, and what the critic has to itself; a head on the policy's trunk is its optimizer's last."""
+        learning = parameters_of(self.optimizer)
+        if self.shares_trunk:
+            return learning[:-1], learning[-1:]
+        return learning, parameters_of(self.critic_optimizer) if self.critic is not None else []
+
+    @property
+    def _critic_optim(self) -> OptimConfig:
+        return self.config.critic.optim or self.config.update.optim
 
     @property
     def _trains_policy(self) -> bool:
@@ -122,7 +164,7 @@ class Learner:
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         if self.critic is not None:
-            self.critic_optimizer.zero_grad(set_to_none=True)
+            self.critic.zero_grad(set_to_none=True)
 
     def _has_gradient(self, sample: TrainingSample) -> bool:
         """A completion without advantage is left out before the forward pass where no other term needs it.
@@ -136,16 +178,36 @@ class Learner:
     def _kl_in_loss(self) -> float:
         return self.kl.coefficient if self.config.kl.placement == "loss" else 0.0
 
-    def _backward_policy(self, columns: _Columns, totals: Totals) -> None:
+    def _backward_policy(self, columns: Columns, totals: Totals) -> None:
+        batch = columns.batch.to(self.policy.device)
+        _backward(self._policy_loss(columns, completion_states(self.policy, batch), batch, totals), "the policy's loss")
+
+    def _backward_critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> None:
+        predicted = critic.token_values(columns.batch.to(critic.backbone.device))
+        _backward(self._value_loss(columns, predicted, totals), "the critic's loss")
+
+    def _backward_shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> None:
+        """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
+        batch = columns.batch.to(self.policy.device)
+        with torch.set_grad_enabled(self._trains_policy):
+            states = completion_states(self.policy, batch)
+        spares = self.config.critic.detach or not self._trains_policy
+        values = critic.state_values(states.detach() if spares else states)
+        loss = self.config.critic.coefficient * self._value_loss(columns, values, totals)
+        if self._trains_policy:
+            loss = loss + self._policy_loss(columns, states, batch, totals)
+        _backward(loss, "the loss of policy and critic")
+
+    def _policy_loss(self, columns: Columns, states: torch.Tensor, batch: PackedBatch, totals: Totals) -> torch.Tensor:
         coefficients = Coefficients(
             kl=self._kl_in_loss,
             kl_estimator=self.config.kl.estimator,
             entropy=self.config.update.entropy_coefficient,
             mismatch=self.config.update.mismatch,
         )
-        batch = columns.batch.to(self.policy.device)
-        logprobs, entropy = completion_logprobs(
+        logprobs, entropy = state_logprobs(
             self.policy,
+            states,
             batch,
             temperature=self.config.sampling.temperature,
             entropy_gradient=coefficients.entropy > 0.0,
@@ -167,11 +229,10 @@ class Learner:
             self.algorithm,
             coefficients,
         )
-        _backward(output.loss, "the policy's loss")
         totals.add(output)
+        return output.loss
 
-    def _backward_critic(self, critic: ScalarModel, columns: _Columns, totals: Totals) -> None:
-        predicted = critic.token_values(columns.batch.to(critic.backbone.device))
+    def _value_loss(self, columns: Columns, predicted: torch.Tensor, totals: Totals) -> torch.Tensor:
         device = predicted.device
         # Filled before any arithmetic: the gradient of a square is 0 * NaN where a masked target is NaN.
         masked = ~columns.get("loss_mask").to(device)
@@ -180,46 +241,11 @@ class Learner:
             columns.get("values").to(device).masked_fill(masked, 0.0),
             columns.get("returns").to(device).masked_fill(masked, 0.0),
             clip_range=self.config.critic.clip_range,
+            huber_delta=self.config.critic.huber_delta,
         )
         loss = (columns.weights.to(device) * per_token).sum()
-        _backward(loss, "the critic's loss")
         totals.add_loss("loss/value", float(loss.detach()))
-
-
-def split_by_prompt(
-    samples: Sequence[TrainingSample], count: int, *, seed: int, epoch: int
-) -> list[list[TrainingSample]]:
-    """Shuffle the groups and deal them into ``count`` minibatches; completions of one prompt stay together."""
-    groups: dict[tuple[int, ...], list[TrainingSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.prompt_ids, []).append(sample)
-    members = list(groups.values())
-    order = shuffled(len(members), seed, "minibatches", epoch)
-    dealt: list[list[TrainingSample]] = [[] for _ in range(min(count, len(members)))]
-    for place, number in enumerate(order):
-        dealt[place % len(dealt)] += members[number]
-    return dealt
-
-
-class _Columns:
-    """Per-token fields of the samples of one micro-batch, flat [N] in the order of ``batch.targets``."""
-
-    def __init__(self, samples: Sequence[TrainingSample], weights: Sequence[torch.Tensor], batch: PackedBatch) -> None:
-        self.batch = batch
-        self._samples = [samples[number] for number in batch.sequences.tolist()]
-        self.weights = torch.cat([weights[number] for number in batch.sequences.tolist()])
-
-    def get(self, name: str) -> torch.Tensor:
-        return torch.cat([getattr(sample, name) for sample in self._samples])
-
-
-def _weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[torch.Tensor]:
-    width = max(len(sample.loss_mask) for sample in samples)
-    mask = torch.zeros(len(samples), width, dtype=torch.bool)
-    for row, sample in enumerate(samples):
-        mask[row, : len(sample.loss_mask)] = sample.loss_mask
-    weights = algorithm.weighting(mask)
-    return [weights[row, : len(sample.loss_mask)] for row, sample in enumerate(samples)]
+        return loss
 
 
 def _require_finite(samples: Sequence[TrainingSample]) -> None:

@@ -51,21 +51,27 @@ def guarded_step(
     Raises:
         NonFiniteError: the gradient holds NaN or infinity; the weights are untouched.
     """
-    norm = clip_gradient(optimizer, max_grad_norm=max_grad_norm)
+    norm = clip_gradient(parameters_of(optimizer), max_grad_norm=max_grad_norm)
     take_step(optimizer, scheduler)
     return norm
 
 
-def clip_gradient(optimizer: torch.optim.Optimizer, *, max_grad_norm: float) -> float:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All that an optimizer moves, in its order; the last bits of a norm depend on the order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float) -> float:
     """Scale the gradient to a norm of at most ``max_grad_norm``; returns the norm before.
 
     Raises:
         NonFiniteError: the gradient holds NaN or infinity; it is cleared.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = list(parameters)
     norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
     if not math.isfinite(norm):
-        optimizer.zero_grad(set_to_none=True)
+        for parameter in parameters:
+            parameter.grad = None
         raise NonFiniteError(
             f"the gradient norm is {norm}; no step was taken",
             fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration",

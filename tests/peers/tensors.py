@@ -42,6 +42,7 @@ class Padded:
             token_rewards=self.token_rewards,
             values=self.values,
             mask=self.mask,
+            next_values=torch.zeros_like(self.values[:, 0]),
         )
 
     @property

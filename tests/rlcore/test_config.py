@@ -113,6 +113,8 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
         ("grpo.group_size=four", "grpo.group_size = 'four': must be an integer, not a text"),
         ("sft.optim.beta1=1.0", "sft.optim.beta1 = 1.0: must be less than 1.0"),
         ("ppo.critic.lam=1.1", "ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
+        ("ppo.critic.gae.lam_value=2.0", "ppo.critic.gae.lam_value = 2.0: must be between 0.0 and 1.0"),
+        ("ppo.critic.optim.beta1=1.0", "ppo.critic.optim.beta1 = 1.0: must be less than 1.0"),
         ("ppo.rewards.1.kind=3", "ppo.rewards.1.kind = 3: must be a text, not an integer"),
         ("grpo.kl.coefficient=nan", "grpo.kl.coefficient = nan: must be a finite number"),
         ("grpo.kl.target=0.1", "grpo.kl: target > 0 needs a coefficient > 0 to start from"),

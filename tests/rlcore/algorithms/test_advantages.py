@@ -21,6 +21,7 @@ from rlcore.algorithms.advantages import (
     group_relative,
     has_signal,
     leave_one_out,
+    length_adaptive_gae,
     measure_moments,
     merge_moments,
     whiten,
@@ -325,3 +326,35 @@ def test_the_tolerances_are_what_they_are_documented_to_be() -> None:
     for function in (group_normalized, batch_normalized, BY_BATCH):
         first = float(function(strategies.episodes([1.0, 0.0], values=values))[0])
         assert first == pytest.approx(0.999998000004, abs=1e-11)
+
+
+def test_a_cut_episode_goes_on_with_the_value_of_its_next_state() -> None:
+    # gamma 0.5, lam 0.8, r = [0, 1], V = [0.2, 0.4]. Cut with V_next = 0.6: delta_1 = 1 + 0.3 - 0.4 = 0.9,
+    # delta_0 = 0.5 * 0.4 - 0.2 = 0, A = [0.4 * 0.9, 0.9] = [0.36, 0.9]. Ended: delta_1 = 0.6, A = [0.24, 0.6].
+    # The third token of each row is masked: the next value is carried over it without decay.
+    rows = strategies.episodes(
+        [1.0, 1.0],
+        mask=torch.tensor([[True, True, False]] * 2),
+        token_rewards=torch.tensor([[0.0, 1.0, 0.0]] * 2, dtype=torch.float64),
+        values=torch.tensor([[0.2, 0.4, 9.0]] * 2),
+        next_values=torch.tensor([0.6, 0.0]),
+    )
+    cut, ended = gae(rows, gamma=0.5, lam=0.8).tolist()
+    assert cut == pytest.approx([0.36, 0.9, 0.0])
+    assert ended == pytest.approx([0.24, 0.6, 0.0])
+
+
+def test_a_longer_completion_has_a_longer_horizon_under_the_length_adaptive_lambda() -> None:
+    # alpha 0.5. Four tokens: lam = 1 - 1/2 = 0.5; V = 0 and r = 1 at the end, so A = [1/8, 1/4, 1/2, 1].
+    # Two tokens (and padding): lam = 1 - 1/1 = 0, A = [0, 1]. One token: 1 - 2 < 0 counts as 0, A = [1].
+    lengths = [4, 2, 1]
+    mask = torch.tensor([[t < length for t in range(4)] for length in lengths])
+    rewards = torch.tensor([[float(t == length - 1) for t in range(4)] for length in lengths], dtype=torch.float64)
+    rows = strategies.episodes([1.0] * 3, mask=mask, token_rewards=rewards)
+    # alpha 0.1: 1 - 1/0.2 = -4 for two tokens counts as 0 too.
+    assert length_adaptive_gae(rows, gamma=1.0, alpha=0.1)[1].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert length_adaptive_gae(rows, gamma=1.0, alpha=0.5).tolist() == [
+        [0.125, 0.25, 0.5, 1.0],
+        [0.0, 1.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0, 0.0],
+    ]

@@ -202,3 +202,20 @@ def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
 def test_without_a_run_the_table_has_the_usual_constants() -> None:
     assert ALGORITHMS["ppo"].advantage.keywords == {"gamma": 1.0, "lam": 0.95}  # type: ignore[attr-defined]
     assert ALGORITHMS["dr_grpo"].weighting.keywords == {"length": 1024}  # type: ignore[attr-defined]
+
+
+def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+
+    def first(**constants: float) -> tuple[float, float]:
+        """The advantage of the first token, for the policy and for the critic."""
+        row = algorithms(**constants)["ppo"]
+        assert row.value_advantage is not None
+        return float(row.advantage(episodes)[0, 0]), float(row.value_advantage(episodes)[0, 0])
+
+    # V = 0, r = [0, 1]: the first advantage is gamma * lam.
+    assert first(lam=0.5) == (0.5, 0.5)
+    assert first(lam=0.5, lam_value=1.0) == (0.5, 1.0)
+    assert first(lam=0.5, lam_value=0.0) == (0.5, 0.0)
+    assert first(lam=0.5, lam_alpha=2.0) == (0.75, 0.5)  # 1 - 1 / (2 * 2)

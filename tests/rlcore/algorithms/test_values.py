@@ -46,3 +46,26 @@ def test_returns_that_hardly_vary_count_as_constant() -> None:
     for spread, expected in ((0.8e-6, 0.0), (1.2e-6, 1.0)):
         returns = torch.tensor([-spread, spread], dtype=torch.float64)
         assert explained_variance(returns, returns) == expected
+
+
+def test_beyond_the_huber_delta_an_error_counts_linearly() -> None:
+    # delta 0.5. Error 0.4: 0.5 * 0.16 = 0.08, the square. Error -2: 0.5 * (2 - 0.5 / 2) = 0.875.
+    loss = value_loss(
+        torch.tensor([1.4, 0.0]), torch.zeros(2), torch.tensor([1.0, 2.0]), clip_range=0.0, huber_delta=0.5
+    )
+    assert loss.tolist() == pytest.approx([0.08, 0.875])
+
+
+def test_clipping_and_huber_take_the_worse_of_the_two_penalties() -> None:
+    # V 1.0, V_old 0.5, R 2.0, range 0.2: errors -1 and -1.3; with delta 0.5: 0.5 * (1.3 - 0.25) = 0.525.
+    loss = value_loss(torch.tensor([1.0]), torch.tensor([0.5]), torch.tensor([2.0]), clip_range=0.2, huber_delta=0.5)
+    assert float(loss) == pytest.approx(0.525)
+
+
+@given(error=st.floats(-9, 9), delta=st.floats(0.1, 3.0))
+def test_the_gradient_of_huber_is_the_error_cut_at_delta(error: float, delta: float) -> None:
+    value = torch.tensor([error], dtype=torch.float64, requires_grad=True)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    value_loss(value, nothing, nothing, clip_range=0.0, huber_delta=delta).sum().backward()
+    assert value.grad is not None
+    assert float(value.grad) == pytest.approx(max(-delta, min(delta, error)), abs=1e-12)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.table import ALGORITHMS, algorithms
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel
@@ -34,6 +34,7 @@ def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **
         critic=settings.pop("critic", None),
         temperature=settings.pop("temperature", 1.0),
         tokens_per_microbatch=64,
+        bootstrap_truncated=settings.pop("bootstrap_truncated", False),
     )
     neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": False}
     return build_experience(groups, ALGORITHMS[algorithm], judges, **(neutral | settings))
@@ -119,7 +120,9 @@ def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
     # R = 0.8, KL = 0.05, beta = 6: 0.8 - 6 * 0.05 = 0.5. The KL stands on two tokens, 0.02 + 0.03.
     penalties = [torch.tensor([-6 * 0.02, -6 * 0.03], dtype=torch.float64)]
     reward = torch.tensor([0.0, 0.8], dtype=torch.float64)
-    episodes = lay_out_episodes([reward], [0], penalties, [torch.zeros(2)], [torch.tensor([True, True])])
+    episodes = lay_out_episodes(
+        [reward], [0], penalties, [torch.zeros(2)], [torch.tensor([True, True])], torch.zeros(1)
+    )
     assert float(episodes.rewards[0]) == pytest.approx(0.5)
     # The score joins the penalty of the last token: -0.18 + 0.8.
     assert episodes.token_rewards[0].tolist() == pytest.approx([-0.12, 0.62])
@@ -130,7 +133,7 @@ def test_the_score_goes_to_the_last_token_of_the_policy_and_rows_are_padded() ->
     zeros = [torch.zeros(len(mask)) for mask in masks]
     first = strategies.scored_rollout(1.0, loss_mask=(True, True, False))
     rewards = [earned(item, "score") for item in (first, strategies.scored_rollout(2.0, completion_ids=(3,)))]
-    episodes = lay_out_episodes(rewards, [4, 4], zeros, zeros, masks)
+    episodes = lay_out_episodes(rewards, [4, 4], zeros, zeros, masks, torch.zeros(2))
     assert episodes.token_rewards.tolist() == [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]
     assert episodes.mask.tolist() == [[True, True, False], [True, False, False]]
     assert episodes.group.tolist() == [4, 4]
@@ -296,3 +299,32 @@ def test_a_group_that_truncation_makes_equal_counts_as_without_signal() -> None:
     groups = [[*group_of(0.0), *group_of(1.0, finish_reason="length")]]
     assert build(groups, truncated="zero").metrics["groups/zero_signal"] == 1.0
     assert build(groups, truncated="score").metrics["groups/zero_signal"] == 0.0
+
+
+def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
+    # lam_value 1, gamma 1, no penalties: every return is the reward to come, here the score itself.
+    critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    judges = Judges(policy=POLICY, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=64)
+    settings: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score"}
+    rows = {lam: algorithms(lam=0.5, lam_value=lam)["ppo"] for lam in (None, 1.0)}
+    built = {
+        lam: build_experience([group_of(0.7, 0.1)], row, judges, need_old_logprobs=False, **settings).samples
+        for lam, row in rows.items()
+    }
+    for plain, own, score in zip(built[None], built[1.0], (0.7, 0.1), strict=True):
+        assert own.returns.tolist() == pytest.approx([score] * 3, abs=1e-6)
+        assert plain.returns.tolist() != pytest.approx([score] * 3, abs=1e-3)
+        assert torch.equal(own.advantages, plain.advantages)
+
+
+def test_only_what_the_engine_cut_goes_on_with_the_value_of_its_last_state() -> None:
+    critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    group = [*group_of(0.5), *group_of(0.5, finish_reason="length", completion_ids=(8, 9))]
+    plain, going_on = (build([group], "ppo", critic=critic, bootstrap_truncated=on).samples for on in (False, True))
+    assert torch.equal(plain[0].returns, going_on[0].returns)
+    states = critic.backbone.base_model(torch.tensor([(1, 2, 8, 9)])).last_hidden_state
+    next_value = float(critic.head(states[0, -1]).detach())
+    assert abs(next_value) > 0.1
+    # gamma 1, lam 0.95: the last return gains V_next whole, the one before it 0.95 of it.
+    gain = (going_on[1].returns - plain[1].returns).tolist()
+    assert gain == pytest.approx([0.95 * next_value, next_value], abs=1e-5)

@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, SamplingConfig
 from rlcore.packing import TokenSequence
-from rlcore.training.learner import Learner, split_by_prompt
+from rlcore.training.learner import Learner
+from rlcore.training.minibatches import split_by_prompt
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import assert_same, gradients_of, make_learner, update_config, weights_of

@@ -174,3 +174,32 @@ def test_the_kl_controller_moves_with_what_it_observes() -> None:
     learner = make_learner(kl=KlConfig(coefficient=0.1, placement="reward", target=2.0, horizon=100))
     learner.observe_kl(4.0, 50)
     assert learner.kl.coefficient == pytest.approx(0.1 * (1 + 0.2 * 0.5))
+
+
+def test_the_critic_may_have_a_schedule_and_a_clipping_of_its_own() -> None:
+    optim = OptimConfig(warmup_steps=4, max_grad_norm=1e-3)
+    learner = make_learner("ppo", critic=CriticConfig(learning_rate=1e-3, optim=optim, clip_range=0.0))
+    assert learner.critic is not None
+    seen = []
+    learner.critic_optimizer.register_step_pre_hook(
+        lambda optimizer, *_: seen.append(
+            torch.cat(
+                [p.grad.flatten() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            )
+        )
+    )
+    metrics = learner.update(strategies.random_samples(0), seed=0).metrics
+    assert metrics["critic/learning_rate"] == pytest.approx(0.5e-3)  # the second of four warm-up steps comes next
+    assert metrics["learning_rate"] == 1e-2
+    assert float(seen[0].norm()) == pytest.approx(1e-3, rel=1e-4)
+    assert metrics["critic/gradient_norm"] > 1e-2
+
+
+def test_a_huber_loss_bounds_what_one_wild_return_does_to_the_critic() -> None:
+    def norm(**settings: float) -> float:
+        samples = strategies.random_samples(0)
+        samples[0] = dataclasses.replace(samples[0], returns=torch.full_like(samples[0].returns, 1e4))
+        learner = make_learner("ppo", critic=CriticConfig(clip_range=0.0, **settings))
+        return float(learner.update(samples, seed=0).metrics["critic/gradient_norm"])
+
+    assert norm(huber_delta=1.0) < 1e-2 * norm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 
 from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, KlConfig, OptimConfig, UpdateConfig
+from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel
+from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.training.checkpoint import MANIFEST, load_newest, save_checkpoint
 from rlcore.training.experience import Judges, build_experience
 from rlcore.training.learner import Learner
@@ -23,23 +25,32 @@ from tests.learners import weights_of
 IDENTITY = {"config": "c1", "data": "d1"}
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
-RUNS = pytest.mark.parametrize("name", ["grpo", "ppo"])
+NAMES = ["grpo", "ppo", "ppo head", "ppo adapter"]
+RUNS = pytest.mark.parametrize("name", NAMES)
+ADAPTER = AdapterConfig(rank=2)
 
 
 def make_learner(name: str = "grpo") -> Learner:
     """A learner in which everything that has state moves: schedules, momentum, adaptive KL, critic warm-up."""
     policy = strategies.tiny_llama(tie_word_embeddings=False)
+    name, _, placement = name.partition(" ")
+    if placement == "adapter":
+        policy = add_adapter(policy, ADAPTER, "policy", seed=0)
     config = strategies.rl_config(
         name,
         num_iterations=6,
         learning_rate=3e-3,
         kl=KlConfig(coefficient=0.1, placement="reward", target=1.0, horizon=20),
-        critic=CriticConfig(learning_rate=1e-2, warmup_iterations=1),
+        critic=CriticConfig(learning_rate=1e-2, warmup_iterations=1, placement=placement or "trunk"),
         update=UpdateConfig(
-            epochs=2, minibatches=2, optim=OptimConfig(warmup_steps=3, schedule="cosine", weight_decay=0.1)
+            epochs=2,
+            minibatches=2,
+            optim=OptimConfig(warmup_steps=3, schedule="cosine", weight_decay=0.1),
+            adapter=ADAPTER if placement == "adapter" else AdapterConfig(),
         ),
     )
-    critic = ScalarModel.with_zero_head(policy) if ALGORITHMS[name].uses_critic else None
+    trunks = {"": copy.deepcopy, "head": lambda own: own, "adapter": lambda own: add_adapter(own, ADAPTER, "v", seed=0)}
+    critic = ScalarModel.on_trunk(trunks[placement](policy)) if ALGORITHMS[name].uses_critic else None
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
@@ -79,7 +90,7 @@ def outcome(learner: Learner, history: list[dict[str, float]]) -> tuple[bytes, s
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, tuple[bytes, str]]]:
     """For each run: the folder of a checkpoint after two iterations, and the outcome of going on for two more."""
     made = {}
-    for name in ("grpo", "ppo"):
+    for name in NAMES:
         root, learner = tmp_path_factory.mktemp(name), make_learner(name)
         train(learner, 1, 2)
         save_checkpoint(root, 2, learner, run_state=RUN_STATE)
@@ -97,15 +108,16 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(name: str, stopped: 
 
 def forget_policy(learner: Learner) -> None:
     """Weights of a fresh policy."""
-    learner.policy.load_state_dict(make_learner().policy.state_dict())
+    adapted = isinstance(learner.policy, AdaptedModel)
+    learner.policy.load_state_dict(make_learner("ppo adapter" if adapted else "grpo").policy.state_dict())
 
 
 def forget_critic(learner: Learner) -> None:
     """Weights of a fresh critic."""
-    fresh = make_learner("ppo").critic
-    assert learner.critic is not None
+    fresh = make_learner(f"ppo {learner.config.critic.placement}".removesuffix(" trunk")).value_module
+    assert learner.value_module is not None
     assert fresh is not None
-    learner.critic.load_state_dict(fresh.state_dict())
+    learner.value_module.load_state_dict(fresh.state_dict())
 
 
 def forget_schedule(scheduler: torch.optim.lr_scheduler.LambdaLR) -> None:
@@ -140,10 +152,15 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
 }
 
 
-@pytest.mark.parametrize("item", sorted(FORGETTERS))
-def test_without_any_one_of_the_restored_items_the_resumed_run_differs(item: str, stopped: Any) -> None:
-    root, uninterrupted = stopped["ppo"]
-    learner = make_learner("ppo")
+def restored_items(name: str) -> list[str]:
+    """A head on the policy's trunk is in the policy's optimizer and schedule."""
+    return [item for item in sorted(FORGETTERS) if not (name == "ppo head" and item.startswith("critic "))]
+
+
+@pytest.mark.parametrize(("name", "item"), [(name, item) for name in NAMES[1:] for item in restored_items(name)])
+def test_without_any_one_of_the_restored_items_the_resumed_run_differs(name: str, item: str, stopped: Any) -> None:
+    root, uninterrupted = stopped[name]
+    learner = make_learner(name)
     load_newest(root, learner, identity=IDENTITY)
     FORGETTERS[item](learner)
     assert outcome(learner, train(learner, 3, 4)) != uninterrupted

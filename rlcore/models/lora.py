@@ -1,0 +1,259 @@
+"""LoRA adapters on one frozen base that several models share: policy, critic, reward model, and the bare base itself.
+
+An :class:`AdaptedModel` is the base as seen with one adapter on, or with none: then it is the reference, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlcore.config import AdapterConfig
+from rlcore.errors import ModelError
+from rlcore.models.logprobs import at_least_float32
+from rlcore.models.saving import weights_digest
+from rlcore.seeding import generator
+
+FOLDER = "adapter"  # below a checkpoint: beside config.json it would be applied a second time on loading
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of the names in peft's files
+
+
+class AdaptedModel(nn.Module):
+    """``base`` with the adapter ``name`` on; with the name ``""`` every adapter is off.
+
+    Stands wherever a policy or a trunk is asked for. Its parameters are those of its adapter alone: the base is frozen,
+    shared with other adapted models, and no submodule. Calling it sets the base's adapters, so passes of several
+    models may alternate, and a backward pass may come after another model's forward pass.
+    """
+
+    def __init__(self, base: PreTrainedModel, name: str) -> None:
+        super().__init__()
+        self._shared = (base,)  # a tuple, so that torch does not count the base's parameters as ours
+        self.name = name
+        for path, parameter in _parameters(base, name):
+            self.register_parameter(path.replace(".", "/"), parameter)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The frozen model below."""
+        return self._shared[0]
+
+    @property
+    def config(self) -> Any:
+        """The architecture, that of the base."""
+        return self.base.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.base.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the base; adapters are at least float32."""
+        dtype: torch.dtype = self.base.dtype
+        return dtype
+
+    def base_model(self, **inputs: Any) -> Any:
+        """The trunk's forward pass with this adapter; the name is that of transformers' models."""
+        _activate(self.base, self.name)
+        return self.base.base_model(**inputs)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head of the base, which has no adapter."""
+        head: nn.Module = self.base.get_output_embeddings()
+        return head
+
+    def save_pretrained(self, folder: Path) -> None:
+        """A whole checkpoint with the adapter merged in, and the adapter itself in peft's format in ``adapter/``."""
+        self.base.save_pretrained(folder, state_dict={key: value.cpu() for key, value in merged_state(self).items()})
+        (folder / FOLDER).mkdir()
+        (folder / FOLDER / CONFIG).write_text(_config_text(self.base.peft_config[self.name]), encoding="utf-8")
+        tensors = {_file_key(path, self.name): p.detach().cpu() for path, p in _parameters(self.base, self.name)}
+        metadata = {"format": "pt", "base_sha256": _digest(self.base)}
+        save_file(tensors, folder / FOLDER / WEIGHTS, metadata=metadata)
+
+
+def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, name: str, *, seed: int) -> AdaptedModel:
+    """Put a new adapter on a base, which is frozen, and return the model that learns it.
+
+    It changes nothing at first: B is 0, and A uniform within ±1/sqrt(inputs), drawn from (seed, name).
+
+    Raises:
+        ModelError: peft is missing, or no layer has one of the targets' names.
+    """
+    base = model.base if isinstance(model, AdaptedModel) else model
+    known = _linear_names(base)
+    missing = sorted(set(config.targets) - known)
+    if missing or not config.rank:
+        raise ModelError(
+            f"the model has no linear layer {', '.join(missing)}"
+            if missing
+            else "an adapter needs a rank of 1 or more",
+            where="adapter.targets" if missing else "adapter.rank",
+            fix=f"choose among {', '.join(sorted(known))}" if missing else "set adapter.rank",
+        )
+    _inject(base, _peft_config(config, sorted(known)), name)
+    draws = generator(seed, "adapter", name)
+    with torch.no_grad():
+        for path, parameter in _parameters(base, name):
+            parameter.data = at_least_float32(parameter.data)
+            if ".lora_A." in path:
+                uniform = torch.rand(parameter.shape, generator=draws) * 2.0 - 1.0
+                parameter.copy_(uniform / math.sqrt(parameter.shape[1]))
+    return AdaptedModel(base, name)
+
+
+def load_adapter(model: PreTrainedModel | AdaptedModel, checkpoint: Path, name: str) -> AdaptedModel:
+    """The adapter that lies beside a merged checkpoint, on the base that it was trained on.
+
+    Raises:
+        ModelError: there is none, or it was trained on another base.
+    """
+    from peft import LoraConfig
+
+    base = model.base if isinstance(model, AdaptedModel) else model
+    path = checkpoint / FOLDER / WEIGHTS
+    if not is_adapter_of(base, checkpoint):
+        raise ModelError(
+            "there is no adapter of this base", where=str(path), fix="train it with an adapter from this checkpoint"
+        )
+    _inject(base, LoraConfig.from_pretrained(str(checkpoint / FOLDER)), name)
+    with safe_open(path, framework="pt") as stored, torch.no_grad():
+        for key, parameter in _parameters(base, name):
+            parameter.data = at_least_float32(stored.get_tensor(_file_key(key, name))).to(base.device)
+    return AdaptedModel(base, name)
+
+
+def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bool:
+    """Whether an adapter lies beside a checkpoint that was trained on exactly this base."""
+    base = model.base if isinstance(model, AdaptedModel) else model
+    path = checkpoint / FOLDER / WEIGHTS
+    if not path.is_file():
+        return False
+    with safe_open(path, framework="pt") as stored:
+        return bool((stored.metadata() or {}).get("base_sha256") == _digest(base))
+
+
+def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
+    """The weights that an engine or a checkpoint needs, in the base's names; merged matrices are at least float32.
+
+    Each merged matrix is made when it is read and not kept, so that a sync needs no second model in memory.
+    """
+    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()
+
+
+class MergedState(Mapping[str, torch.Tensor]):
+    """``W + alpha / rank * B A`` by the name of W, and every other weight as it is. Merging is done on reading."""
+
+    def __init__(self, model: AdaptedModel) -> None:
+        self._adapter = model.name
+        self._layers = dict(model.base.named_modules())
+        state = model.base.state_dict()
+        self._keys = {key.replace(".base_layer.", "."): key for key in state if ".lora_" not in key}
+        self._state = state
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> torch.Tensor:
+        key = self._keys[name]
+        weight: torch.Tensor = self._state[key]
+        layer = self._layers[key.removesuffix(".base_layer.weight")] if key.endswith(".base_layer.weight") else None
+        if layer is None or self._adapter not in layer.lora_A:
+            return weight
+        merged: torch.Tensor = at_least_float32(weight) + layer.get_delta_weight(self._adapter)
+        return merged
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _peft_config(config: AdapterConfig, linear_names: list[str]) -> Any:
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ModelError(f"adapters need peft: {error}", fix="pip install 'rlcore[lora]'") from error
+    targets = list(config.targets) or linear_names
+    return LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, bias="none", target_modules=targets)
+
+
+def _config_text(config: Any) -> str:
+    """The adapter's settings as peft writes them, but sorted: sets have another order in every process."""
+    values = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
+    return json.dumps(values | {"inference_mode": True}, indent=2, sort_keys=True) + "\n"
+
+
+def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
+    """Add the layers of a new adapter; the base is frozen, adapters that are there keep learning or not as before."""
+    from peft import inject_adapter_in_model
+
+    others = {id(p): p.requires_grad for layer in _layers(base) for p in _all_parameters(layer)}
+    # peft draws weights of its own from the global generator, and warns of a second adapter, which is meant.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
+        inject_adapter_in_model(config, base, adapter_name=name)
+    base.requires_grad_(False)
+    for layer in _layers(base):
+        for parameter in _all_parameters(layer):
+            parameter.requires_grad_(others.get(id(parameter), True))
+
+
+def _activate(base: PreTrainedModel, name: str) -> None:
+    layers = _layers(base)
+    if all(layer.disable_adapters if not name else _serves(layer, name) for layer in layers):
+        return
+    flags = [(p, p.requires_grad) for layer in layers for p in _all_parameters(layer)]
+    for layer in layers:
+        layer.enable_adapters(bool(name))
+        if name:
+            layer.set_adapter(name)
+    for parameter, learns in flags:  # peft freezes what is off, and would lose the gradient of an earlier pass
+        parameter.requires_grad_(learns)
+
+
+def _serves(layer: Any, name: str) -> bool:
+    return not layer.disable_adapters and list(layer.active_adapters) == [name]
+
+
+def _layers(base: PreTrainedModel) -> list[Any]:
+    """The layers that carry adapters."""
+    return [module for module in base.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer")]
+
+
+def _all_parameters(layer: Any) -> list[nn.Parameter]:
+    return [*layer.lora_A.parameters(), *layer.lora_B.parameters()]
+
+
+def _parameters(base: PreTrainedModel, name: str) -> list[tuple[str, nn.Parameter]]:
+    ends = (f".lora_A.{name}.weight", f".lora_B.{name}.weight")
+    return [(path, parameter) for path, parameter in base.named_parameters() if path.endswith(ends)]
+
+
+def _linear_names(base: PreTrainedModel) -> set[str]:
+    """Last names of the trunk's linear layers, with or without an adapter on them."""
+    paths = [path for path, module in base.base_model.named_modules() if isinstance(module, nn.Linear)]
+    return {path.removesuffix(".base_layer").rpartition(".")[2] for path in paths if ".lora_" not in path}
+
+
+def _file_key(path: str, name: str) -> str:
+    return _PREFIX + path.replace(f".{name}.weight", ".weight")
+
+
+def _digest(base: PreTrainedModel) -> str:
+    """Of the checkpoint that the base was loaded from; empty for one made in memory."""
+    folder = Path(base.config._name_or_path)
+    return weights_digest(folder) if base.config._name_or_path and folder.is_dir() else ""
