@@ -216,6 +216,27 @@ def test_a_tool_is_asked_once_for_all_calls_of_a_turn(
     assert tool.batches == [["3+4", "5", "5"], ["3+4"]]
 
 
+class Recorder(ScriptedSampler):
+    """An engine that remembers what decides its draws."""
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        self.draws = [*getattr(self, "draws", []), *((seed, place) for place in places or [])]
+        return super().sample(prompts, params, seed=seed, places=places)
+
+
+def test_no_two_turns_share_their_draws(tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]) -> None:
+    texts = {name: [CALL] for name in ("a", "a/0/1", "a/0/2", "b", "b/0/1", "b/0/2")}
+    engine = Recorder.from_texts(texts, tokenizer)
+    params = dataclasses.replace(PARAMS, max_new_tokens=200)
+    EpisodeSampler(engine, tokenizer, [CalculatorTool()], CONFIG).sample(make_prompts("a", "b"), params, seed=0)
+    draws = engine.draws
+    assert len(draws) == 6  # two prompts, three turns
+    assert len({seed for seed, _ in draws}) == 3
+    assert len(set(draws)) == 6
+
+
 class Talkative(ChatTokenizer):
     """Makes most of what a random policy writes a call, so that its episodes have several turns."""
 
