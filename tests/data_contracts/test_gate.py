@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts import gate
+from data_contracts import convert, gate
 from data_contracts.adapters import CONTRACTS, Kind
 from data_contracts.budget import TokenMeter
 from data_contracts.errors import ContractError
 from data_contracts.gate import Candidates, GateLimits, GateResult
+from data_contracts.reading import source_of
 from data_contracts.records import Origin, Quarantined
 from data_contracts.report import GateReport
 
@@ -294,3 +295,18 @@ def test_every_row_is_accepted_or_quarantined_and_none_twice(changes: list[dict[
     assert result.report.quarantined == sum(bool(change) for change in changes)
     assert len({one.origin.line for one in result.quarantine}) == len(result.quarantine)
     assert set(result.kept["pair_id"]) == {f"p{n}" for n, change in enumerate(changes) if not change}
+
+
+def test_rankings_in_which_all_are_tied_leave_nothing_and_the_refusal_says_so() -> None:
+    tied = {
+        "set_id": "s",
+        "messages": [{"role": "user", "content": "why"}],
+        "completions": ["a", "b", "c"],
+        "ranks": [0, 0, 0],
+    }
+    source = source_of("ties.jsonl", [{**tied, "set_id": str(number)} for number in range(3)])
+    limits = GateLimits(num_train=2, num_eval=1, max_tokens=50, max_quarantined=1.0)
+    found = convert.candidates(source, "preferences", limits, adapter="ranked_sets")
+    result = gate.check(found, CONTRACTS["preferences"], limits, meter=METER)
+    with pytest.raises(ContractError, match=r"none of its 3 rows is left: .*all completions are tied"):
+        result.report.require_passed(where="ties.jsonl", fix="rank them")
