@@ -34,7 +34,7 @@ from rlcore.rewards.math_answer import MathOptions, MathReward
 reward = MathReward(MathOptions(timeout_seconds=600.0))
 reward([completion("x+x", "2x")])
 print(*(worker.pid for worker in reward._pool._workers), flush=True)
-reward([completion(r"\\binom{999999}{49999}", "5")])
+reward([completion(r"\\binom{9999999}{4999999}", "5")])
 """
 
 

@@ -68,6 +68,7 @@ def test_an_unknown_model_folder_is_named(tmp_path: Path) -> None:
     refused(run_flows("run", tmp_path, *from_folder(tmp_path / "nothing")), str(tmp_path / "nothing"))
 
 
+@pytest.mark.slow  # the hub's client tries again for a minute
 def test_an_unknown_hub_model_is_named(tmp_path: Path) -> None:
     overrides = ("model.source=hub", "model.path=nobody/nothing", f"model.revision={'0' * 40}")
     refused(run_flows("run", tmp_path, *overrides), "nobody/nothing")

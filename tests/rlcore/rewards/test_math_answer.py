@@ -148,7 +148,7 @@ def test_without_evaluated_only_an_expression_needs_the_symbolic_grader() -> Non
     assert decide("3+4", "7", evaluated_only=False) is None
 
 
-BINOMIAL = r"\binom{999999}{49999}"  # minutes of arithmetic that no limit on sizes foresees
+BINOMIAL = r"\binom{9999999}{4999999}"  # minutes of arithmetic that no limit on sizes foresees
 TOWERS = ["9^{9^9}", "9^{9^{9^{9}}}", "9**9**9", "2^99999", "2^{-99999}", "9^(9^9)", "99999!", "5!!", "2^{9!}", "9^9^9"]
 
 
