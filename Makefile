@@ -12,7 +12,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo
+.PHONY: help setup demo plan run ui test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ check: setup
 unit: setup
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m pytest -m "not slow and not peers" -n 2 --dist loadfile
+
+coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
+	$(BIN)/python -m pytest -q -m "not slow and not peers" -n 2 --dist loadfile --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
