@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
-from rlcore.config import RewardModelConfig
+from rlcore.config import RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import save_model
+from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import keep_layers, raw_scores, save_members
 from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.packing import TokenSequence
@@ -24,7 +26,7 @@ from tasks import plots
 from tasks.data import PairRow, read_pairs
 from tasks.reward_report import HeldOut, held_out_report, suspects_table
 from tasks.rl_run import MODEL
-from tasks.runtime import open_runtime, peak_memory_gib
+from tasks.runtime import Runtime, open_runtime, peak_memory_gib
 from tasks.stages import StageContext, StageResult
 from tasks.storage import write_json, write_table
 from tasks.tokens import tokenize_pairs
@@ -47,8 +49,7 @@ def run_reward_model(context: StageContext) -> StageResult:
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        trunk = runtime.load_trainable(start)
-        keep_layers(trunk, config.trunk_layers)
+        trunk = _trunk(config.trunk, runtime, start, seed=context.seed)
         fitted = fit_reward_model(trunk, data.train, config, seed=context.seed, report=report)
         held_out, scales = _judge(fitted, data, config, seed=context.seed)
         _save(fitted.members, start, context.folder / MODEL)
@@ -90,10 +91,19 @@ def _read(context: StageContext, start: Path) -> _Data:
     return _Data(rows=rows, train=train, held_out=held_out)
 
 
+def _trunk(config: TrunkConfig, runtime: Runtime, start: Path, *, seed: int) -> PreTrainedModel | AdaptedModel:
+    """The first layers of the SFT checkpoint, or an adapter on all of it, frozen."""
+    if config.adapter.rank:
+        return add_adapter(runtime.load_frozen(start), config.adapter, "reward_model", seed=seed)
+    trunk = runtime.load_trainable(start)
+    keep_layers(trunk, config.layers)
+    return trunk
+
+
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
     """Steps of all members; with a frozen trunk each head is one step."""
-    steps = 1 if config.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
-    return config.ensemble * steps * (1 if config.trainable_layers == 0 else config.num_epochs)
+    steps = 1 if config.trunk.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
+    return config.ensemble * steps * (1 if config.trunk.trainable_layers == 0 else config.num_epochs)
 
 
 def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_steps: int) -> Report:

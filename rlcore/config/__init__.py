@@ -21,7 +21,7 @@ from rlcore.config.rl import (
     UpdateConfig,
 )
 from rlcore.config.run import EvaluationConfig, RunConfig, load_preset
-from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardModelConfig, SftConfig
+from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardModelConfig, SftConfig, TrunkConfig
 from rlcore.strict import to_dict
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "Scalar",
     "SftConfig",
     "ShapeConfig",
+    "TrunkConfig",
     "UpdateConfig",
     "load_preset",
     "to_dict",

@@ -68,8 +68,18 @@ class RunConfig:
             raise ConfigError("[sft_kept] trains on what rejection sampling keeps, so it needs a section [rejection]")
         if self.grpo_mixed and not self.sft_kept:
             raise ConfigError("[grpo_mixed] starts from [sft_kept], so it needs that section")
+        if self.reward_model and not self.reward_model.trunk.adapter.rank:
+            self._refuse_adapter_of_no_adapter()
         if self.sft.start == "policy":
             raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
+
+    def _refuse_adapter_of_no_adapter(self) -> None:
+        for name, critic in (("grpo", self.grpo.critic), ("ppo", self.ppo.critic)):
+            if (critic.placement, critic.initialise_from) == ("adapter", "reward_model"):
+                raise ConfigError(
+                    f"{name}.critic is an adapter that starts from the reward model's: set "
+                    "reward_model.trunk.adapter.rank > 0, so that there is one"
+                )
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:

@@ -91,7 +91,7 @@ REWARD_MODEL = (
         unit="share of pairs",
         healthy="above 0 with its whole interval",
         meaning="What the reward model knows beyond the-longer-one-wins.",
-        fix="below 0: more pairs, other layers (trunk_layers), or no reward model at all",
+        fix="below 0: more pairs, other layers (trunk.layers), or no reward model at all",
     ),
     Metric(
         name="rm/over_length_low",

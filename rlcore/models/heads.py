@@ -40,12 +40,12 @@ class ScalarModel(nn.Module):
 
     @classmethod
     def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarModel:
-        """A reward model with head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, appendix B.1)."""
+        """A reward model on this very trunk, head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
         head = _new_head(backbone)
         std = (head.in_features + 1) ** -0.5
         with torch.no_grad():
             head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
-        return cls(copy.deepcopy(backbone), head)
+        return cls(backbone, head)
 
     def token_values(self, batch: PackedBatch) -> torch.Tensor:
         """Value of the state before each completion token: float32 [N]."""
@@ -70,7 +70,7 @@ class ScalarModel(nn.Module):
         if layers is None:
             raise ModelError(
                 f"{type(self.backbone).__name__} has no list of layers to freeze",
-                fix="set reward_model.trainable_layers = -1",
+                fix="set reward_model.trunk.trainable_layers = -1",
             )
         self.backbone.requires_grad_(False)
         if count:

@@ -42,7 +42,7 @@ class Fitted:
 def fit_reward_model(
     trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Audit the labels with the trunk as it comes, then train ``config.ensemble`` members from it.
+    """Audit the labels with the trunk as it comes, then train ``config.ensemble`` members, the first one on it.
 
     Raises:
         DataError: no pairs, or fewer prompts than folds.
@@ -50,7 +50,7 @@ def fit_reward_model(
     """
     if not pairs:
         raise DataError("there are no preference pairs to train on", where="preferences", fix="raise num_train")
-    if config.trainable_layers == 0:
+    if config.trunk.trainable_layers == 0:
         return _fit_heads(trunk, pairs, config, seed=seed, report=report)
     suspects: list[Suspect] = []
     budget = config.tokens_per_microbatch
@@ -71,7 +71,7 @@ def _train_members(
     trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> tuple[ScalarModel, ...]:
     first = ScalarModel.with_random_head(trunk, generator(seed, "reward_head"))
-    first.train_last_layers(config.trainable_layers)
+    first.train_last_layers(config.trunk.trainable_layers)
     members = [first, *(share_frozen(first) for _ in range(1, config.ensemble))]
     for number, member in enumerate(members):
         own_seed, own_pairs = seed, list(pairs)

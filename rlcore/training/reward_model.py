@@ -27,7 +27,7 @@ def train_reward_model(
     Raises:
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
     """
-    model.train_last_layers(config.trainable_layers)
+    model.train_last_layers(config.trunk.trainable_layers)
     groups = [(model.backbone, config.learning_rate), (model.head, config.head_learning_rate)]
     optimizer = make_optimizer(groups, config.optim)
     sets = preference_sets(pairs)

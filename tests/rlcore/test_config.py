@@ -121,6 +121,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
         ("grpo.update.objective.dual_clip=0.9", "grpo.update.objective: dual_clip must be above 1"),
         ("grpo.update.objective.clip_low=-0.1", "grpo.update.objective.clip_low = -0.1: must be at least 0.0"),
         ("grpo.update.objective.scale=std", "grpo.update.objective.scale = 'std': must be one of 'group', "),
+        ("reward_model.trainable_layers=0", "reward_model.trainable_layers: unknown key"),
         ("grpo.update.mismatch.high=0.1", "grpo.update.mismatch: low must not be above high"),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
         ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
@@ -173,6 +174,34 @@ def test_rules_between_fields_hold_in_code_too(kind: Any, fields: dict[str, Any]
 @pytest.mark.parametrize("placement", ["reward", "loss"])
 def test_the_adaptive_coefficient_is_accepted_in_the_reward_and_in_the_loss(placement: Any) -> None:
     assert KlConfig(target=1.0, coefficient=0.1, placement=placement).target == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["trunk.trainable_layers=0"], "reward_model.trunk: adapter.rank > 0 freezes the trunk"),
+        (["trunk.trainable_layers=2"], "reward_model.trunk: adapter.rank > 0 freezes the trunk"),
+        (["trunk.layers=1"], "reward_model.trunk: adapter.rank > 0 keeps the whole trunk"),
+        (["ensemble=2"], "reward_model: trunk.adapter.rank > 0 makes one reward model, so ensemble must be 1"),
+    ],
+)
+def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
+    preset: Path, overrides: list[str], fault: str
+) -> None:
+    adapted = "reward_model.trunk.adapter.rank=2"
+    changed = [f"reward_model.{override}" for override in overrides]
+    assert load_preset(preset, changed)  # without an adapter
+    assert load_preset(preset, [adapted])
+    with pytest.raises(ConfigError) as caught:
+        load_preset(preset, [adapted, *changed])
+    assert fault in caught.value.what
+
+
+def test_a_critic_that_is_an_adapter_of_the_reward_model_needs_one_that_is_an_adapter(preset: Path) -> None:
+    overrides = ["ppo.update.adapter.rank=2", "ppo.critic.placement=adapter", "ppo.critic.initialise_from=reward_model"]
+    with pytest.raises(ConfigError, match=r"ppo\.critic .* set reward_model\.trunk\.adapter\.rank > 0"):
+        load_preset(preset, overrides)
+    assert load_preset(preset, [*overrides, "reward_model.trunk.adapter.rank=4"])
 
 
 def test_every_kl_estimator_that_can_be_configured_exists() -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from data_contracts import arithmetic
-from rlcore.config import RewardModelConfig
+from rlcore.config import AdapterConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError
+from rlcore.models.lora import add_adapter
 from rlcore.models.reward_ensemble import RewardModel, raw_scores
 from rlcore.models.reward_scale import RewardScales
 from rlcore.packing import TokenSequence
@@ -73,7 +74,7 @@ def rewards_of(fitted: Fitted, scales: RewardScales, pairs: list[TokenPair]) -> 
 def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(layers: int) -> None:
     train = pairs_with_length(400, seed=0, share_longer=0.9, noise=0.5)
     reversed_pairs = pairs_with_length(400, seed=1, share_longer=0.0, noise=0.0)
-    fitted = fit(train, trainable_layers=layers)
+    fitted = fit(train, trunk=TrunkConfig(trainable_layers=layers))
     right = []
     for length_debias in (False, True):
         scales = RewardScales(members=measure_scales(fitted, train, length_debias=length_debias, seed=0))
@@ -81,6 +82,29 @@ def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(l
         right.append((rewards[:, 0] > rewards[:, 1]).double().numpy())
     gain = cluster_bootstrap(lambda rows: float((right[1] - right[0])[rows].mean()), np.arange(400), seed=0)
     assert gain.low > 0.0, (right[0].mean(), right[1].mean())
+
+
+def test_an_adapter_learns_the_rule_on_a_base_that_stays_as_it_was_and_is_held_once() -> None:
+    base = strategies.tiny_llama()
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    trunk = add_adapter(base, AdapterConfig(rank=4), "reward_model", seed=0)
+    pairs = pairs_with_length(160, seed=0, share_longer=0.5, noise=0.0)
+    settings = config(trunk=TrunkConfig(adapter=AdapterConfig(rank=4)), audit_folds=2, learning_rate=1e-2)
+    fitted = fit_reward_model(trunk, pairs, settings, seed=0, report=lambda step, metrics: None)
+    (member,) = fitted.members
+    assert member.backbone is trunk
+    assert all(
+        torch.equal(tensor, before[name.replace(".base_layer.", ".")])
+        for name, tensor in base.state_dict().items()
+        if ".lora_" not in name
+    )
+    assert all(bool(parameter.any()) for parameter in trunk.parameters())  # B was 0 before
+    learned = fitted.score([side for pair in pairs for side in pair.sides])[0].unflatten(0, (-1, 2))
+    trunk.requires_grad_(False).name = ""
+    plain = fitted.score([side for pair in pairs for side in pair.sides])[0].unflatten(0, (-1, 2))
+    right, right_without = ((scores[:, 0] > scores[:, 1]).double().mean() for scores in (learned, plain))
+    assert float(right) > 0.9
+    assert float(right) > float(right_without)
 
 
 def test_rewards_are_centred_over_training_completions_and_not_over_others() -> None:
@@ -95,7 +119,7 @@ def test_rewards_are_centred_over_training_completions_and_not_over_others() -> 
 @pytest.mark.parametrize("layers", [-1, 0])
 def test_members_disagree_more_on_what_they_have_not_seen_the_like_of(layers: int) -> None:
     train = in_words(pairs_with_length(160, seed=0, share_longer=0.5, noise=0.1), first=6, count=5)
-    fitted = fit(train, ensemble=4, trainable_layers=layers)
+    fitted = fit(train, ensemble=4, trunk=TrunkConfig(trainable_layers=layers))
     scales = RewardScales(members=measure_scales(fitted, train, length_debias=False, seed=0))
     unseen = pairs_with_length(100, seed=1, share_longer=0.5, noise=0.1)
     near, far = (
@@ -125,7 +149,7 @@ def in_words(pairs: list[TokenPair], *, first: int, count: int) -> list[TokenPai
 
 def test_heads_of_a_frozen_trunk_give_training_completions_the_score_that_the_model_gives_them() -> None:
     train = pairs_with_length(60, seed=0, share_longer=0.5)
-    fitted = fit(train, ensemble=2, trainable_layers=0)
+    fitted = fit(train, ensemble=2, trunk=TrunkConfig(trainable_layers=0))
     sequences = [side for pair in train[:10] for side in pair.sides]
     torch.testing.assert_close(
         fitted.score(sequences), raw_scores(fitted.members, sequences, tokens_per_microbatch=512), rtol=1e-4, atol=1e-4
