@@ -161,13 +161,18 @@ class RewardTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """How one batch of rollouts is turned into optimizer steps."""
+    """How one batch of rollouts is turned into optimizer steps.
+
+    ``max_kl``, ``max_ref_kl``: no further epoch where an epoch's mean KL, in nats per token, to the policy that sampled
+    or to the reference was above it; 0: never.
+    """
 
     epochs: PositiveInt = 1
     minibatches: PositiveInt = 1
     tokens_per_microbatch: PositiveInt = 8192
     entropy_coefficient: NonNegativeFloat = 0.0
-    max_kl: NonNegativeFloat = 0.0  # early stop of the epochs on the KL to the old policy; 0: never
+    max_kl: NonNegativeFloat = 0.0
+    max_ref_kl: NonNegativeFloat = 0.0
     truncated: Literal["score", "mask", "zero"] = "score"  # what a completion cut by the limit is worth
     optim: OptimConfig = field(default_factory=OptimConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)
@@ -195,5 +200,7 @@ class RlConfig:
     def __post_init__(self) -> None:
         if self.sampling.max_replacements > 0 and self.group_size == 1:
             raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
+        if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:
+            raise ConfigError("update.max_ref_kl needs kl.coefficient > 0: without it there is no reference")
         if self.critic.placement == "adapter" and self.update.adapter.rank == 0:
             raise ConfigError("critic.placement = 'adapter' needs update.adapter.rank > 0: a frozen base to be on")

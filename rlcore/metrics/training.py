@@ -78,6 +78,22 @@ TRAINING = (
         fix="fewer epochs, lower learning_rate, or set update.max_kl",
     ),
     Metric(
+        name="kl/ref_last_epoch",
+        formula="kl/ref over the tokens of the update's last epoch, each with the policy as it was in its step",
+        unit="nats per token",
+        healthy="below update.max_ref_kl",
+        meaning="What update.max_ref_kl is compared with; only logged where it is set.",
+        fix="always above: the first epoch alone is done; raise update.max_ref_kl or kl.coefficient",
+    ),
+    Metric(
+        name="update/epochs",
+        formula="number of epochs that the update went through",
+        unit="epochs",
+        healthy="update.epochs in most iterations",
+        meaning="Whether update.max_kl or update.max_ref_kl ended the update early; only logged where one is set.",
+        fix="always 1: the limit is too low for this learning_rate",
+    ),
+    Metric(
         name="kl/coefficient",
         formula="β",
         unit="1",

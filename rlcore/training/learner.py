@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.kl import KlController
+from rlcore.algorithms.kl import KlController, k3
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
+from rlcore.algorithms.ratios import clamped_difference
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import OptimConfig, RlConfig
@@ -89,7 +90,7 @@ class Learner:
             totals.begin_epoch()
             for minibatch in split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch):
                 moved |= self._step(minibatch, totals)
-            if update.max_kl > 0.0 and totals.epoch_mean("kl/old") > update.max_kl:
+            if self._went_far(totals):
                 break
         self.policy_version += 1
         metrics = totals.means() | {
@@ -100,11 +101,21 @@ class Learner:
         if self.critic is not None:
             scheduler = self.scheduler if self.shares_trunk else self.critic_scheduler
             metrics["critic/learning_rate"] = float(scheduler.get_last_lr()[-1])
+        if update.max_kl > 0.0 or update.max_ref_kl > 0.0:
+            metrics["update/epochs"] = epoch + 1.0
+        if update.max_ref_kl > 0.0:
+            metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
         return UpdateStats(policy_version=self.policy_version, moved=moved, metrics=metrics)
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
         self.kl = self.kl.updated(mean_kl, num_samples)
+
+    def _went_far(self, totals: Totals) -> bool:
+        """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
+        update = self.config.update
+        from_old = update.max_kl > 0.0 and totals.epoch_mean("kl/old") > update.max_kl
+        return from_old or (update.max_ref_kl > 0.0 and totals.epoch_ref_kl() > update.max_ref_kl)
 
     def _step(self, samples: Sequence[TrainingSample], totals: Totals) -> bool:
         """One optimizer step over a minibatch, its gradient accumulated over packed micro-batches.
@@ -213,6 +224,7 @@ class Learner:
             entropy_gradient=coefficients.entropy > 0.0,
         )
         device = logprobs.device
+        mask = columns.get("loss_mask").to(device)
         old = columns.get("old_logprobs").to(device) if self.needs_old_logprobs else logprobs.detach()
         output = policy_loss(
             LossInputs(
@@ -223,13 +235,17 @@ class Learner:
                 ref_logprobs=columns.get("ref_logprobs").to(device),
                 advantages=columns.get("advantages").to(device),
                 weights=columns.weights.to(device),
-                loss_mask=columns.get("loss_mask").to(device),
+                loss_mask=mask,
                 sequence_index=batch.sequence_index,
             ),
             self.algorithm,
             coefficients,
         )
         totals.add(output)
+        if self.config.update.max_ref_kl > 0.0:
+            # Not kl/ref of the loss: KL in the reward is in no loss, and that of its rewards is measured before.
+            gap = clamped_difference(logprobs.detach(), columns.get("ref_logprobs").to(device), mask)
+            totals.add_ref_kl(float(k3(gap).sum()))
         return output.loss
 
     def _value_loss(self, columns: Columns, predicted: torch.Tensor, totals: Totals) -> torch.Tensor:

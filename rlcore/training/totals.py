@@ -14,6 +14,7 @@ class Totals:
         self._losses: dict[str, float] = {}
         self._steps: dict[str, list[float]] = {}
         self._num_tokens = 0
+        self._epoch_ref_kl = 0.0
         self._epoch_start: tuple[dict[str, float], int] = ({}, 0)
 
     def add(self, output: LossOutput) -> None:
@@ -33,14 +34,27 @@ class Totals:
         """Note a figure of one optimizer step."""
         self._steps.setdefault(name, []).append(value)
 
+    def add_ref_kl(self, total: float) -> None:
+        """Add one micro-batch's KL to the reference, summed over its tokens."""
+        self._epoch_ref_kl += total
+
     def begin_epoch(self) -> None:
-        """From here on :meth:`epoch_mean` counts anew."""
+        """From here on :meth:`epoch_mean` and :meth:`epoch_ref_kl` count anew."""
+        self._epoch_ref_kl = 0.0
         self._epoch_start = (dict(self._sums), self._num_tokens)
 
     def epoch_mean(self, name: str) -> float:
         """Mean per token since the epoch began; 0 where nothing was counted."""
-        sums, num_tokens = self._epoch_start
-        return (self._sums.get(name, 0.0) - sums.get(name, 0.0)) / max(1, self._num_tokens - num_tokens)
+        sums, _ = self._epoch_start
+        return (self._sums.get(name, 0.0) - sums.get(name, 0.0)) / self._epoch_tokens
+
+    def epoch_ref_kl(self) -> float:
+        """Mean KL to the reference per token since the epoch began; 0 where nothing was counted."""
+        return self._epoch_ref_kl / self._epoch_tokens
+
+    @property
+    def _epoch_tokens(self) -> int:
+        return max(1, self._num_tokens - self._epoch_start[1])
 
     def means(self) -> dict[str, float]:
         """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""

@@ -121,6 +121,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
         ("grpo.update.objective.dual_clip=0.9", "grpo.update.objective: dual_clip must be above 1"),
         ("grpo.update.objective.clip_low=-0.1", "grpo.update.objective.clip_low = -0.1: must be at least 0.0"),
         ("grpo.update.objective.scale=std", "grpo.update.objective.scale = 'std': must be one of 'group', "),
+        ("grpo.update.max_ref_kl=0.1", "grpo: update.max_ref_kl needs kl.coefficient > 0"),
         ("reward_model.trainable_layers=0", "reward_model.trainable_layers: unknown key"),
         ("grpo.update.mismatch.high=0.1", "grpo.update.mismatch: low must not be above high"),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),

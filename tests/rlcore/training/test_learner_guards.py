@@ -11,6 +11,8 @@ import torch
 
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig
 from rlcore.errors import NonFiniteError
+from rlcore.models.policy import score_sequences
+from rlcore.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 from tests import strategies
@@ -101,6 +103,62 @@ def test_epochs_stop_early_by_the_kl_of_the_last_epoch() -> None:
     # The mean over both epochs would be half of it and not stop.
     assert run(epochs=4, max_kl=0.75 * kl_of_second_epoch)[0] == 2
     assert run(epochs=4, max_kl=1e6)[0] == 4
+
+
+PLACEMENTS = [KlConfig(coefficient=1e-6), KlConfig(coefficient=1e-6, placement="reward")]
+
+
+@pytest.mark.parametrize("kl", PLACEMENTS)
+def test_epochs_stop_early_by_the_kl_to_the_reference_and_not_at_the_limit_itself(kl: KlConfig) -> None:
+    # The reference gives every token 0.5 nats less, the policy stays where it is: k3 = exp(-0.5) + 0.5 - 1 = 0.10653.
+    # What the mask leaves out counts neither above nor below the line.
+    samples = [
+        dataclasses.replace(
+            sample,
+            ref_logprobs=(sample.old_logprobs - 0.5).index_fill(0, torch.tensor([0]), math.nan),
+            loss_mask=sample.loss_mask.index_fill(0, torch.tensor([0]), False),
+        )
+        for sample in on_policy_samples(strategies.tiny_llama())
+    ]
+    samples = [sample for sample in samples if bool(sample.loss_mask.any())]
+
+    def run(max_ref_kl: float) -> tuple[int, dict[str, float]]:
+        config = update_config(epochs=3, max_ref_kl=max_ref_kl)
+        return count_steps(make_learner(dtype=torch.float32, learning_rate=1e-12, update=config, kl=kl), samples)
+
+    steps, metrics = run(0.1065)
+    assert (steps, metrics["update/epochs"]) == (1, 1.0)
+    assert metrics["kl/ref_last_epoch"] == pytest.approx(0.1065307, abs=1e-5)
+    assert run(metrics["kl/ref_last_epoch"])[0] == 3  # not above it
+    steps, metrics = run(0.1066)
+    assert (steps, metrics["update/epochs"]) == (3, 3.0)
+    steps, metrics = run(0.0)
+    assert steps == 3
+    assert not metrics.keys() & {"update/epochs", "kl/ref_last_epoch"}
+
+
+@pytest.mark.parametrize("kl", PLACEMENTS)
+def test_the_kl_to_the_reference_is_that_of_the_last_epoch_and_of_the_policy_that_moved(kl: KlConfig) -> None:
+    samples = [
+        dataclasses.replace(sample, ref_logprobs=sample.old_logprobs)
+        for sample in on_policy_samples(strategies.tiny_llama())
+    ]
+
+    def learner(epochs: int, max_ref_kl: float) -> Learner:
+        config = update_config(epochs=epochs, max_ref_kl=max_ref_kl)
+        return make_learner(dtype=torch.float32, learning_rate=1e-4, update=config, kl=kl)
+
+    # The reference is the policy that sampled: 0 in the first epoch, and then as far as the first step went.
+    after_one = learner(1, 1e6)
+    assert count_steps(after_one, samples)[1]["kl/ref_last_epoch"] == pytest.approx(0.0, abs=1e-9)
+    sequences = [TokenSequence(prompt_ids=one.prompt_ids, completion_ids=one.completion_ids) for one in samples]
+    moved = torch.cat(score_sequences(after_one.policy, sequences, tokens_per_microbatch=256))
+    d = (moved - torch.cat([sample.ref_logprobs for sample in samples])).double()
+    expected = float((torch.exp(-d) + d - 1.0).mean())
+    assert expected > 1e-5
+    assert count_steps(learner(2, 1e6), samples)[1]["kl/ref_last_epoch"] == pytest.approx(expected, rel=1e-2)
+    assert count_steps(learner(4, 0.75 * expected), samples)[0] == 2  # the mean over both epochs would not stop
+    assert count_steps(learner(4, 1e6), samples)[0] == 4
 
 
 def test_on_the_first_pass_nothing_is_clipped_and_later_the_ratio_moves() -> None:
