@@ -12,7 +12,7 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
 
-.PHONY: help setup demo plan run ui test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo
+.PHONY: help setup demo plan run ui test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ mutation: setup  ## change one expression of the algorithms at a time: which cha
 
 bench-grpo: peers  ## one GRPO step of TRL and of ours, interleaved, one thread (minutes; leave the machine alone)
 	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.grpo_trl
+
+bench-promotion: setup  ## how often the promotion gate errs, and what it finds (half a minute)
+	$(BIN)/python -m benchmarks.promotion
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory

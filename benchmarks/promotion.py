@@ -1,0 +1,145 @@
+"""How often the promotion gate promotes a model that is no better, and how often one that is. Prints tables.
+
+Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it right with that
+chance, by itself. A challenger that is better is right with ``gain`` more on every problem, on average. Task slices
+and lengths are simulated beside it, so that a comparison passes through every kind of check.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlcore.evaluation import accuracy
+from rlcore.promotion import Paired, Rule, alpha_of_look, judge, superiority_p
+
+ALPHA, MIN_GAIN, TASK_MARGIN, LENGTH_MARGIN = 0.05, 0.01, 0.05, 4.0
+NUM_FAST, NUM_WHOLE, NUM_POWER, NUM_SERIES, NUM_LOOKS = 4_000, 800, 400, 1_000, 10
+SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Held-out problems [N] of two tasks with their difficulties, and the champion's answers."""
+
+    chance: np.ndarray
+    task: np.ndarray
+    champion: np.ndarray
+    champion_length: np.ndarray
+
+
+def main() -> None:
+    """Measure and print."""
+    started = time.perf_counter()
+    generator = np.random.default_rng(SEED)
+    print("No difference between the models: share of comparisons that end in a promotion, first look\n")
+    print("| problems | checks | comparisons | promoted | 95 % interval |\n|---|---|---|---|---|")
+    for n in (200, 600):
+        print(_row(f"{n} | gain alone", [_gains(make_world(generator, n), generator) for _ in range(NUM_FAST)]))
+        print(_row(f"{n} | all", [_promoted(make_world(generator, n), generator) for _ in range(NUM_WHOLE)]))
+    print(f"\nSeries of {NUM_LOOKS} challengers, none better, on the same 600 problems: share with any promotion\n")
+    print("| levels | series | promoted | 95 % interval |\n|---|---|---|---|")
+    for corrected in (True, False):
+        series = [_series(generator, corrected=corrected) for _ in range(NUM_SERIES)]
+        print(_row("alpha / (t (t + 1))" if corrected else "uncorrected: alpha / 2 at each look", series))
+    print("\nA slice that is worse by exactly its margin of 5 points: share of comparisons in which its guard passes\n")
+    print("| problems in the slice | comparisons | passes | 95 % interval |\n|---|---|---|---|")
+    for n in (50, 200, 600):
+        print(_row(str(n), [_passes_at_the_margin(generator, n) for _ in range(NUM_FAST)]))
+    print("\nA challenger that is better by 5 points: share promoted\n")
+    print("| problems | look 1, gain alone | look 1, all checks | look 5, gain alone |\n|---|---|---|---|")
+    for n in (200, 400, 800, 1_600, 3_200):
+        worlds = [make_world(generator, n) for _ in range(NUM_POWER)]
+        columns = (
+            [_gains(world, generator, gain=0.05) for world in worlds],
+            [_promoted(world, generator, gain=0.05) for world in worlds],
+            [_gains(world, generator, gain=0.05, look=5) for world in worlds],
+        )
+        print(f"| {n} | {' | '.join(map(_share, columns))} |")
+    print(f"\n{time.perf_counter() - started:.0f} s")
+
+
+def make_world(generator: np.random.Generator, n: int) -> World:
+    """Problems from 0 to 1 in difficulty, 70 % of the first task; answers of 5 to 40 tokens."""
+    chance = generator.random(n)
+    return World(
+        chance=chance,
+        task=(generator.random(n) < 0.7).astype(int),
+        champion=(generator.random(n) < chance).astype(float),
+        champion_length=generator.integers(5, 41, n).astype(float),
+    )
+
+
+def _gains(world: World, generator: np.random.Generator, *, gain: float = 0.0, look: int = 1) -> bool:
+    """The gate's check of the gain alone, without its interval, which decides nothing."""
+    primary = Paired(name="accuracy", champion=world.champion, challenger=_answers(world, generator, gain))
+    is_enough = float((primary.challenger - primary.champion).mean()) >= MIN_GAIN
+    return is_enough and superiority_p(primary, seed=0) <= alpha_of_look(ALPHA, look)
+
+
+def _promoted(world: World, generator: np.random.Generator, *, gain: float = 0.0) -> bool:
+    """The whole gate."""
+    challenger = _answers(world, generator, gain)
+    primary = Paired(name="accuracy", champion=world.champion, challenger=challenger)
+    guards, rule = _guards(world, challenger, generator), Rule(alpha=ALPHA, min_gain=MIN_GAIN)
+    return judge(primary, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
+
+
+def _answers(world: World, generator: np.random.Generator, gain: float) -> np.ndarray:
+    return (generator.random(len(world.chance)) < raised(world.chance, gain)).astype(float)
+
+
+def raised(chance: np.ndarray, gain: float) -> np.ndarray:
+    """Chances whose mean is higher by ``gain``: each moves the same part of its way to 1."""
+    return chance + (1.0 - chance) * gain / max(1.0 - float(chance.mean()), gain)
+
+
+def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator) -> list[Paired]:
+    tasks = [
+        Paired(
+            name=f"task {task}",
+            champion=world.champion[world.task == task],
+            challenger=challenger[world.task == task],
+            margin=TASK_MARGIN,
+        )
+        for task in (0, 1)
+    ]
+    lengths = np.clip(world.champion_length + generator.integers(-3, 4, len(challenger)), 1, 44)
+    length = Paired(
+        name="length",
+        champion=world.champion_length,
+        challenger=lengths.astype(float),
+        margin=LENGTH_MARGIN,
+        higher_is_better=False,
+    )
+    return [*tasks, length]
+
+
+def _series(generator: np.random.Generator, *, corrected: bool) -> bool:
+    world = make_world(generator, 600)
+    return any(_gains(world, generator, look=look if corrected else 1) for look in range(1, NUM_LOOKS + 1))
+
+
+def _passes_at_the_margin(generator: np.random.Generator, n: int) -> bool:
+    """The champion solves 9 in 10, the challenger 8.5 in 10; the gain of the whole is beyond doubt."""
+    champion = (generator.random(n) < 0.9).astype(float)
+    challenger = (generator.random(n) < 0.9 - TASK_MARGIN).astype(float)
+    sure = Paired(name="accuracy", champion=np.zeros(100), challenger=np.ones(100))
+    guard = Paired(name="task", champion=champion, challenger=challenger, margin=TASK_MARGIN)
+    return judge(sure, [guard], (), rule=Rule(alpha=ALPHA), look=1, seed=int(generator.integers(1 << 30))).promote
+
+
+def _share(wins: list[bool]) -> str:
+    share = accuracy(wins)
+    return f"{share.mean:.2f} [{share.low:.2f}, {share.high:.2f}]"
+
+
+def _row(label: str, wins: list[bool]) -> str:
+    share = accuracy(wins)
+    return f"| {label} | {share.n} | {share.mean:.4f} | [{share.low:.4f}, {share.high:.4f}] |"
+
+
+if __name__ == "__main__":
+    main()
