@@ -10,6 +10,7 @@ RlcoreError
 │   └── StaleSamplerError   the engine serves other weights than the learner's
 ├── RewardError         the grader (not the answer) failed too often
 ├── SandboxError        untrusted programs cannot be isolated on this machine
+├── PromotionError      the registry's aliases are not as the change of champion needs them
 ├── CanaryError         a run-time check found a silently broken run
 └── TrainingError       the update cannot go on
     └── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
@@ -82,6 +83,10 @@ class RewardError(RlcoreError):
 
 class SandboxError(RlcoreError):
     """Untrusted programs cannot be isolated on this machine; nothing was run."""
+
+
+class PromotionError(RlcoreError):
+    """The registry's aliases are not as a promotion or a roll-back needs them; none was moved."""
 
 
 class CanaryError(RlcoreError):

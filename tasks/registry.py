@@ -1,16 +1,31 @@
-"""Models by name and version: plain files registered with MLflow, never pickles."""
+"""Models by name and version: plain files registered with MLflow, never pickles; and which version is the champion.
+
+The aliases of a registered model: ``champion`` (what others use), ``previous`` (what a roll-back returns to),
+``challenger`` (judged last, and not promoted). MLflow cannot move an alias on a condition, so every move is made under
+a lock in the home: promotions of one home never interleave. Homes that share a server do not see each other's lock.
+Every move can be repeated after a kill: the champion is moved last by a promotion and first by a roll-back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcore.errors import PromotionError
+from tasks.locks import file_lock
+from tasks.settings import Home
 from tasks.tracking import RunTracker, Tracker, or_none, unless_exists
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+
+
+CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+_PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
+_FIRST = "none"  # what the first champion was promoted over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +67,124 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     return None if version is None else _model_version(tracker.client.get_model_version(name, str(version)))
 
 
+def find_by_model_id(tracker: Tracker, name: str, model_id: str) -> ModelVersion | None:
+    """The version of ``name`` that an artifact's ``model_id`` was registered as, or None."""
+    found = tracker.client.search_model_versions(f"name = '{name}' and tags.model_id = '{model_id}'")
+    return _model_version(found[0]) if found else None
+
+
+def read_tags(tracker: Tracker, version: ModelVersion) -> dict[str, str]:
+    """The tags of a version: digests, parents, code, and how it was judged."""
+    return dict(tracker.client.get_model_version(version.name, str(version.version)).tags)
+
+
+def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
+    """Add tags to a version, or change them."""
+    for name, value in tags.items():
+        tracker.client.set_model_version_tag(version.name, str(version.version), name, value)
+
+
 def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
-    """Point an alias at a version: the promotion of a model, and its roll-back."""
+    """Point an alias at a version; the champion is moved by :func:`promote` and :func:`roll_back` alone."""
     tracker.client.set_registered_model_alias(version.name, alias, str(version.version))
+
+
+def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str) -> int:
+    """Which look at the held-out data this comparison is, from 1; the same pair on the same data keeps its number.
+
+    Kept as tags of the registered model ``name``: ``look.<data>.<pair>``, digests cut by the caller.
+    """
+    with _lock(home):
+        prefix = f"look.{data}."
+        known = tracker.client.get_registered_model(name).tags
+        if f"{prefix}{pair}" in known:
+            return int(known[f"{prefix}{pair}"])
+        look = 1 + sum(tag.startswith(prefix) for tag in known)
+        tracker.client.set_registered_model_tag(name, f"{prefix}{pair}", str(look))
+    return look
+
+
+def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> bool:
+    """Make a version the champion in the place of ``over``, its opponent in the verdict; False if it is that already.
+
+    Raises:
+        PromotionError: the champion is another than ``over`` by now, or the version was rolled back before.
+    """
+    with _lock(home):
+        champion = find_version(tracker, version.name, CHAMPION)
+        if champion == version:
+            _remove_alias(tracker, version, CHALLENGER)
+            return False
+        if champion != over:
+            raise PromotionError(
+                f"version {version.version} was judged against {_words(over)}, but {_words(champion)} is champion now",
+                where=f"registered model {version.name}",
+                fix="run the flow promote again: it judges against the champion of that moment",
+            )
+        if _ROLLED_BACK in read_tags(tracker, version):
+            raise PromotionError(
+                f"version {version.version} was champion before and has been rolled back",
+                where=f"registered model {version.name}",
+                fix=f"train another, or delete the version's tag {_ROLLED_BACK} when the reason is gone",
+            )
+        set_tags(tracker, version, {_PROMOTED_OVER: str(over.version) if over else _FIRST})
+        if over is not None:
+            set_alias(tracker, over, PREVIOUS)
+        set_alias(tracker, version, CHAMPION)
+        _remove_alias(tracker, version, CHALLENGER)
+    return True
+
+
+def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:
+    """Take version ``version`` down: the previous champion is champion again; gives that one.
+
+    ``previous`` then points at the one before, so roll-backs can follow each other. When the version was taken down
+    already, nothing changes: a repeated call takes no second version down.
+
+    Raises:
+        PromotionError: the version is not the champion, or there is nothing to go back to.
+    """
+    where = f"registered model {name}"
+    with _lock(home):
+        champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
+        if champion is None:
+            raise PromotionError("there is no champion, so nothing to roll back", where=where)
+        down = _model_version(tracker.client.get_model_version(name, str(version)))
+        if champion != down:
+            if _ROLLED_BACK not in read_tags(tracker, down):
+                raise PromotionError(f"version {version} is not the champion, {_words(champion)} is", where=where)
+            _finish_roll_back(tracker, champion)
+            return champion
+        if previous is None or previous == champion:
+            raise PromotionError(f"version {version} is the first champion: there is none before it", where=where)
+        set_tags(tracker, down, {_ROLLED_BACK: reason})
+        set_alias(tracker, previous, CHAMPION)
+        _finish_roll_back(tracker, previous)
+    return previous
+
+
+def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
+    """``previous`` of a champion is what it was promoted over."""
+    over = read_tags(tracker, champion).get(_PROMOTED_OVER, _FIRST)
+    if over == _FIRST:
+        _remove_alias(tracker, champion, PREVIOUS, whatever=True)
+    else:
+        tracker.client.set_registered_model_alias(champion.name, PREVIOUS, over)
+
+
+def _remove_alias(tracker: Tracker, version: ModelVersion, alias: str, *, whatever: bool = False) -> None:
+    """Remove an alias that points at ``version``, or ``whatever`` it points at."""
+    holder = find_version(tracker, version.name, alias)
+    if holder is not None and (whatever or holder == version):
+        tracker.client.delete_registered_model_alias(version.name, alias)
+
+
+def _lock(home: Home) -> AbstractContextManager[bool]:
+    return file_lock(home.root / "registry.lock")
+
+
+def _words(version: ModelVersion | None) -> str:
+    return f"version {version.version}" if version else "no version"
 
 
 def _model_version(version: MlflowVersion) -> ModelVersion:
