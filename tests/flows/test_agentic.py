@@ -24,8 +24,6 @@ SETTINGS = (
     "demonstrations.num_train=400",
     "demonstrations.num_eval=10",
     "demonstrations.options.direct_share=0.25",
-    "preferences.num_train=32",
-    "preferences.num_eval=16",
     "sft.num_steps=80",
     "sft.learning_rate=5e-3",
     "grpo.num_iterations=2",
@@ -85,6 +83,7 @@ def test_every_iteration_measures_its_episodes_and_the_engine_agrees_with_the_tr
 
 
 def test_evaluation_plays_the_same_episodes_greedy_and_sampled(agentic_home: Path) -> None:
+    assert not (agentic_home / "cache" / "reward_model").exists()  # nothing asks for one
     answers = read_table(folder(agentic_home, "evaluate_sft") / "answers.parquet")
     called = answers[answers["completion"].str.contains("[calculator] ", regex=False)]
     assert {"greedy", "sampled"} >= set(called["mode"])
