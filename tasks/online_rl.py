@@ -31,7 +31,7 @@ from rlcore.training.experience import Experience, build_experience, is_usable, 
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
-from tasks.memory_report import first_update_memory
+from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import peak_memory_gib
@@ -186,11 +186,11 @@ def update_policy(
         truncated=run.rl.update.truncated,
         need_old_logprobs=learner.needs_old_logprobs,
     )
-    with first_update_memory(run, iteration, metrics):
-        stats = learner.update(experience.samples, seed=derive_seed(run.seed, "update", iteration))
+    update = partial(learner.update, experience.samples, seed=derive_seed(run.seed, "update", iteration))
+    stats, memory = measured_update(run, update)
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
-    metrics |= {**stats.metrics, **experience.metrics}
+    metrics |= {**stats.metrics, **experience.metrics, **memory}
     return stats.moved
 
 

@@ -1,4 +1,4 @@
-"""The metrics of memory by part: what the first update of an online-RL run holds."""
+"""The metrics of memory by part: what the first update of an online-RL run that moves the policy holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEMORY = (
             formula=formula,
             unit="bytes",
             healthy="the same for the same settings",
-            meaning=f"{meaning}, in the first update.",
+            meaning=f"{meaning}, in the first update that moves the policy.",
             fix=fix,
         )
         for part, formula, meaning, fix in (
