@@ -11,8 +11,9 @@ SET ?=
 OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
+ENGINE ?= .venv-engine
 
-.PHONY: help setup demo plan run ui test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion
+.PHONY: help setup demo plan run ui test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,10 +54,10 @@ check: setup
 
 unit: setup
 	@infra/install_sandbox.sh || true
-	$(BIN)/python -m pytest -m "not slow and not peers" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not peers and not engine" -n 2 --dist loadfile
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
-	$(BIN)/python -m pytest -q -m "not slow and not peers" -n 2 --dist loadfile --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
+	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine" -n 2 --dist loadfile --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
@@ -102,5 +103,12 @@ bench-promotion: setup  ## how often the promotion gate errs, and what it finds 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory
 
+engine:  ## create .venv-engine with vLLM, the rollout engine of sampling.engine.kind = "vllm" (CUDA where there is a GPU)
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@infra/install_engine.sh "$(ENGINE)" "$(PYTHON)"
+
+test-engine: setup engine  ## vLLM against the trainer: log-probabilities, weight sync, kill -9 of the engine (minutes)
+	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -m engine tests/integration
+
 clean:  ## remove the environments and all results
-	rm -rf .venv $(PEERS) .rlcore
+	rm -rf .venv $(PEERS) $(ENGINE) .rlcore
