@@ -19,8 +19,7 @@ from pathlib import Path
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import run_targets
-from tasks.head_to_head import Budget, Standing, at_equal, head_to_head_table, standings
-from tasks.plots import head_to_head_curves
+from tasks.head_to_head import Budget, Standing, at_equal, head_to_head_curves, head_to_head_table, standings
 from tasks.settings import configure_environment, find_home
 
 RUNS = {"GRPO": "grpo", "PPO": "ppo"}

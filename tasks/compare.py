@@ -12,7 +12,7 @@ import pandas as pd
 
 from rlcore.evaluation import PairedDifference, paired_difference
 from tasks import plots
-from tasks.head_to_head import head_to_head_table, standings
+from tasks.head_to_head import head_to_head_curves, head_to_head_table, standings
 from tasks.stages import StageContext, StageResult
 from tasks.storage import read_table
 
@@ -87,7 +87,7 @@ def _draw(
     plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
     plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
     runs = {label: standings(histories[label]) for label in OPPONENTS if label in histories}
-    plots.head_to_head_curves(runs, folder / "head_to_head.png", title=f"{name}: held-out accuracy by cost")
+    head_to_head_curves(runs, folder / "head_to_head.png", title=f"{name}: held-out accuracy by cost")
     for file in ("comparison.md", "accuracy.png", "curves.png", "head_to_head.png"):
         context.tracker.log_artifact(folder / file, "comparison")
 

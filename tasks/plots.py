@@ -10,8 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.head_to_head import Standing
-
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
 BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
@@ -65,26 +63,6 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
             axis.set_xlabel("iteration")
             axis.legend()
     left.set_ylim(0, 1.02)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-
-
-def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, title: str) -> None:
-    """Held-out accuracy with its interval against the completions sampled, and against the seconds spent."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))  # the seeds of one share a colour
-    for label, run in runs.items():
-        colour = (BLUE, ORANGE, GREY)[methods.index(label.partition(",")[0]) % 3]
-        accuracy = [one.accuracy for one in run]
-        for axis, cost in ((left, [one.samples for one in run]), (right, [one.seconds for one in run])):
-            axis.plot(cost, accuracy, label=label, color=colour, marker="o", markersize=3)
-            axis.fill_between(cost, [one.low for one in run], [one.high for one in run], color=colour, alpha=0.15)
-    left.set_xlabel("completions sampled")
-    right.set_xlabel("seconds (rollouts, scoring, update, sync)")
-    left.set_ylabel("held-out greedy accuracy, 95 % interval")
-    left.set_ylim(0, 1.02)
-    left.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 

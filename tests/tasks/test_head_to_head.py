@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.head_to_head import at_equal, head_to_head_table, standings
-from tasks.plots import head_to_head_curves
+from tasks.head_to_head import at_equal, head_to_head_curves, head_to_head_table, standings
 
 
 def row(iteration: int, *, samples: int, seconds: float, accuracy: float | None = None) -> Mapping[str, float]:
     """An iteration that spent ``seconds`` in four equal parts, and 5 more on its evaluation, which is no cost of RL."""
     values = {"iteration": iteration, "rollouts/count": samples, "rollouts/tokens": 10 * samples, "reward/mean": 0.5}
+    if iteration == 2:
+        values["memory/total_bytes"] = 3 * 2**20
     values |= {f"seconds/{part}": seconds / 4 for part in ("rollout", "score", "update", "sync")}
     if accuracy is not None:
         values |= {"eval/accuracy": accuracy, "eval/accuracy_low": accuracy - 0.1, "eval/accuracy_high": accuracy + 0.1}
@@ -46,9 +47,9 @@ def test_at_equal_seconds_a_run_that_was_not_evaluated_in_time_has_no_standing()
 
 def test_the_table_has_both_comparisons_and_a_run_alone_is_said() -> None:
     table = head_to_head_table({"GRPO": SLOW, "PPO": FAST})
-    assert "| samples | GRPO | 2 | 200 | 2000 | 20.0 | 0.500 | 0.300 | [0.200, 0.400] |" in table
+    assert "| samples | GRPO | 2 | 200 | 2000 | 20.0 | 0.500 | 0.300 | [0.200, 0.400] | 3.0 |" in table
     assert "| seconds | GRPO | – |" in table
-    assert "| seconds | PPO | 4 | 320 | 3200 | 16.0 | 0.500 | 0.400 | [0.300, 0.500] |" in table
+    assert "| seconds | PPO | 4 | 320 | 3200 | 16.0 | 0.500 | 0.400 | [0.300, 0.500] | 3.0 |" in table
     assert "eval_every" in head_to_head_table({"GRPO": SLOW})
     assert "eval_every" in head_to_head_table({"GRPO": SLOW, "PPO": []})
 
