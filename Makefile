@@ -13,7 +13,9 @@ OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 PEERS := .venv-peers
 ENGINE ?= .venv-engine
 
-.PHONY: help setup demo plan run ui test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine
+MODEL ?= tiny-grpo@champion
+
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +39,15 @@ demo: setup  ## run the whole pipeline on PRESET (default tiny)
 
 plan: setup  ## say which stages are cached, which run and why, before any work
 	@$(BIN)/python -m flows plan --flow $(FLOW) --preset $(PRESET) $(OVERRIDES)
+
+promote: setup  ## judge PRESET's challenger against the champion, and promote it if it is better
+	@$(BIN)/python -m flows promote --preset $(PRESET) $(OVERRIDES)
+
+rollback: setup  ## take VERSION of MODEL down, REASON='why': the previous champion is champion again
+	@$(BIN)/python -m flows rollback $(MODEL) $(VERSION) --reason '$(REASON)'
+
+lineage: setup  ## where MODEL (tiny-grpo@champion) comes from, down to the raw rows
+	@$(BIN)/python -m flows lineage $(MODEL)
 
 ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote
 	@$(BIN)/python -m flows ui

@@ -59,7 +59,45 @@ def _ui(options: argparse.Namespace) -> int:
     return serve(find_home(), mlflow_port=options.mlflow_port, prefect_port=options.prefect_port)
 
 
-_COMMANDS = {"run": _run, "plan": _plan, "ui": _ui}
+def _promote(options: argparse.Namespace) -> int:
+    from flows.presets import open_preset
+
+    open_preset(options.preset, options.set)  # refused here, before anything is started
+    from flows.promote import promote
+    from tasks.engine import call_flow
+
+    refs = call_flow(promote, preset=options.preset, overrides=tuple(options.set))
+    sys.stdout.write((find_home().root / refs["promote"].uri / "verdict.md").read_text(encoding="utf-8"))
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    from flows.rollback import rollback
+    from tasks.engine import call_flow
+
+    sys.stdout.write(call_flow(rollback, options.model, options.version, options.reason) + "\n")
+    return 0
+
+
+def _lineage(options: argparse.Namespace) -> int:
+    from tasks.lineage import draw, find_lineage, tree_text
+
+    tags, root = find_lineage(find_home(), options.model)
+    sys.stdout.write(tree_text(tags, root))
+    picture = find_home().root / f"lineage-{tags['name']}-{tags['version']}.svg"
+    draw(root, picture)
+    sys.stdout.write(f"picture: {picture}\n")
+    return 0
+
+
+_COMMANDS = {
+    "run": _run,
+    "plan": _plan,
+    "ui": _ui,
+    "promote": _promote,
+    "rollback": _rollback,
+    "lineage": _lineage,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,6 +108,15 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--flow", choices=FLOWS, default=FLOWS[0], help="which stages, in which order")
         command.add_argument("--preset", default="tiny", help="a committed preset or the path of a .toml file")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
+    promote = commands.add_parser("promote", help="judge a preset's challenger, and promote it if it is better")
+    promote.add_argument("--preset", default="tiny", help="a committed preset or the path of a .toml file")
+    promote.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
+    rollback = commands.add_parser("rollback", help="make the previous champion of a model champion again")
+    rollback.add_argument("model", help="name of the registered model, such as tiny-grpo")
+    rollback.add_argument("version", type=int, help="the version to take down, which must be the champion")
+    rollback.add_argument("--reason", required=True, help="why, for the version's tags")
+    lineage = commands.add_parser("lineage", help="where a registered model comes from, down to the raw rows")
+    lineage.add_argument("model", help="tiny-grpo@champion or tiny-grpo/3")
     ui = commands.add_parser("ui", help="open the MLflow and Prefect interfaces over the results")
     ui.add_argument("--mlflow-port", type=int, default=5000)
     ui.add_argument("--prefect-port", type=int, default=4200)

@@ -20,6 +20,8 @@ from tasks.prepare import (
     run_prepare_preferences,
     run_prepare_prompts,
 )
+from tasks.promote import run_champion, run_promote, settings_of
+from tasks.registry import ModelVersion
 from tasks.rejection import needs_reward_model, run_rejection
 from tasks.reward_model import run_reward_model
 from tasks.rl_run import outside, uses_reward_model
@@ -46,6 +48,34 @@ def checkpoints(config: RunConfig) -> dict[str, str]:
     """The checkpoints of a run in the order in which they are made: what each is called, and its stage."""
     optional = [name for name in ("sft_kept", "grpo_mixed") if getattr(config, name) is not None]
     return {"base": "import_sft"} | {name: name for name in ("sft", *config.runs, *optional)}
+
+
+def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
+    """The stages of a run and, behind them, the promotion of its challenger over the champion of this moment."""
+    challenger = settings_of(config).challenger
+    inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", "prepare_prompts")
+    opponent: tuple[Stage, ...] = ()
+    if champion is not None:
+        uri = f"models:/{champion.name}/{champion.version}"
+        imported = Stage(
+            name="champion",
+            version=1,
+            kind="checkpoint",
+            run=partial(run_champion, uri=uri),
+            section=_sections(),
+            external=partial(_constant, champion.model_id),
+        )
+        opponent, inputs = (imported, _evaluate("champion", "champion")), (*inputs, "champion", "evaluate_champion")
+    version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
+    verdict = Stage(
+        name="promote",
+        version=1,
+        kind="verdict",
+        run=partial(run_promote, challenger=challenger, champion=version, champion_sha256=sha256),
+        inputs=inputs,
+        section=_sections("name", "promotion"),
+    )
+    return (*stages(config), *opponent, verdict)
 
 
 def _base_and_data() -> tuple[Stage, ...]:
@@ -183,3 +213,7 @@ def _sections(*names: str) -> Callable[[RunConfig], Mapping[str, Any]]:
 
 def _pick(names: tuple[str, ...], config: RunConfig) -> Mapping[str, Any]:
     return {name: getattr(config, name) for name in names}
+
+
+def _constant(value: str, config: RunConfig) -> str:
+    return value

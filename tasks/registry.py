@@ -67,6 +67,12 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     return None if version is None else _model_version(tracker.client.get_model_version(name, str(version)))
 
 
+def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
+    """Version ``number`` of a registered model, or None."""
+    version = or_none(tracker.client.get_model_version, name, number) if number.isdecimal() else None
+    return _model_version(version) if version else None
+
+
 def find_by_model_id(tracker: Tracker, name: str, model_id: str) -> ModelVersion | None:
     """The version of ``name`` that an artifact's ``model_id`` was registered as, or None."""
     found = tracker.client.search_model_versions(f"name = '{name}' and tags.model_id = '{model_id}'")
@@ -96,7 +102,7 @@ def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str)
     """
     with _lock(home):
         prefix = f"look.{data}."
-        known = tracker.client.get_registered_model(name).tags
+        known: Mapping[str, str] = tracker.client.get_registered_model(name).tags
         if f"{prefix}{pair}" in known:
             return int(known[f"{prefix}{pair}"])
         look = 1 + sum(tag.startswith(prefix) for tag in known)

@@ -208,6 +208,12 @@ def _commit(stage: Stage, context: StageContext, result: StageResult, store: Art
         return ref
     parents = ",".join(sorted(each.model_id for each in context.input_refs.values() if each.model_id))
     folder = store.path(ref) / result.model_folder
-    version = register_model(tracker, folder, name=result.model_name, tags={**tags, "parents": parents})
+    tags |= {"parents": parents, "preset": context.config.name, "data": _datasets(context.input_refs)}
+    tags["versions"] = ",".join(f"{name}=={version}" for name, version in versions().items() if version)
+    version = register_model(tracker, folder, name=result.model_name, tags=tags)
     tracker.log_model_metrics(version.model_id, result.metrics)
     return dataclasses.replace(ref, model_id=version.model_id)
+
+
+def _datasets(inputs: Mapping[str, ArtifactRef]) -> str:
+    return ",".join(f"{name}:{ref.sha256}" for name, ref in sorted(inputs.items()) if ref.kind == "dataset")

@@ -8,6 +8,7 @@ from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.episodes import EpisodeConfig
+from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import (
     CriticConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "PreferenceLossConfig",
+    "PromotionConfig",
     "RejectionConfig",
     "RewardModelConfig",
     "RewardTerm",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
+from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import RlConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
@@ -58,6 +59,7 @@ class RunConfig:
     rejection: RejectionConfig | None = None
     sft_kept: SftConfig | None = None
     grpo_mixed: RlConfig | None = None
+    promotion: PromotionConfig | None = None
 
     def __post_init__(self) -> None:
         if (self.preferences is None) != (self.reward_model is None):
@@ -70,6 +72,8 @@ class RunConfig:
             raise ConfigError("[grpo_mixed] starts from [sft_kept], so it needs that section")
         if self.reward_model and not self.reward_model.trunk.adapter.rank:
             self._refuse_adapter_of_no_adapter()
+        if self.promotion:
+            self._refuse_unknown_challenger(self.promotion.challenger)
         if self.sft.start == "policy":
             raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
 
@@ -80,6 +84,14 @@ class RunConfig:
                     f"{name}.critic is an adapter that starts from the reward model's: set "
                     "reward_model.trunk.adapter.rank > 0, so that there is one"
                 )
+
+    def _refuse_unknown_challenger(self, challenger: str) -> None:
+        second_half = (name for name in ("sft_kept", "grpo_mixed") if getattr(self, name) is not None)
+        if challenger not in ("sft", *self.runs, *second_half):
+            raise ConfigError(
+                f"promotion.challenger = {challenger!r} is no checkpoint of this preset",
+                fix="name one that runs, or leave the section out (without = ['promotion'] where it is inherited)",
+            )
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:

@@ -15,6 +15,7 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
 from rlcore.metrics.episodes import EPISODES
 from rlcore.metrics.memory import MEMORY
+from rlcore.metrics.promotion import PROMOTION
 from rlcore.metrics.rejection import REJECTION
 from rlcore.metrics.reward_model import REWARD_MODEL
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
@@ -31,6 +32,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
         "The stages": STAGES,
         "The reward model": REWARD_MODEL,
         "Rejection": REJECTION,
+        "Promotion": PROMOTION,
     }
 )
 METRICS: Mapping[str, Metric] = MappingProxyType(

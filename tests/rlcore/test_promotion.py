@@ -21,6 +21,7 @@ from rlcore.promotion import (
     bootstrap_means,
     judge,
     sign_flip_p,
+    superiority_p,
 )
 
 RULE = Rule(alpha=0.05, min_gain=0.0)
@@ -54,6 +55,7 @@ def test_seven_wins_to_none_are_promoted_at_the_first_look_and_not_at_the_second
     assert check.low < 0.35 < check.high
     assert verdict(pair, look=2).promote
     assert not verdict(pair, look=3).promote
+    assert superiority_p(answers("accuracy", [1] * 20, [0] * 7 + [1] * 13), seed=0) == 1.0  # the loser is not "certain"
 
 
 def test_a_gain_that_is_certain_but_smaller_than_wanted_is_refused() -> None:

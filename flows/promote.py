@@ -1,0 +1,14 @@
+"""Flow: the challenger against the champion, and its promotion where the verdict allows it."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_promotion
+from tasks.artifacts import ArtifactRef
+
+
+@flow(name="promote", flow_run_name="promote {preset}", persist_result=False)
+def promote(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+    """Evaluate both on the same held-out prompts, write the verdict, move the aliases."""
+    return run_promotion(preset, overrides)

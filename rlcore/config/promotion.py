@@ -1,0 +1,40 @@
+"""Settings of the promotion gate: which checkpoint challenges the champion, and what it must not lose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rlcore.config.bounds import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from rlcore.errors import ConfigError
+from rlcore.strict import Above, Below
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotionConfig:
+    """The checkpoint ``challenger`` against the champion of its registered model, greedy on the same held-out prompts.
+
+    ``alpha``: largest chance of ever promoting a model that is no better, over all looks at one version of the prompts.
+    ``min_gain``: smallest gain in accuracy worth a promotion. Margins are losses that are let pass: of accuracy within
+    a task, of accuracy on each of ``safety_tasks``, of the share of answers that end by themselves, and tokens by
+    which answers may grow. A task with fewer than ``min_task_problems`` problems is not judged by itself, unless it is
+    a safety task: those always are. The last three are conditions on the challenger alone; they are all that a first
+    champion has to meet.
+    """
+
+    challenger: Literal["sft", "grpo", "ppo", "sft_kept", "grpo_mixed"]
+    alpha: Annotated[float, Above(0.0), Below(0.5)] = 0.05
+    min_gain: Fraction = 0.01
+    task_margin: Fraction = 0.05
+    min_task_problems: PositiveInt = 100
+    safety_tasks: tuple[str, ...] = ()
+    safety_margin: Fraction = 0.02
+    finished_margin: Fraction = 0.02
+    length_margin: PositiveFloat = 32.0  # tokens
+    min_accuracy: Fraction = 0.0
+    max_truncated: Fraction = 1.0
+    max_kl: NonNegativeFloat | None = None  # nats per token to the reference, in the last iteration; left out: no limit
+
+    def __post_init__(self) -> None:
+        if self.max_kl is not None and self.challenger in ("sft", "sft_kept"):
+            raise ConfigError(f"max_kl: the challenger {self.challenger!r} has no KL to a reference, it is not from RL")

@@ -1,0 +1,55 @@
+"""The page of a verdict: every check with its interval, and the answers that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from rlcore.promotion import Check, Verdict
+
+_SHOWN = 5
+
+
+def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str) -> str:
+    """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one."""
+    against = f"against version {champion}" if champion else "the first champion"
+    parts = [f"# {name}: {against}", f"**{verdict.sentence}**"]
+    if verdict.checks:
+        parts += [f"Look {verdict.look} at these held-out prompts, level {verdict.alpha:.3g}.", check_table(verdict)]
+    if "champion" in answers:
+        both = answers["champion"].merge(answers["challenger"], on="prompt_id", suffixes=("_champion", "_challenger"))
+        won = both[~both["correct_champion"] & both["correct_challenger"]]
+        lost = both[both["correct_champion"] & ~both["correct_challenger"]]
+        parts += [f"## Problems won: {len(won)}", _samples(won), f"## Problems lost: {len(lost)}", _samples(lost)]
+    return "\n\n".join(parts) + "\n"
+
+
+def check_table(verdict: Verdict) -> str:
+    """One row per check; the interval has the confidence of the look."""
+    confidence = f"{100 * (1 - 2 * verdict.alpha):.2f}".rstrip("0").rstrip(".")
+    lines = [f"| check | estimate | {confidence} % interval | limit | p | passed |", "|---|---|---|---|---|---|"]
+    return "\n".join(lines + [_row(check) for check in verdict.checks])
+
+
+def _row(check: Check) -> str:
+    p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
+    interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
+    passed = "yes" if check.passed else "**no**"
+    return f"| {check.name} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
+
+
+def _samples(changed: pd.DataFrame) -> str:
+    if not len(changed):
+        return "None."
+    lines = ["| problem | champion | challenger |", "|---|---|---|"]
+    lines += [
+        f"| {row.prompt_id} | {_cell(row.completion_champion)} | {_cell(row.completion_challenger)} |"
+        for row in changed.head(_SHOWN).itertuples()
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")[:160]

@@ -1,0 +1,145 @@
+"""The flow promote on small SFT models, in this process: first champion, promotion, refusal, roll-back, and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from flows.presets import open_preset
+from flows.run import run_promotion, run_roll_back
+from rlcore.config import PromotionConfig
+from rlcore.errors import ConfigError, DataError, PromotionError
+from tasks.artifacts import ArtifactRef
+from tasks.promote import compared, limits_of
+from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from tasks.settings import Home
+from tasks.storage import read_json
+from tasks.tracking import open_tracker
+
+NAME = "tiny-sft"
+SMALL = (
+    "hardware.num_threads=1",
+    "prompts.num_train=50",
+    "prompts.num_eval=200",
+    "demonstrations.num_train=800",
+    "demonstrations.num_eval=20",
+    "demonstrations.options.direct_share=0.0",
+    "model.shape.hidden_size=64",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=128",
+    "sft.learning_rate=5e-3",
+    "evaluation.num_problems=200",
+    "evaluation.num_samples=0",
+    "promotion.challenger=sft",
+    "promotion.min_accuracy=0.0",
+    "promotion.max_truncated=1.0",
+    "promotion.length_margin=40.0",
+)
+WEAK, STRONG, OTHER = 10, 130, 12  # steps of SFT
+
+
+def run(steps: int, *overrides: str) -> Mapping[str, ArtifactRef]:
+    return run_promotion("tiny", (*SMALL, f"sft.num_steps={steps}", *overrides))
+
+
+def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
+    loaded: dict[str, Any] = read_json(home.root / refs["promote"].uri / "verdict.json")
+    return loaded
+
+
+def aliases(home: Home) -> dict[str, int]:
+    tracker = open_tracker(home)
+    found = {alias: find_version(tracker, NAME, alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS)}
+    return {alias: version.version for alias, version in found.items() if version}
+
+
+def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_down_stays_down(
+    tracked_home: Home,
+) -> None:
+    first = verdict(tracked_home, run(WEAK))
+    assert first["sentence"] == "Promoted: the first champion, within every limit."
+    assert aliases(tracked_home) == {CHAMPION: 1}
+
+    refs = run(STRONG)
+    better = verdict(tracked_home, refs)
+    assert (better["promote"], better["look"]) == (True, 1)
+    assert better["checks"][0]["estimate"] > 0.1
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
+    page = (tracked_home.root / refs["promote"].uri / "verdict.md").read_text()
+    assert "## Problems won: " in page
+    assert "| accuracy | 0." in page
+
+    again = verdict(tracked_home, run(STRONG))
+    assert (again["look"], again["sentence"]) == (0, "The challenger is the champion already.")
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
+
+    worse = verdict(tracked_home, run(OTHER))
+    assert (worse["promote"], worse["look"]) == (False, 2)
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+
+    tracker = open_tracker(tracked_home)
+    champion = find_version(tracker, NAME, CHAMPION)
+    assert champion is not None
+    assert read_tags(tracker, champion)["verdict_artifact"] == refs["promote"].sha256
+
+    assert run_roll_back(NAME, 2, "rude").endswith("version 1 is champion again")
+    with pytest.raises(PromotionError, match="has been rolled back"):
+        run(STRONG)
+    assert aliases(tracked_home)[CHAMPION] == 1
+
+
+def answers(correct: list[bool], tasks: list[str], tokens: int = 10) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "prompt_id": [f"p{i}" for i in range(len(correct))],
+            "task": tasks,
+            "correct": correct,
+            "finish_reason": "stop",
+            "num_tokens": tokens,
+        }
+    )
+
+
+def test_large_tasks_and_safety_tasks_are_guarded_by_themselves() -> None:
+    tasks = ["sums"] * 6 + ["words"] * 2 + ["harm"] * 2
+    settings = PromotionConfig(challenger="grpo", min_task_problems=5, safety_tasks=("harm",), safety_margin=0.01)
+    primary, guards = compared(answers([False] * 10, tasks), answers([True] * 10, tasks, 12), settings)
+    assert (primary.challenger - primary.champion).mean() == 1.0
+    assert {guard.name: (len(guard.champion), guard.margin) for guard in guards} == {
+        "accuracy on harm": (2, 0.01),
+        "accuracy on sums": (6, 0.05),
+        "answers that end": (10, 0.02),
+        "tokens per answer": (10, 32.0),
+    }
+    assert not guards[-1].higher_is_better
+
+
+def test_models_that_answered_other_problems_are_not_compared() -> None:
+    settings = PromotionConfig(challenger="grpo")
+    with pytest.raises(DataError, match="the same problems"):
+        compared(answers([True], ["a"]), answers([True, True], ["a", "a"]), settings)
+    with pytest.raises(DataError, match="safety task 'harm'"):
+        one = answers([True], ["a"])
+        compared(one, one, PromotionConfig(challenger="grpo", safety_tasks=("harm",)))
+
+
+def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:
+    settings = PromotionConfig(challenger="grpo", max_kl=0.1)
+    frame = answers([True], ["a"])
+    assert [check.passed for check in limits_of(frame, [{"kl/ref": 0.2}], settings)] == [True, True, False]
+    assert limits_of(frame, [{"kl/ref": 0.2}, {"kl/ref": 0.1}], settings)[-1].passed
+    with pytest.raises(ConfigError, match="measured no KL"):
+        limits_of(frame, [{"iteration": 1.0}], settings)
+
+
+def test_a_preset_without_the_section_or_with_an_impossible_challenger_is_refused(tracked_home: Home) -> None:
+    with pytest.raises(ConfigError, match="needs the section promotion"):
+        run_promotion("smollm2", ())
+    with pytest.raises(ConfigError, match="is no checkpoint of this preset"):
+        open_preset("tiny", ["promotion.challenger=sft_kept"])
+    with pytest.raises(ConfigError, match="has no KL"):
+        open_preset("tiny", ["promotion.challenger=sft", "promotion.max_kl=0.1"])
