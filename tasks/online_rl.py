@@ -33,6 +33,7 @@ from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
+from tasks.rollout_engine import sync_dtype
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import peak_memory_gib
 from tasks.stages import StageContext, StageResult
@@ -214,7 +215,7 @@ def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
         [probe],
         policy_version=run.learner.policy_version,
         before=[before] if moved else None,
-        dtype=run.runtime.compute_dtype,
+        dtype=sync_dtype(run.rl.sampling, run.runtime),
     )
 
 

@@ -24,7 +24,6 @@ from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import TokenItems
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.base import Sampler
-from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.experience import Judges
@@ -33,6 +32,7 @@ from rlcore.types import Prompt
 from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.episodes import corpus_digest, with_tools
+from tasks.rollout_engine import open_engine
 from tasks.runtime import Runtime, open_runtime
 from tasks.stages import StageContext
 from tasks.tokens import tokenize_prompts
@@ -48,7 +48,6 @@ class RlRun:
         self.context, self.rl, self.runtime, self.tokenizer = context, rl, runtime, tokenizer
         self.seed = context.seed
         self.algorithm: Algorithm = resolve_algorithm(rl)
-        start = context.inputs[START] / MODEL
         policy = _policy(context, rl, runtime)
         critic = _critic(context, rl, runtime, policy) if self.algorithm.uses_critic else None
         self.learner = Learner(policy, critic, algorithm=self.algorithm, config=rl)
@@ -60,9 +59,7 @@ class RlRun:
             tokens_per_microbatch=rl.update.tokens_per_microbatch,
             bootstrap_truncated=rl.critic.gae.bootstrap_truncated,
         )
-        self.sampler: Sampler = NativeSampler(
-            runtime.load_frozen(start), tokenizer, max_concurrent=rl.sampling.max_concurrent
-        )
+        self.sampler: Sampler
         self.reward_model = open_reward_model(context, rl, runtime, policy)
         self.reward: RewardFn
         self.verifier: RewardFn
@@ -112,7 +109,9 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
         resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
-        run.sampler = stack.enter_context(with_tools(run.sampler, tokenizer, rl.sampling.episodes))
+        start = context.inputs[START] / MODEL
+        engine = stack.enter_context(open_engine(start, tokenizer, rl.sampling, runtime, context.progress))
+        run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         run.verifier = stack.enter_context(verifier(context.config))
         yield run

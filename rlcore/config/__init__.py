@@ -7,6 +7,7 @@ names the path of every fault (``grpo.learning_rate``) before anything runs.
 from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
+from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
@@ -30,6 +31,7 @@ __all__ = [
     "CriticConfig",
     "DatasetConfig",
     "Decay",
+    "EngineConfig",
     "EpisodeConfig",
     "EvaluationConfig",
     "Fraction",

@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.training import OptimConfig
 from rlcore.errors import ConfigError
@@ -23,6 +24,7 @@ class SamplingConfig:
     max_concurrent: PositiveInt = 256  # sequences decoded together
     max_replacements: NonNegativeInt = 0  # rounds in which groups without signal give way to fresh prompts'; 0: never
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         if self.episodes.tools and self.episodes.max_turn_tokens > self.max_new_tokens:

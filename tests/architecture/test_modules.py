@@ -13,7 +13,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "mlflow": {"tasks/tracking.py", "tasks/registry.py"},
     "datasets": {"tasks/data.py", "benchmarks/peers/arm_trl.py"},
     "peft": {"rlcore/models/lora.py"},
-    "vllm": {"rlcore/sampling/vllm.py"},
+    "vllm": {"rlcore/sampling/vllm_worker.py"},
     "math_verify": {"rlcore/rewards/math_verifier.py"},
 }
 

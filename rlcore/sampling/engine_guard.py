@@ -1,0 +1,106 @@
+"""Keeps an engine's processes together: none of them outlives the process that started it, however that one ends.
+
+    python engine_guard.py PARENT_PID FOLDERS COMMAND...
+
+The guard runs between the two. It ends the engine on SIGTERM and when the parent is gone (SIGKILL included: it asks for
+its parent's number twice a second), and what is left of the engine when its first process ends. A parent that is gone
+cannot clean up: then the guard removes FOLDERS (joined as in PATH). A script of the standard library alone: it starts
+in no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+_POLL_SECONDS = 0.5
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run COMMAND until it ends or has to; returns its exit status, 143 after SIGTERM or the parent's death."""
+    parent, folders, command = int(arguments[0]), arguments[1].split(os.pathsep), arguments[2:]
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the engine in order
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the engine's grandchildren become ours, not init's
+    engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_guard)
+    while engine.poll() is None and not asked and os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    end_all(engine)
+    if os.getppid() == parent:
+        return 143 if asked else engine.returncode
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 143
+
+
+def end_all(engine: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to every process that descends from this one, then SIGKILL; they may have left the engine's group."""
+    _signal_all(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while descendants(os.getpid()):
+        if time.monotonic() > deadline:
+            _signal_all(signal.SIGKILL)
+        engine.poll()
+        _reap(engine.pid)
+        time.sleep(0.1)
+    engine.wait()
+
+
+def descendants(root: int) -> list[int]:
+    """Process numbers of all children of ``root``, their children, and so on, as /proc has them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                # "pid (name) state ppid …": the name may hold spaces and brackets
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for number in level for child in children.get(number, [])]
+        found += level
+    return found
+
+
+def _signal_all(number: signal.Signals) -> None:
+    for process in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _reap(engine: int) -> None:
+    """Take the exit status of adopted processes that have ended; the engine's own is Popen's."""
+    for number in descendants(os.getpid()):
+        if number != engine:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(number, os.WNOHANG)
+
+
+def _die_with_guard() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

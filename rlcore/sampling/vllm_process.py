@@ -1,0 +1,175 @@
+"""A vLLM server as a child of this process: its command, its start within a deadline, its log, its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore.config import EngineConfig
+from rlcore.errors import SamplingError
+from rlcore.sampling import engine_guard
+from rlcore.sampling.vllm_http import EngineUnreachableError, call
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER_CLASS = f"{WORKER.stem}.WeightReceiver"
+_LOG_LINES = 15
+_HEALTH_SECONDS = 10.0
+_STOP_SECONDS = engine_guard.GRACE_SECONDS + 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSpec:
+    """What is served, and how.
+
+    ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``worker_…``: what takes the weights.
+    """
+
+    model: Path
+    exchange: Path
+    config: EngineConfig
+    dtype: str
+    max_model_len: int
+    max_concurrent: int
+    worker_file: Path = WORKER
+    worker_class: str = WORKER_CLASS
+
+
+class ServerProcess:
+    """One server, from its start to its end; :mod:`rlcore.sampling.engine_guard` ends it with this process too.
+
+    ``folder``: the server's own, with its log and the worker's module; it goes when the server does.
+    """
+
+    def __init__(self, spec: ServerSpec) -> None:
+        """
+        Raises:
+            SamplingError: there is no such interpreter.
+        """
+        self.spec = spec
+        self.address = ("127.0.0.1", _free_port())
+        self.folder = Path(tempfile.mkdtemp(prefix="rlcore-engine-"))
+        self._log = self.folder / "engine.log"
+        shutil.copy(spec.worker_file, self.folder)
+        shutil.copy(WORKER, self.folder)
+        guard = [
+            sys.executable,
+            "-I",
+            engine_guard.__file__,
+            str(os.getpid()),
+            f"{self.folder}{os.pathsep}{spec.exchange}",
+        ]
+        python = spec.config.python or sys.executable
+        if shutil.which(python) is None:
+            shutil.rmtree(self.folder)
+            raise SamplingError(
+                f"there is no interpreter {python}",
+                where="sampling.engine.python",
+                fix="`make engine` creates .venv-engine/bin/python",
+            )
+        with self._log.open("wb") as log:
+            self._guard = subprocess.Popen(
+                [*guard, *command(spec, python, self.address)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(self.folder),
+            )
+
+    def wait_until_ready(self, progress: Callable[[str], None]) -> None:
+        """Return when the server answers.
+
+        Raises:
+            SamplingError: it ended, or the deadline passed; with the last lines of its log. It is stopped then.
+        """
+        limit = self.spec.config.start_seconds
+        started = time.monotonic()
+        progress(f"starting vLLM on {self.spec.model} ({self.spec.dtype}), at most {limit:.0f} s")
+        while not self.is_healthy():
+            seconds = time.monotonic() - started
+            if self._guard.poll() is not None or seconds > limit:
+                what = f"did not answer within {limit:.0f} s" if self._guard.poll() is None else "ended as it started"
+                said = self.last_words()
+                self.stop()
+                raise SamplingError(
+                    f"the engine {what}; its last lines:\n{said}",
+                    where=self.spec.config.python or sys.executable,
+                    fix="see the lines above; sampling.engine.start_seconds is the deadline",
+                )
+            time.sleep(0.5)
+        progress(f"vLLM answers after {time.monotonic() - started:.0f} s")
+
+    def is_healthy(self) -> bool:
+        """Whether the server runs and says that its engine does."""
+        return self._guard.poll() is None and is_healthy(self.address)
+
+    def last_words(self) -> str:
+        """The last lines of the engine's log."""
+        try:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return "(no log)"
+        return "\n".join(f"    {line[:300]}" for line in lines[-_LOG_LINES:]) or "(nothing)"
+
+    def stop(self) -> None:
+        """End every process of the server and remove its folder."""
+        self._guard.terminate()
+        try:
+            self._guard.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_healthy(address: tuple[str, int]) -> bool:
+    """Whether a server answers there and says that its engine runs."""
+    try:
+        return call(address, "/health", None, seconds=_HEALTH_SECONDS)[0] == 200
+    except EngineUnreachableError:
+        return False
+
+
+def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str]:
+    """The server's command line. Defaults of the checkpoint that would filter the distribution are not read."""
+    config = spec.config
+    options = {
+        "model": spec.model,
+        "host": address[0],
+        "port": address[1],
+        "dtype": spec.dtype,
+        "max-model-len": spec.max_model_len,
+        "max-num-seqs": spec.max_concurrent,
+        "gpu-memory-utilization": config.memory_fraction,
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": -1,
+        "generation-config": "vllm",
+        "worker-extension-cls": spec.worker_class,
+        "seed": 0,
+    }
+    if config.kv_cache_gib > 0.0:
+        options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
+    switches = ["--tokens-only", "--disable-log-stats", "--disable-uvicorn-access-log"]
+    switches += ["--enforce-eager"] if config.eager else []
+    pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """This process's variables, without its Python path, and with the routes that take weights."""
+    ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **ours}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

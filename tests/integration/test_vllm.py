@@ -1,0 +1,287 @@
+"""A real vLLM server against the trainer: log-probabilities, weight sync and its faults, death in the middle.
+
+`make test-engine` runs it; the interpreter of the engine's environment is in ENGINE_PYTHON.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.canaries import SyncProbe, sync_canary
+from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
+from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
+from rlcore.models.loading import import_model, load_policy
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.vllm_http import call
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Message, Prompt, Rollout
+
+pytestmark = pytest.mark.engine
+
+PYTHON = os.environ.get("ENGINE_PYTHON", "")
+DTYPE = os.environ.get("ENGINE_DTYPE", "float32")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}[DTYPE]
+SHAPE = ShapeConfig(
+    hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=256, max_positions=256
+)
+PARAMS = SamplingParams(temperature=0.8, max_new_tokens=24, num_samples=3)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> ChatTokenizer:
+    return ChatTokenizer.load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
+    conversations = [(Message(role="user", content=text),) for text in ("3+4", "12+30-7", "1", "8-2+5-1+6")]
+    return [
+        Prompt(prompt_id=str(n), messages=turns, token_ids=tokenizer.render_prompt(turns), reference="", task="test")
+        for n, turns in enumerate(conversations)
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint: Path) -> PreTrainedModel:
+    """The learner's model; the tests move its weights."""
+    return load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path, tokenizer: ChatTokenizer) -> Iterator[VllmSampler]:
+    assert PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
+    spec = ServerSpec(
+        model=checkpoint,
+        exchange=Path(tempfile.mkdtemp()),
+        config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, request_seconds=300.0),
+        dtype=DTYPE,
+        max_model_len=256,
+        max_concurrent=16,
+        worker_file=Path(__file__).with_name("faulty_vllm_worker.py"),
+        worker_class="faulty_vllm_worker.FaultyReceiver",
+    )
+    with open_vllm(spec, tokenizer, say) as sampler:
+        yield sampler
+        folder = sampler._process.folder if sampler._process else Path("/")
+        processes = psutil.Process().children(recursive=True)
+    assert not [process for process in processes if process.is_running()], "the engine left processes behind"
+    assert not spec.exchange.exists()
+    assert not folder.exists()
+
+
+@pytest.fixture
+def native(trained: PreTrainedModel, tokenizer: ChatTokenizer) -> NativeSampler:
+    return NativeSampler(trained, tokenizer)
+
+
+def say(text: str) -> None:
+    """What was measured: shown by ``pytest -s``."""
+    sys.stdout.write(f"{text.strip()}\n")
+
+
+def rollouts_of(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout]:
+    flat = [item for group in groups for item in group]
+    assert all(isinstance(item, Rollout) for item in flat), [item for item in flat if not isinstance(item, Rollout)]
+    return [item for item in flat if isinstance(item, Rollout)]
+
+
+def worst_difference(engine: VllmSampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
+    """Of the sampled tokens' log-probabilities, as the engine reported them, to the trainer's."""
+    differences = []
+    for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
+        expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=PARAMS.temperature)
+        differences += [abs(a - b) for a, b in zip(rollout.sampler_logprobs, expected, strict=True)]
+    say(f"\n{DTYPE}: {len(differences)} tokens, max {max(differences):.2e}, "
+          f"mean {sum(differences) / len(differences):.2e}")  # fmt: skip
+    return max(differences)
+
+
+@torch.no_grad()
+def move(model: PreTrainedModel, step: int, size: float) -> Mapping[str, torch.Tensor]:
+    draws = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter += size * torch.randn(parameter.shape, generator=draws)
+    return model.state_dict()
+
+
+def sync(
+    engine: VllmSampler,
+    model: PreTrainedModel,
+    tokenizer: ChatTokenizer,
+    prompts: list[Prompt],
+    size: float = 0.03,
+) -> float:
+    """Weights moved, sent and proved as a run does it; returns the largest difference on the probe."""
+    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
+    before = engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
+    version = engine.policy_version + 1
+    engine.load_weights(move(model, version, size), policy_version=version)
+    native = NativeSampler(model, tokenizer)
+    figures = sync_canary(
+        engine,
+        lambda probe: native.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0),
+        [probe],
+        policy_version=version,
+        before=[before],
+        dtype=getattr(torch, DTYPE),
+    )
+    assert figures["sync/moved"] > size / 3
+    return figures["sync/max_abs"]
+
+
+@pytest.fixture
+def lose(engine: VllmSampler) -> Iterator[Callable[[str], None]]:
+    def tell(what: str) -> None:
+        answer = call(engine._address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
+        assert answer[0] == 200, answer
+
+    yield tell
+    tell("")
+
+
+def test_sampled_tokens_have_the_trainers_log_probabilities_and_end_with_eos_or_the_limit(
+    engine: VllmSampler, native: NativeSampler, prompts: list[Prompt], tokenizer: ChatTokenizer
+) -> None:
+    assert worst_difference(engine, native, prompts, seed=1) <= TOLERANCE
+    for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=1)):
+        assert rollout.policy_version == 0
+        assert rollout.text == tokenizer.decode(rollout.completion_ids)
+        assert (rollout.completion_ids[-1] in tokenizer.eos_ids) == (rollout.finish_reason == "stop")
+        for temperature in (1.0, 0.8):
+            expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=temperature)
+            probed = engine.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=temperature)
+            assert probed == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_the_likeliest_completion_is_the_built_in_engines(
+    engine: VllmSampler, native: NativeSampler, prompts: list[Prompt]
+) -> None:
+    params = SamplingParams(temperature=1.0, max_new_tokens=16, num_samples=1, greedy=True)
+    ours, theirs = (rollouts_of(sampler.sample(prompts, params, seed=0)) for sampler in (native, engine))
+    assert [r.completion_ids for r in theirs] == [r.completion_ids for r in ours]
+    for one, other in zip(ours, theirs, strict=True):
+        assert other.sampler_logprobs == pytest.approx(one.sampler_logprobs, abs=TOLERANCE)
+
+
+def test_the_draws_of_a_completion_do_not_depend_on_the_batch(engine: VllmSampler, prompts: list[Prompt]) -> None:
+    together = engine.sample(prompts, PARAMS, seed=7)
+    alone = [engine.sample([prompt], PARAMS, seed=7, places=[n])[0] for n, prompt in enumerate(prompts)]
+    tokens = [[r.completion_ids for r in rollouts_of(groups)] for groups in (together, alone)]
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) == len(tokens[0])  # no two samples of a prompt share their draws
+    assert [r.completion_ids for r in rollouts_of(engine.sample(prompts, PARAMS, seed=8))] != tokens[0]
+
+
+def test_a_prompt_that_is_too_long_fails_alone(engine: VllmSampler, prompts: list[Prompt]) -> None:
+    long = Prompt(prompt_id="long", messages=(), token_ids=(5,) * 250, reference="", task="test")
+    groups = engine.sample([prompts[0], long], PARAMS, seed=0)
+    assert all(isinstance(item, Rollout) for item in groups[0])
+    assert all(isinstance(item, FailedRollout) for item in groups[1])
+
+
+def test_five_syncs_leave_no_difference(
+    engine: VllmSampler, trained: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    for _ in range(5):
+        started = time.perf_counter()
+        assert sync(engine, trained, tokenizer, prompts) <= TOLERANCE
+        say(f"\nsync with its canary: {time.perf_counter() - started:.2f} s")
+    assert engine.policy_version == 5
+    assert worst_difference(engine, NativeSampler(trained, tokenizer), prompts, seed=2) <= TOLERANCE
+    assert {r.policy_version for r in rollouts_of(engine.sample(prompts, PARAMS, seed=2))} == {5}
+
+
+@pytest.mark.parametrize(
+    ("lost", "size", "error"),
+    [
+        ("stale", 0.03, CanaryError),
+        ("stale", 1e-6, StaleSamplerError),  # so small a step is within the bound: seen by nothing having moved
+        ("head", 0.03, CanaryError),
+        ("model.layers.1.mlp.down_proj.weight", 0.03, CanaryError),
+        ("model.layers.0.self_attn.k_proj.weight", 0.03, CanaryError),
+        ("model.norm.weight", 0.03, CanaryError),
+    ],
+)
+def test_weights_that_are_lost_on_the_way_are_seen_at_once(
+    lost: str,
+    size: float,
+    error: type[Exception],
+    engine: VllmSampler,
+    trained: PreTrainedModel,
+    tokenizer: ChatTokenizer,
+    prompts: list[Prompt],
+    lose: Callable[[str], None],
+) -> None:
+    lose(lost)
+    with pytest.raises(error) as caught:
+        sync(engine, trained, tokenizer, prompts, size)
+    say(f"\n{lost}: {caught.value.args[0]}")
+    lose("")
+    assert sync(engine, trained, tokenizer, prompts) <= TOLERANCE
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_sent(
+    engine: VllmSampler, trained: PreTrainedModel, prompts: list[Prompt]
+) -> None:
+    version = engine.policy_version
+    probe = (prompts[0].token_ids, prompts[1].token_ids[:8])
+    before = engine.logprobs(*probe, temperature=1.0)
+    state = dict(trained.state_dict())
+    del state["model.norm.weight"]
+    with pytest.raises(SamplingError, match=r"model\.norm\.weight is missing"):
+        engine.load_weights(state, policy_version=version + 1)
+    untied = {**trained.state_dict(), "lm_head.weight": torch.zeros_like(trained.state_dict()["lm_head.weight"])}
+    with pytest.raises(SamplingError, match=r"lm_head\.weight is unknown, or tied"):
+        engine.load_weights(untied, policy_version=version + 1)
+    assert engine.policy_version == version
+    assert engine.logprobs(*probe, temperature=1.0) == before
+
+
+def test_an_engine_killed_while_it_samples_comes_back_and_every_prompt_is_sampled_once(
+    engine: VllmSampler, trained: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    params = SamplingParams(temperature=1.0, max_new_tokens=160, num_samples=8)
+    version = engine.policy_version
+    expected = [r.completion_ids for r in rollouts_of(engine.sample(prompts, params, seed=3))]
+    assert engine._process is not None
+    first = engine._process
+    servers = [p for p in psutil.Process(first._guard.pid).children(recursive=True) if p.is_running()]
+    assert servers
+
+    def kill() -> None:
+        for process in servers:
+            process.send_signal(signal.SIGKILL)
+
+    killer = threading.Timer(0.3, kill)
+    killer.start()
+    groups = engine.sample(prompts, params, seed=3)
+    killer.join()
+    assert engine._process is not first, "it was not killed in time: make the completions longer"
+    assert [len(group) for group in groups] == [8] * len(prompts)
+    rollouts = rollouts_of(groups)
+    assert [r.prompt.prompt_id for r in rollouts] == [p.prompt_id for p in prompts for _ in range(8)]
+    assert [r.completion_ids for r in rollouts] == expected
+    assert {r.policy_version for r in rollouts} == {version}
+    assert worst_difference(engine, NativeSampler(trained, tokenizer), prompts, seed=4) <= TOLERANCE

@@ -1,0 +1,87 @@
+"""Whatever ends the process that started an engine, the engine's processes end too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlcore.sampling import engine_guard
+
+# An "engine" with a child that has left the process group, as a daemon does; both write their numbers and wait.
+ENGINE = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+# A parent that starts the guard and waits.
+PARENT = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-I", sys.argv[1], str(os.getpid()), *sys.argv[2:]])
+time.sleep(600)
+"""
+
+
+def guarded(folder: Path, numbers: Path) -> list[str]:
+    return [str(folder), sys.executable, "-c", ENGINE, str(numbers)]
+
+
+def processes_of(numbers: Path) -> list[psutil.Process]:
+    deadline = time.monotonic() + 30
+    while not numbers.exists():
+        assert time.monotonic() < deadline, "the engine did not start"
+        time.sleep(0.05)
+    return [psutil.Process(int(number)) for number in numbers.read_text().split()]
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
+
+
+def start_guard(folder: Path, numbers: Path) -> subprocess.Popen[bytes]:
+    guard = [sys.executable, "-I", engine_guard.__file__, str(os.getpid())]
+    return subprocess.Popen([*guard, *guarded(folder, numbers)])
+
+
+@pytest.mark.parametrize("last", [signal.SIGKILL, signal.SIGTERM])
+def test_the_engine_and_its_folders_go_with_a_parent_that_is_killed(tmp_path: Path, last: signal.Signals) -> None:
+    folder, numbers = tmp_path / "weights", tmp_path / "numbers"
+    folder.mkdir()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, engine_guard.__file__, *guarded(folder, numbers)])
+    processes = processes_of(numbers)
+    parent.send_signal(last)
+    parent.wait()
+    assert are_gone(processes)
+    deadline = time.monotonic() + 10
+    while folder.exists():
+        assert time.monotonic() < deadline, "the weight files were left behind"
+        time.sleep(0.05)
+
+
+def test_the_engine_goes_when_the_guard_is_asked_and_the_folder_stays_for_the_parent(tmp_path: Path) -> None:
+    folder, numbers = tmp_path / "log", tmp_path / "numbers"
+    folder.mkdir()
+    guard = start_guard(folder, numbers)
+    processes = processes_of(numbers)
+    guard.terminate()
+    assert guard.wait(20) == 143
+    assert are_gone(processes)
+    assert folder.exists()
+
+
+def test_what_an_engine_leaves_behind_goes_with_it(tmp_path: Path) -> None:
+    guard = start_guard(tmp_path, tmp_path / "numbers")
+    engine, child = processes_of(tmp_path / "numbers")
+    engine.kill()
+    assert guard.wait(30) == -signal.SIGKILL % 256
+    assert are_gone([child])

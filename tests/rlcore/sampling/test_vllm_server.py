@@ -1,0 +1,257 @@
+"""The client of a vLLM server, against a server that speaks the same routes and misbehaves on demand.
+
+tests/integration/test_vllm.py runs it against vLLM itself.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from rlcore.config import EngineConfig
+from rlcore.errors import ConfigError, SamplingError
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.vllm_http import address_of
+from rlcore.sampling.vllm_process import ServerProcess, ServerSpec
+from rlcore.sampling.vllm_server import MAX_ATTEMPTS, VllmSampler, open_vllm
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+PARAMS = SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=2)
+
+
+class Routes(BaseHTTPRequestHandler):
+    """Completes every request with its own seed's digits; ``trouble`` says what goes wrong, and how often."""
+
+    calls: Counter[str]
+    seen: list[dict[str, Any]]
+    trouble: dict[str, int]
+    version: str
+    under_way: int
+    most: int
+    lock: threading.Lock
+
+    def do_GET(self) -> None:
+        self._answer(200, {})
+
+    def do_POST(self) -> None:
+        path = self.path.partition("?")[0]
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        kind = type(self)
+        with kind.lock:
+            kind.calls[path] += 1
+            kind.under_way += 1
+            kind.most = max(kind.most, kind.under_way)
+        if path == "/inference/v1/generate":
+            self._generate(payload)
+        elif path == "/collective_rpc":
+            kind.seen.append(payload)
+            self._answer(500 if self._hit("refuse") else 200, {"results": [{"tensors": 20}]})
+        else:
+            if path == "/update_weight_version":
+                kind.version = payload["new_version"]
+            self._answer(200, {"success": not self._hit("cache")} if path == "/reset_prefix_cache" else {})
+        with kind.lock:
+            kind.under_way -= 1
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing is logged."""
+
+    def _generate(self, payload: dict[str, Any]) -> None:
+        settings = payload["sampling_params"]
+        type(self).seen.append(payload)
+        time.sleep(1.5 if self._hit("hang") else 0.01)
+        if self._hit("break off"):
+            self.close_connection = True
+            return
+        if self._hit("overload"):
+            self._answer(503, {"error": "busy"})
+            return
+        if self._hit("bad"):
+            self._answer(400, {"error": "bad"})
+            return
+        tokens = [3 + int(digit) for digit in str(settings["seed"])[:4]]
+        logprob = -9999.0 if self._hit("nan") else -1.5
+        content = [{"token_id": token, "logprob": logprob} for token in tokens]
+        reason = "abort" if self._hit("abort") else "length"
+        spans = [{"version": "7", "start": 0, "end": 2}, {"version": self.version, "start": 2, "end": 4}]
+        choice = {
+            "finish_reason": reason,
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "weight_versions": spans,
+        }
+        self._answer(200, {"choices": [choice]})
+
+    def _hit(self, name: str) -> bool:
+        with self.lock:
+            left = self.trouble.get(name, 0)
+            self.trouble[name] = left - 1
+        return left > 0
+
+    def _answer(self, status: int, body: Any) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def routes() -> Iterator[tuple[type[Routes], str]]:
+    fresh = {"calls": Counter(), "seen": [], "trouble": {}, "version": "", "under_way": 0, "most": 0}
+    kind = type("FreshRoutes", (Routes,), {**fresh, "lock": threading.Lock()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a client that hung up
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield kind, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def sampler(
+    routes: tuple[type[Routes], str], checkpoint: Path, tokenizer: ChatTokenizer, tmp_path: Path
+) -> Iterator[VllmSampler]:
+    (tmp_path / "exchange").mkdir()
+    spec = ServerSpec(
+        model=checkpoint,
+        exchange=tmp_path / "exchange",
+        config=EngineConfig(kind="vllm", url=routes[1], request_seconds=1.0),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=3,
+    )
+    with open_vllm(spec, tokenizer, lambda line: None) as sampler:
+        yield sampler
+
+
+def flat(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout | FailedRollout]:
+    return [item for group in groups for item in group]
+
+
+@pytest.mark.parametrize("trouble", ["hang", "break off", "overload", "abort"])
+def test_what_fails_is_asked_for_again_and_comes_out_the_same(
+    trouble: str, routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
+) -> None:
+    expected = flat(sampler.sample(prompts, PARAMS, seed=1))
+    asked = routes[0].calls["/inference/v1/generate"]
+    routes[0].trouble[trouble] = 2
+    assert flat(sampler.sample(prompts, PARAMS, seed=1)) == expected
+    assert all(isinstance(item, Rollout) for item in expected)
+    assert routes[0].calls["/inference/v1/generate"] == 2 * asked + 2
+
+
+def test_a_request_carries_token_ids_its_own_seed_and_our_stop_tokens(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt], tokenizer: ChatTokenizer
+) -> None:
+    sampler.sample(prompts, PARAMS, seed=1)
+    requests = [seen for seen in routes[0].seen if "token_ids" in seen]
+    sent = Counter(tuple(request["token_ids"]) for request in requests)
+    assert sent == Counter({prompt.token_ids: 2 for prompt in prompts})
+    settings = [request["sampling_params"] for request in requests]
+    assert len({s["seed"] for s in settings}) == len(settings)
+    assert all(s["stop_token_ids"] == list(tokenizer.eos_ids) and s["ignore_eos"] for s in settings)
+    assert all(s["temperature"] == 0.8 and s["max_tokens"] == 4 for s in settings)
+
+
+def test_no_more_requests_are_under_way_than_allowed(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
+) -> None:
+    sampler.sample(prompts * 4, PARAMS, seed=1)
+    assert routes[0].most == 3
+
+
+def test_a_completion_that_the_engine_refuses_fails_alone_and_is_not_asked_for_again(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
+) -> None:
+    routes[0].trouble["bad"] = 1
+    made = flat(sampler.sample(prompts, PARAMS, seed=1))
+    assert [type(item) for item in made].count(FailedRollout) == 1
+    assert routes[0].calls["/inference/v1/generate"] == len(made)
+
+
+def test_an_engine_that_completes_nothing_is_broken(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
+) -> None:
+    routes[0].trouble["overload"] = 1000
+    with pytest.raises(SamplingError, match="completes nothing: HTTP 503"):
+        sampler.sample(prompts, PARAMS, seed=1)
+    assert routes[0].calls["/inference/v1/generate"] == MAX_ATTEMPTS * len(prompts) * 2
+
+
+def test_a_log_probability_that_is_no_number_stops_the_run(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
+) -> None:
+    routes[0].trouble["nan"] = 1
+    with pytest.raises(SamplingError, match="NaN or infinity"):
+        sampler.sample(prompts, PARAMS, seed=1)
+
+
+def test_a_completion_that_spans_a_sync_has_its_oldest_version(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt], model: PreTrainedModel
+) -> None:
+    sampler.load_weights(model.state_dict(), policy_version=9)
+    assert {item.policy_version for item in flat(sampler.sample(prompts, PARAMS, seed=1))} == {7}  # type: ignore[union-attr]
+    assert sampler.policy_version == 9
+
+
+def test_one_weight_file_is_kept_and_none_after_the_run(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    for version in (1, 2, 3):
+        sampler.load_weights(model.state_dict(), policy_version=version)
+        (only,) = (tmp_path / "exchange").iterdir()
+        assert routes[0].seen[-1]["args"] == [str(only)]
+    sampler.close()
+    assert list((tmp_path / "exchange").iterdir()) == []
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "cache"])
+def test_a_sync_that_an_attached_engine_refuses_stops_the_run(
+    trouble: str, routes: tuple[type[Routes], str], sampler: VllmSampler, model: PreTrainedModel
+) -> None:
+    routes[0].trouble[trouble] = 1
+    with pytest.raises(SamplingError, match="not ours to start again"):
+        sampler.load_weights(model.state_dict(), policy_version=1)
+    assert sampler.policy_version == 0
+
+
+def test_an_engine_that_ends_as_it_starts_says_its_last_lines(checkpoint: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no module named vllm >&2\nexit 3\n", encoding="utf-8")
+    python.chmod(0o755)
+    spec = ServerSpec(
+        model=checkpoint,
+        exchange=tmp_path,
+        config=EngineConfig(kind="vllm", python=str(python)),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=1,
+    )
+    process = ServerProcess(spec)
+    with pytest.raises(SamplingError, match="ended as it started; its last lines:\n    no module named vllm"):
+        process.wait_until_ready(lambda line: None)
+    assert not process.folder.exists()
+
+
+def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    config = EngineConfig(kind="vllm", python=str(tmp_path / "none"))
+    spec = ServerSpec(
+        model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
+    )
+    with pytest.raises(SamplingError, match="there is no interpreter"):
+        ServerProcess(spec)
+    with pytest.raises(ConfigError, match="not http://host:port"):
+        address_of("localhost:80")
+    with pytest.raises(ConfigError, match="name only one"):
+        EngineConfig(url="http://a:1", python="python")

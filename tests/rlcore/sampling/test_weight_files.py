@@ -1,0 +1,50 @@
+"""Weights that go to another process are whole, or they are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from rlcore.sampling.weight_files import checkpoint_shapes, exchange_folder, max_positions, misfits, write_weights
+
+
+def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
+    checkpoint: Path, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    shapes = checkpoint_shapes(checkpoint)
+    assert misfits(shapes, model.state_dict()) == []
+    write_weights(shapes, model.state_dict(), tmp_path / "w.safetensors", dtype=torch.bfloat16)
+    written = load_file(tmp_path / "w.safetensors")
+    assert set(written) == set(model.state_dict()) - {"lm_head.weight"}  # tied to the embedding
+    for name, tensor in written.items():
+        assert torch.equal(tensor, model.state_dict()[name].bfloat16())
+
+
+def test_weights_that_are_not_the_whole_model_are_named(checkpoint: Path, model: PreTrainedModel) -> None:
+    shapes, state = checkpoint_shapes(checkpoint), model.state_dict()
+    norm = "model.norm.weight"
+    assert misfits(shapes, {name: tensor for name, tensor in state.items() if name != norm}) == [f"{norm} is missing"]
+    assert misfits(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has another shape"]
+    assert misfits(shapes, {**state, "extra": torch.ones(3)}) == [
+        "extra is unknown, or tied in the engine and different here"
+    ]
+    untied = {**state, "lm_head.weight": state["lm_head.weight"] + 1.0}
+    assert misfits(shapes, untied) == ["lm_head.weight is unknown, or tied in the engine and different here"]
+    assert misfits(shapes, {**state, "lm_head.weight": state["lm_head.weight"].clone()}) == []
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_every_run_has_an_exchange_folder_of_its_own(tmp_path: Path, named: bool) -> None:
+    one, other = (exchange_folder(str(tmp_path) if named else "", num_bytes=10) for _ in range(2))
+    assert one != other
+    assert (one.parent == tmp_path) == named
+    one.rmdir()
+    other.rmdir()
+
+
+def test_positions_are_the_models(checkpoint: Path) -> None:
+    assert max_positions(checkpoint) == 128
