@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from rlcore.config import RunConfig
+from rlcore.errors import ConfigError
 from tasks.compare import run_compare
 from tasks.episodes import evaluation_corpus, evaluation_section
 from tasks.evaluate import run_evaluate
@@ -51,8 +52,17 @@ def checkpoints(config: RunConfig) -> dict[str, str]:
 
 
 def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
-    """The stages of a run and, behind them, the promotion of its challenger over the champion of this moment."""
+    """The stages of a run and, behind them, the promotion of its challenger over the champion of this moment.
+
+    Raises:
+        ConfigError: the preset has no section promotion, or its challenger is none of the preset's checkpoints.
+    """
     challenger = settings_of(config).challenger
+    if challenger not in checkpoints(config):
+        raise ConfigError(
+            f"promotion.challenger = {challenger!r} is no checkpoint of this preset",
+            fix=f"name one of {', '.join(name for name in checkpoints(config) if name != 'base')}",
+        )
     inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", "prepare_prompts")
     opponent: tuple[Stage, ...] = ()
     if champion is not None:

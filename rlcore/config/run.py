@@ -72,8 +72,6 @@ class RunConfig:
             raise ConfigError("[grpo_mixed] starts from [sft_kept], so it needs that section")
         if self.reward_model and not self.reward_model.trunk.adapter.rank:
             self._refuse_adapter_of_no_adapter()
-        if self.promotion:
-            self._refuse_unknown_challenger(self.promotion.challenger)
         if self.sft.start == "policy":
             raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
 
@@ -84,14 +82,6 @@ class RunConfig:
                     f"{name}.critic is an adapter that starts from the reward model's: set "
                     "reward_model.trunk.adapter.rank > 0, so that there is one"
                 )
-
-    def _refuse_unknown_challenger(self, challenger: str) -> None:
-        second_half = (name for name in ("sft_kept", "grpo_mixed") if getattr(self, name) is not None)
-        if challenger not in ("sft", *self.runs, *second_half):
-            raise ConfigError(
-                f"promotion.challenger = {challenger!r} is no checkpoint of this preset",
-                fix="name one that runs, or leave the section out (without = ['promotion'] where it is inherited)",
-            )
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:

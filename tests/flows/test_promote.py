@@ -140,6 +140,6 @@ def test_a_preset_without_the_section_or_with_an_impossible_challenger_is_refuse
     with pytest.raises(ConfigError, match="needs the section promotion"):
         run_promotion("smollm2", ())
     with pytest.raises(ConfigError, match="is no checkpoint of this preset"):
-        open_preset("tiny", ["promotion.challenger=sft_kept"])
+        run_promotion("tiny", ["promotion.challenger=sft_kept"])
     with pytest.raises(ConfigError, match="has no KL"):
         open_preset("tiny", ["promotion.challenger=sft", "promotion.max_kl=0.1"])

@@ -77,11 +77,11 @@ def test_a_program_that_breaks_three_boxes_gets_no_fourth(sandbox: SandboxPool) 
 def test_a_program_that_answers_before_it_is_asked_has_broken_the_protocol(sandbox: SandboxPool) -> None:
     code = (
         "import os\nmessage = b'u2:s5:valuei9,'\nframe = len(message).to_bytes(4, 'big') + message\n"
-        "def f(): os.write(31, frame) if not seen else 0; seen.append(1); return 9\nseen = []"
+        "def f(): os.write(31, frame * 2) if not seen else 0; seen.append(1); return 9\nseen = []"
     )
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [], "output": 9}] * 2}
     verdicts = [one.verdict for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
-    # Its second answer lies there when the second test is due; a fresh box then does the same.
+    # One write of two answers: the second lies there, unasked, when the second test is due.
     assert verdicts == [Verdict.PASS, Verdict.PROTOCOL]
 
 
