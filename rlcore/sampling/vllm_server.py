@@ -7,6 +7,7 @@ served, and what it owed is asked for again.
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
@@ -62,6 +64,7 @@ class VllmSampler:
         self._shapes = checkpoint_shapes(spec.model)
         self._served, self.policy_version = spec.model, 0
         self._process: ServerProcess | None = None
+        self._numbers = itertools.count()
         self._pool = ThreadPoolExecutor(spec.max_concurrent, thread_name_prefix="vllm")
         if spec.config.url:
             self._address = address_of(spec.config.url)
@@ -71,7 +74,7 @@ class VllmSampler:
 
     def close(self) -> None:
         """End the server, if it was started here, and remove the weight files."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)  # requests under way end with the server
         if self._process is not None:
             self._process.stop()
         if self._served != self._spec.model:
@@ -110,16 +113,13 @@ class VllmSampler:
                 where=f"policy version {policy_version}",
                 fix="send the whole state_dict() of a model of the same architecture",
             )
-        path = (
-            self._spec.exchange
-            / f"version-{policy_version}-{derive_seed(policy_version, str(self._served))}.safetensors"
-        )
+        path = self._spec.exchange / f"{next(self._numbers)}.safetensors"  # a version may be sent twice
         try:
             write_weights(self._shapes, state, path, dtype=getattr(torch, self._spec.dtype))
             self._publish(path, policy_version)
-        except (OSError, SamplingError) as error:
+        except (OSError, SafetensorError, SamplingError) as error:
             path.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
+            if isinstance(error, SamplingError):  # it may be paused, or hold a part of the weights
                 self._start()
             raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
         self._replace_served(path)

@@ -44,7 +44,7 @@ def write_weights(
     """Save the stored names of ``state`` in ``dtype``.
 
     Raises:
-        OSError: there is no room.
+        OSError, SafetensorError: there is no room.
     """
     tensors = {name: state[name].detach().to("cpu", dtype, copy=True).contiguous() for name in shapes}
     save_file(tensors, path, metadata={"format": "pt"})

@@ -33,6 +33,7 @@ class Routes(BaseHTTPRequestHandler):
     """Completes every request with its own seed's digits; ``trouble`` says what goes wrong, and how often."""
 
     calls: Counter[str]
+    order: list[str]
     seen: list[dict[str, Any]]
     trouble: dict[str, int]
     version: str
@@ -49,6 +50,7 @@ class Routes(BaseHTTPRequestHandler):
         kind = type(self)
         with kind.lock:
             kind.calls[path] += 1
+            kind.order.append(path)
             kind.under_way += 1
             kind.most = max(kind.most, kind.under_way)
         if path == "/inference/v1/generate":
@@ -108,7 +110,7 @@ class Routes(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def routes() -> Iterator[tuple[type[Routes], str]]:
-    fresh = {"calls": Counter(), "seen": [], "trouble": {}, "version": "", "under_way": 0, "most": 0}
+    fresh = {"calls": Counter(), "order": [], "seen": [], "trouble": {}, "version": "", "under_way": 0, "most": 0}
     kind = type("FreshRoutes", (Routes,), {**fresh, "lock": threading.Lock()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a client that hung up
@@ -203,6 +205,16 @@ def test_a_completion_that_spans_a_sync_has_its_oldest_version(
     sampler.load_weights(model.state_dict(), policy_version=9)
     assert {item.policy_version for item in flat(sampler.sample(prompts, PARAMS, seed=1))} == {7}  # type: ignore[union-attr]
     assert sampler.policy_version == 9
+
+
+def test_an_update_is_made_while_the_engine_is_paused_and_drops_what_the_old_weights_computed(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, model: PreTrainedModel
+) -> None:
+    routes[0].order.clear()
+    sampler.load_weights(model.state_dict(), policy_version=1)
+    steps = ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+    assert routes[0].order == steps
+    assert routes[0].version == "1"
 
 
 def test_one_weight_file_is_kept_and_none_after_the_run(
