@@ -51,8 +51,6 @@ class Routes(BaseHTTPRequestHandler):
         with kind.lock:
             kind.calls[path] += 1
             kind.order.append(path)
-            kind.under_way += 1
-            kind.most = max(kind.most, kind.under_way)
         if path == "/inference/v1/generate":
             self._generate(payload)
         elif path == "/collective_rpc":
@@ -62,16 +60,20 @@ class Routes(BaseHTTPRequestHandler):
             if path == "/update_weight_version":
                 kind.version = payload["new_version"]
             self._answer(200, {"success": not self._hit("cache")} if path == "/reset_prefix_cache" else {})
-        with kind.lock:
-            kind.under_way -= 1
 
     def log_message(self, *arguments: object) -> None:
         """Nothing is logged."""
 
     def _generate(self, payload: dict[str, Any]) -> None:
         settings = payload["sampling_params"]
-        type(self).seen.append(payload)
-        time.sleep(1.5 if self._hit("hang") else 0.01)
+        kind = type(self)
+        with kind.lock:
+            kind.seen.append(payload)
+            kind.under_way += 1
+            kind.most = max(kind.most, kind.under_way)
+        time.sleep(1.5 if self._hit("hang") else 0.02)
+        with kind.lock:  # before the answer, upon which the client may send the next
+            kind.under_way -= 1
         if self._hit("break off"):
             self.close_connection = True
             return
