@@ -326,6 +326,19 @@ def test_the_tolerances_are_what_they_are_documented_to_be() -> None:
     for function in (group_normalized, batch_normalized, BY_BATCH):
         first = float(function(strategies.episodes([1.0, 0.0], values=values))[0])
         assert first == pytest.approx(0.999998000004, abs=1e-11)
+    # The sample std of [1, 0] is sqrt(0.5): 0.5 / (0.7071067812 + 1e-6) = 0.7071057812.
+    for scale in ("group_sample", "batch_sample"):
+        first = float(group_relative(strategies.episodes([1.0, 0.0], values=values), scale=scale)[0])
+        assert first == pytest.approx(0.7071057812, abs=1e-9)
+
+
+def test_the_moments_of_a_single_number_keep_it() -> None:
+    assert merge_moments([measure_moments(torch.tensor([5.0]))]).mean == 5.0
+
+
+def test_a_mean_that_penalties_nearly_cancel_does_not_blow_the_advantage_up() -> None:
+    # Mean 0.01, floor (1 - -0.98) / 2 = 0.99: A = [0.99 / 0.99, -0.99 / 0.99], not 99.
+    assert of_one_group(group_over_mean, [1.0, -0.98]) == pytest.approx([1.0, -1.0])
 
 
 def test_a_cut_episode_goes_on_with_the_value_of_its_next_state() -> None:
