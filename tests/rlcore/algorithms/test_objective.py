@@ -326,3 +326,43 @@ def test_a_micro_batch_without_tokens_has_loss_and_figures_of_zero() -> None:
     output = policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, kl=0.1, mismatch=MismatchConfig()))
     assert (float(output.loss), output.num_tokens) == (0.0, 0)
     assert {float(value) for value in (*output.sums.values(), *output.maxima.values())} == {0.0}
+
+
+def test_a_masked_token_counts_in_no_metric() -> None:
+    # One token of two is tool output: the sums are those of the other one alone.
+    inputs = loss_inputs(
+        policy_logprobs=[-1.0, -2.0],
+        old_logprobs=[-1.5, -9.0],
+        sampler_logprobs=[-1.5, -7.0],
+        ref_logprobs=[-1.2, -8.0],
+        entropy=[0.7, 5.0],
+        advantages=[1.0, 3.0],
+        loss_mask=[True, False],
+    )
+    coefficients = dataclasses.replace(PLAIN, kl=0.1)
+    output = policy_loss(inputs, ALGORITHMS["grpo"], coefficients)
+    alone = policy_loss(
+        loss_inputs(
+            policy_logprobs=[-1.0],
+            old_logprobs=[-1.5],
+            sampler_logprobs=[-1.5],
+            ref_logprobs=[-1.2],
+            entropy=[0.7],
+            advantages=[1.0],
+            weights=[0.5],
+        ),
+        ALGORITHMS["grpo"],
+        coefficients,
+    )
+    assert output.num_tokens == 1
+    assert {name: float(value) for name, value in output.sums.items()} == pytest.approx(
+        {name: float(value) for name, value in alone.sums.items()}
+    )
+    assert float(output.sums["entropy"]) == pytest.approx(0.7)
+    assert float(output.loss) == pytest.approx(float(alone.loss))
+
+
+def test_without_a_reference_there_is_no_kl_to_it() -> None:
+    inputs = loss_inputs(policy_logprobs=[-1.0], ref_logprobs=[0.0], advantages=[1.0])
+    assert "kl/ref" not in policy_loss(inputs, ALGORITHMS["grpo"], PLAIN).sums
+    assert "kl/ref" in policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, kl=1e-9)).sums
