@@ -149,3 +149,16 @@ def test_dppo_masks_by_moved_probability_and_only_what_would_move_further(
     result = of_one_token(DPPO, logp=math.log(pi), old=math.log(mu), advantage=advantage)
     # d(-ratio * A) / d logp = -ratio * A: the gradient is the loss itself, and 0 where masked.
     assert result == (pytest.approx(loss), pytest.approx(loss), low, high)
+
+
+def test_a_token_on_the_bound_or_without_advantage_is_not_counted_as_clipped() -> None:
+    # exp(ln 2) = 2 and exp(-ln 2) = 0.5 exactly: bounds 1 + 1 and 1 - 0.5, dual clip 4 = exp(2 ln 2).
+    log_ratio = torch.tensor([math.log(2.0), -math.log(2.0), 5.0, -5.0, math.log(4.0)], dtype=torch.float64)
+    assert log_ratio.exp().tolist()[:2] == [2.0, 0.5]
+    assert log_ratio.exp().tolist()[4] == 4.0
+    advantages = torch.tensor([1.0, -1.0, 0.0, 0.0, -1.0], dtype=torch.float64)
+    clipped = ppo_clip(
+        log_ratio, torch.zeros(5, dtype=torch.float64), advantages, clip_low=0.5, clip_high=1.0, dual_clip=4.0
+    )
+    assert clipped.clipped_high.tolist() == [False] * 5
+    assert clipped.clipped_low.tolist() == [False] * 5
