@@ -366,3 +366,11 @@ def test_without_a_reference_there_is_no_kl_to_it() -> None:
     inputs = loss_inputs(policy_logprobs=[-1.0], ref_logprobs=[0.0], advantages=[1.0])
     assert "kl/ref" not in policy_loss(inputs, ALGORITHMS["grpo"], PLAIN).sums
     assert "kl/ref" in policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, kl=1e-9)).sums
+
+
+def test_the_mismatch_is_measured_by_its_size_whatever_its_sign() -> None:
+    # old - sampler = -0.5 and +0.1: mean size 0.3 over two tokens, largest 0.5.
+    inputs = loss_inputs(policy_logprobs=[-1.5, -1.0], old_logprobs=[-1.5, -1.0], sampler_logprobs=[-1.0, -1.1])
+    output = policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, mismatch=MismatchConfig()))
+    assert float(output.sums["mismatch/mean_abs"]) == pytest.approx(0.6)
+    assert float(output.maxima["mismatch/max_abs"]) == pytest.approx(0.5)

@@ -162,3 +162,17 @@ def test_a_token_on_the_bound_or_without_advantage_is_not_counted_as_clipped() -
     )
     assert clipped.clipped_high.tolist() == [False] * 5
     assert clipped.clipped_low.tolist() == [False] * 5
+
+
+def test_dppo_lets_a_token_on_the_bound_pass_and_counts_none_without_advantage() -> None:
+    # pi = 0.5 and mu = 0.25, then the reverse: a move of exactly ±0.25. Without advantage nothing is masked.
+    pi = torch.tensor([0.5, 0.25, 0.5, 0.25], dtype=torch.float64)
+    log_ratio = torch.tensor([math.log(2.0), -math.log(2.0)] * 2, dtype=torch.float64)
+    assert (pi.log() - log_ratio).exp().tolist() == [0.25, 0.5, 0.25, 0.5]
+    advantages = torch.tensor([1.0, -1.0, 0.0, 0.0], dtype=torch.float64)
+    on_bound = dppo_tv(log_ratio, pi.log(), advantages, clip_low=0.25, clip_high=0.25)
+    assert on_bound.loss.tolist() == pytest.approx([-2.0, 0.5, 0.0, 0.0])
+    beyond = dppo_tv(log_ratio, pi.log(), advantages, clip_low=0.2, clip_high=0.2)
+    assert beyond.loss.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0])
+    assert beyond.clipped_high.tolist() == [True, False, False, False]
+    assert beyond.clipped_low.tolist() == [False, True, False, False]
