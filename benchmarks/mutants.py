@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+COMMUTATIVE = {"maximum", "minimum", "isclose"}
 SWAPPED_OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -167,8 +168,8 @@ def dropped_calls(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def arguments(node: ast.AST) -> Iterator[ast.AST]:
-    """The first two arguments change places."""
-    if isinstance(node, ast.Call) and len(node.args) >= 2:
+    """The first two arguments change places, where that changes anything."""
+    if isinstance(node, ast.Call) and len(node.args) >= 2 and getattr(node.func, "attr", "") not in COMMUTATIVE:
         first, second, *rest = node.args
         yield changed(node, args=[copy.deepcopy(second), copy.deepcopy(first), *rest])
 
