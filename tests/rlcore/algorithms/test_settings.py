@@ -127,3 +127,17 @@ def test_the_configuration_names_every_scale_and_weighting_and_no_other() -> Non
 def test_a_dual_clip_within_the_clip_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="dual_clip"):
         ObjectiveConfig(dual_clip=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "known"),
+    [
+        ("sapo", "clip_low", "gate_positive, gate_negative"),
+        ("cispo", "dual_clip", "clip_low, clip_high"),
+        ("ppo", "scale", "no such constant"),
+    ],
+)
+def test_the_error_says_which_constants_the_row_has(name: str, setting: str, known: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        row(name, **{setting: VALUES[setting]})
+    assert caught.value.fix.endswith(f"knows {known}")
