@@ -29,6 +29,7 @@ from rlcore.sandbox.image import PYTHON
 Role = Literal["candidate", "tester"]
 START_SECONDS = 20.0
 _PIECE = 1 << 16
+_OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the process itself; as bwrap passes it on
 _BOOTSTRAP = """
 import posix, marshal, sys
 parts, left = [], int(sys.argv[1])
@@ -157,7 +158,7 @@ class Box:
             _await(self._out, select.POLLIN, deadline)
             part = os.read(self._out, min(count, _PIECE))
             if not part:
-                raise Died("the process ended")
+                raise self._death()
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
@@ -169,7 +170,13 @@ class Box:
             try:
                 view = view[os.write(self._in, view[:_PIECE]) :]
             except BrokenPipeError as error:
-                raise Died("the process ended") from error
+                raise self._death() from error
+
+    def _death(self) -> OutOfTime | Died:
+        """Why the process ended by itself: the kernel stops with SIGXCPU what used up its ``cpu_seconds``."""
+        if _ends_within(self._process.pid, 1.0) and self._process.wait() in _OUT_OF_CPU:
+            return OutOfTime("its processor time was up")
+        return Died("the process ended")
 
     def _end(self) -> None:
         """Kill all processes of the box and reap them; the supervisor, a sub-reaper, inherits what bwrap leaves."""

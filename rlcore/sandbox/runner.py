@@ -55,7 +55,6 @@ def _take_channel() -> None:
 def _limit(memory_bytes: int, cpu_seconds: int) -> None:
     limits = {
         resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_FSIZE: 8 << 20,
         resource.RLIMIT_NOFILE: 32,
         resource.RLIMIT_NPROC: 16,  # threads: there is no fork
@@ -63,6 +62,8 @@ def _limit(memory_bytes: int, cpu_seconds: int) -> None:
     }
     for kind, value in limits.items():
         resource.setrlimit(kind, (value, value))
+    # The soft limit sends SIGXCPU, by which the caller knows why the process ended; the hard one is for who ignores it.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
 
 
 def _answer(verb: str, *arguments: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,7 @@ class PythonTool:
 
     def __init__(self, sandbox: Sandbox, *, timeout_seconds: float) -> None:
         self._sandbox = sandbox
-        self._limits = Limits(wall_seconds=timeout_seconds, cpu_seconds=max(1, round(timeout_seconds + 0.5)))
+        self._limits = Limits(wall_seconds=timeout_seconds, cpu_seconds=math.ceil(timeout_seconds) + 1)
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
         """What each program printed.

@@ -55,6 +55,14 @@ def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: Verdi
     assert (outcome.verdict, outcome.stdout) == (verdict, stdout)
 
 
+def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> None:
+    limits = Limits(wall_seconds=30.0, cpu_seconds=1)
+    outcome = sandbox.run("while True: pass", limits=limits)
+    assert (outcome.verdict, outcome.error) == (Verdict.TIMEOUT, "its processor time was up")
+    stubborn = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    assert sandbox.run(stubborn, limits=limits).verdict is not Verdict.PASS
+
+
 def test_an_exception_is_named_with_its_line(sandbox: Sandbox) -> None:
     assert sandbox.run("x = 1\n1 / 0").error == "ZeroDivisionError: division by zero (line 2)"
 
