@@ -20,7 +20,7 @@ os.environ.setdefault("RLCORE_ENGINE", "inline")
 from flows.run import run_targets, targets_of_post_training
 from tasks.settings import configure_environment, find_home
 
-RECIPES = ("rlhf_ppo", "rlhf_grpo", "rlvr_grpo", "rlvr_ppo", "reasoning", "agentic")
+RECIPES = ("rlhf_ppo", "rlhf_grpo", "rlvr_grpo", "rlvr_ppo", "reasoning", "agentic", "rlvr_code")
 
 
 def main() -> int:

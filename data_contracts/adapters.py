@@ -13,6 +13,7 @@ from data_contracts import (
     preference_pairs,
     procedural,
     products,
+    programs,
     prompts,
     public_adapters,
 )
@@ -138,6 +139,16 @@ ADAPTERS: Mapping[str, Adapter] = {
             ),
             "preferences": Generator(make=products.generate_pairs),
         }
+    ),
+    "programs": Adapter(
+        generators={
+            "prompts": Generator(make=programs.generate_prompts),
+            "demonstrations": Generator(
+                make=programs.generate_demonstrations,
+                options={"nested_share": Option(default=0.5, low=0.0, high=1.0)},
+            ),
+        },
+        contracts={"prompts": code_tasks.CONTRACT},
     ),
     "reasoning_gym": Adapter(
         generators={

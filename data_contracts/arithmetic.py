@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from data_contracts.fields import ask
+from data_contracts.generated import different_problems, rows_of_problems
 from data_contracts.preference_pairs import single
-from data_contracts.splits import is_held_out
-from data_contracts.text import prompt_hash
 
 NUM_TERMS = 5
 MAX_TOTAL = 9
@@ -110,29 +108,7 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
 def _rows(
     rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
 ) -> list[dict[str, Any]]:
-    """A row for each of ``num_train + num_eval`` different problems, with its conversation and its split."""
-    missing = {"train": num_train, "eval": num_eval}
-    rows = []
-    for problem in _different_problems(rng):
-        split = "eval" if is_held_out(prompt_hash(ask(problem))) else "train"
-        if missing[split]:
-            missing[split] -= 1
-            rows.append({**row(problem), "messages": ask(problem), "split": split})
-        if not any(missing.values()):
-            break
-    return rows
-
-
-def _different_problems(rng: random.Random) -> Iterator[str]:
-    """Every problem at most once; ends when new ones no longer come up."""
-    seen: set[str] = set()
-    misses = 0
-    while misses < 10_000:
-        problem = make_problem(rng)
-        misses = misses + 1 if problem in seen else 0
-        if misses == 0:
-            seen.add(problem)
-            yield problem
+    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
 
 
 def _terms(problem: str) -> list[int]:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from data_contracts.fields import ask
-from data_contracts.splits import is_held_out
-from data_contracts.text import prompt_hash
+from data_contracts.generated import different_problems, rows_of_problems
+from data_contracts.preference_pairs import single
 
 TASK = "products"
 LOW, HIGH = 10, 99
@@ -79,12 +79,11 @@ def generate_demonstrations(
 
 
 def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``preference_pairs/v1``: a call of the calculator against a wrong guess."""
+    """Rows of ``preference_pairs/v2``: a call of the calculator against a wrong guess."""
 
     def row(problem: str) -> dict[str, Any]:
         wrong = answer(problem) + rng.choice((-1, 1)) * rng.randint(1, 99)
-        sides = {"chosen": call(problem), "rejected": guess(wrong), "margin": 0.0, "weight": 1.0, "source": TASK}
-        return {"pair_id": f"{TASK}-{problem}", "messages": ask(problem), **sides}
+        return {**single(f"{TASK}-{problem}"), "chosen": call(problem), "rejected": guess(wrong), "source": TASK}
 
     return _rows(rng, row, num_train=num_train, num_eval=num_eval)
 
@@ -92,18 +91,4 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
 def _rows(
     rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
 ) -> list[dict[str, Any]]:
-    """A row for each of ``num_train + num_eval`` different problems, fewer where no more come up, with its split."""
-    missing = {"train": num_train, "eval": num_eval}
-    seen: set[str] = set()
-    rows = []
-    misses = 0
-    while any(missing.values()) and misses < 10_000:
-        problem = make_problem(rng)
-        split = "eval" if is_held_out(prompt_hash(ask(problem))) else "train"
-        misses += 1
-        if problem not in seen and missing[split]:
-            seen.add(problem)
-            missing[split] -= 1
-            misses = 0
-            rows.append({**row(problem), "split": split})
-    return rows
+    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)

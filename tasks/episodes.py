@@ -43,7 +43,7 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
     Raises:
         ConfigError: the RL runs have different ones, so there is no evaluation that is fair to both.
     """
-    found = {name: getattr(config, name).sampling.episodes for name in config.runs}
+    found = {name: config.rl(name).sampling.episodes for name in config.runs}
     different = [name for name, episodes in found.items() if episodes != found[config.runs[0]]]
     if different:
         raise ConfigError(

@@ -98,7 +98,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     done = sum(path.exists() for path in paths)
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
-    terms = dataclasses.replace(context.config.grpo, rewards=config.rewards)
+    terms = dataclasses.replace(context.config.rl("grpo"), rewards=config.rewards)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         model = runtime.load_frozen(folder)
         check_context(model, prompts, config.sampling.max_new_tokens)

@@ -24,7 +24,9 @@ class EvaluationConfig:
 
     num_problems: PositiveInt
     max_new_tokens: PositiveInt
-    verifier: Literal["math", "procedural"] = "math"  # what decides right or wrong, whatever the reward mixes in
+    verifier: Literal["math", "procedural", "code"] = (
+        "math"  # what decides right or wrong, whatever the reward mixes in
+    )
     verifier_options: Mapping[str, Scalar] = field(default_factory=dict)
     num_samples: NonNegativeInt = 0  # 0: greedy only
     num_sampled_problems: PositiveInt = 64
@@ -38,9 +40,10 @@ class EvaluationConfig:
 class RunConfig:
     """A preset: one run, whole.
 
-    ``preferences`` and ``reward_model`` are absent together, where verifiers alone reward. The last three sections may
-    be absent; they are the second half of multi-stage reasoning, in its order: rejection sampling from the GRPO
-    policy, SFT on what was kept, RL with mixed rewards from there.
+    ``preferences`` and ``reward_model`` are absent together, where verifiers alone reward. ``grpo`` and ``ppo`` are
+    needed as far as ``runs`` names them. ``rejection``, ``sft_kept`` and ``grpo_mixed`` may be absent; they are the
+    second half of multi-stage reasoning, in its order: rejection sampling from the GRPO policy, SFT on what was kept,
+    RL with mixed rewards from there.
     """
 
     name: str
@@ -49,9 +52,9 @@ class RunConfig:
     prompts: DatasetConfig
     demonstrations: DatasetConfig
     sft: SftConfig
-    grpo: RlConfig
-    ppo: RlConfig
     evaluation: EvaluationConfig
+    grpo: RlConfig | None = None
+    ppo: RlConfig | None = None
     runs: tuple[Literal["grpo", "ppo"], ...] = ("grpo", "ppo")  # the RL runs that post-training does and compares
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     preferences: DatasetConfig | None = None
@@ -64,6 +67,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         if (self.preferences is None) != (self.reward_model is None):
             raise ConfigError("[preferences] and [reward_model] are needed together, or neither")
+        for name in self.runs:
+            if getattr(self, name) is None:
+                raise ConfigError(f"runs names {name!r}, so the section [{name}] is needed, or runs without it")
         if self.rejection and "grpo" not in self.runs:
             raise ConfigError("[rejection] samples from the GRPO policy, so runs must have 'grpo'")
         if self.sft_kept and not self.rejection:
@@ -75,9 +81,20 @@ class RunConfig:
         if self.sft.start == "policy":
             raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
 
+    def rl(self, name: str) -> RlConfig:
+        """The section ``name`` of an RL run.
+
+        Raises:
+            ConfigError: the preset has none.
+        """
+        found: RlConfig | None = getattr(self, name)
+        if found is None:
+            raise ConfigError(f"the preset has no section [{name}]")
+        return found
+
     def _refuse_adapter_of_no_adapter(self) -> None:
-        for name, critic in (("grpo", self.grpo.critic), ("ppo", self.ppo.critic)):
-            if (critic.placement, critic.initialise_from) == ("adapter", "reward_model"):
+        for name, rl in (("grpo", self.grpo), ("ppo", self.ppo)):
+            if rl and (rl.critic.placement, rl.critic.initialise_from) == ("adapter", "reward_model"):
                 raise ConfigError(
                     f"{name}.critic is an adapter that starts from the reward model's: set "
                     "reward_model.trunk.adapter.rank > 0, so that there is one"

@@ -75,6 +75,17 @@ def test_every_adapter_gives_rows_that_fulfil_the_contract(name: str) -> None:
         assert complaints(found.frame, convert.contract_of(name, kind)) == []
 
 
+@pytest.mark.parametrize("name", [name for name, adapter in ADAPTERS.items() if adapter.generators])
+def test_every_generator_makes_rows_that_fulfil_the_contract(name: str) -> None:
+    for kind in ADAPTERS[name].generators:
+        options = {option: value.default for option, value in ADAPTERS[name].generators[kind].options.items()}
+        made = convert.generate(kind, name, num_train=20, num_eval=4, seed=3, options=options)
+        found = convert.candidates(made, kind, LIMITS, adapter=name)
+        assert len(found.frame) == 24
+        assert not found.rejected
+        assert complaints(found.frame, convert.contract_of(name, kind)) == []
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_with_the_column_named(name: str) -> None:
     for kind in ADAPTERS[name].rows:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,19 +41,24 @@ SETTINGS = (
 )
 
 
+def command(*overrides: str) -> list[str]:
+    settings = [part for setting in (*SETTINGS, *overrides) for part in ("--set", setting)]
+    return [sys.executable, "-m", "flows", "run", "--preset", "agentic", *settings]
+
+
+def run_agentic(home: Path, *overrides: str) -> str:
+    """What a run says, whole."""
+    done = subprocess.run(
+        command(*overrides), capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 @pytest.fixture(scope="module")
 def agentic_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("agentic")
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    done = subprocess.run(
-        [sys.executable, "-m", "flows", "run", "--preset", "agentic", *settings],
-        capture_output=True,
-        text=True,
-        env=environment(home),
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_agentic(home)
     return home
 
 
@@ -88,3 +96,36 @@ def test_evaluation_plays_the_same_episodes_greedy_and_sampled(agentic_home: Pat
     called = answers[answers["completion"].str.contains("[calculator] ", regex=False)]
     assert {"greedy", "sampled"} >= set(called["mode"])
     assert len(called) > 0
+
+
+@pytest.mark.slow
+def test_an_agentic_run_that_is_killed_ends_bit_for_bit_like_an_uninterrupted_one(
+    agentic_home: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    process = subprocess.Popen(
+        command(), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while not list(home.glob("work/*/checkpoints/step-000001")):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (home / "cache" / "grpo").exists()
+    assert "goes on after iteration 1" in run_agentic(home)
+    weights = [(folder(each, "grpo") / "model" / "model.safetensors").read_bytes() for each in (home, agentic_home)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_groups_of_episodes_without_signal_give_way_to_fresh_prompts(agentic_home: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(agentic_home, home)
+    shutil.rmtree(home / "cache" / "grpo")  # all before it is cached
+    run_agentic(home, "grpo.sampling.max_replacements=2")
+    history = json.loads((folder(home, "grpo") / "history.json").read_text())
+    before = json.loads((folder(agentic_home, "grpo") / "history.json").read_text())
+    assert sum(row["groups/replaced"] for row in history) > 0
+    assert history[0]["groups/zero_signal"] <= before[0]["groups/zero_signal"]
+    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
+    assert set(table.groupby("prompt_id").size()) == {4}  # whole groups, episodes of other prompts

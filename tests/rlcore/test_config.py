@@ -198,6 +198,19 @@ def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
     assert fault in caught.value.what
 
 
+def test_a_preset_describes_the_rl_runs_that_it_names_and_no_other(preset: Path) -> None:
+    text = preset.read_text()
+    start, end = text.index("[ppo]"), text.index("[evaluation]")
+    without = preset.with_name("without.toml")
+    without.write_text(text[:start] + text[end:])
+    with pytest.raises(ConfigError, match=r"runs names 'ppo', so the section \[ppo\] is needed"):
+        load_preset(without)
+    run = load_preset(without, ["runs=['grpo']"])
+    assert run.rl("grpo") is run.grpo
+    with pytest.raises(ConfigError, match=r"no section \[ppo\]"):
+        run.rl("ppo")
+
+
 def test_a_critic_that_is_an_adapter_of_the_reward_model_needs_one_that_is_an_adapter(preset: Path) -> None:
     overrides = ["ppo.update.adapter.rank=2", "ppo.critic.placement=adapter", "ppo.critic.initialise_from=reward_model"]
     with pytest.raises(ConfigError, match=r"ppo\.critic .* set reward_model\.trunk\.adapter\.rank > 0"):

@@ -1,0 +1,44 @@
+"""Rows of made-up problems: each problem at most once, and its split by its prompt alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from data_contracts.fields import ask
+from data_contracts.splits import is_held_out
+from data_contracts.text import prompt_hash
+
+_MAX_MISSES = 10_000
+
+
+def rows_of_problems(
+    problems: Iterator[str], row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
+) -> list[dict[str, Any]]:
+    """A row for each of ``num_train + num_eval`` problems, with its conversation and its split.
+
+    ``row`` gives the other columns; its own ``messages``, if it has any, are kept. Fewer rows where ``problems`` ends.
+    """
+    missing = {"train": num_train, "eval": num_eval}
+    rows = []
+    for problem in problems:
+        split = "eval" if is_held_out(prompt_hash(ask(problem))) else "train"
+        if missing[split]:
+            missing[split] -= 1
+            rows.append({"messages": ask(problem), **row(problem), "split": split})
+        if not any(missing.values()):
+            break
+    return rows
+
+
+def different_problems(make_problem: Callable[[random.Random], str], rng: random.Random) -> Iterator[str]:
+    """Every problem at most once; ends when new ones no longer come up."""
+    seen: set[str] = set()
+    misses = 0
+    while misses < _MAX_MISSES:
+        problem = make_problem(rng)
+        misses = misses + 1 if problem in seen else 0
+        if misses == 0:
+            seen.add(problem)
+            yield problem

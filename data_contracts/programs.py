@@ -1,0 +1,109 @@
+"""A made-up code task for small models: a function in words, to be written in Python, checked by hidden tests.
+
+    add 3;from 5;times 2;mod 7
+    stepwise    def f(x):
+                 x+=3
+                 x=5-x
+                 x*=2
+                 x%=7
+                 return x
+    nested      def f(x):
+                 return ((5-(x+3))*2)%7
+
+Both styles are right. A nested expression begins with what comes last, so a small network has to plan it; to write one
+step after the other is easier. Nothing but the tests tells a policy which style works.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+from data_contracts.generated import different_problems, rows_of_problems
+
+TASK = "programs"
+NUM_STEPS = 4
+NUM_TESTS = 6
+_STATEMENTS = {"add": "x+={}", "take": "x-={}", "times": "x*={}", "from": "x={}-x", "mod": "x%={}"}
+_EXPRESSIONS = {"add": "{1}+{0}", "take": "{1}-{0}", "times": "{1}*{0}", "from": "{0}-{1}", "mod": "{1}%{0}"}
+
+
+def make_problem(rng: random.Random) -> str:
+    """One problem, such as ``add 3;from 5;times 2;mod 7``."""
+    return ";".join(f"{rng.choice(list(_STATEMENTS))} {rng.randint(2, 9)}" for _ in range(NUM_STEPS))
+
+
+def value(problem: str, x: int) -> int:
+    """What the function of a problem gives for ``x``."""
+    for verb, number in _steps(problem):
+        match verb:
+            case "add":
+                x += number
+            case "take":
+                x -= number
+            case "times":
+                x *= number
+            case "from":
+                x = number - x
+            case "mod":
+                x %= number
+    return x
+
+
+def stepwise(problem: str) -> str:
+    """The program with a statement for each step."""
+    lines = [_STATEMENTS[verb].format(number) for verb, number in _steps(problem)]
+    return "\n ".join(["def f(x):", *lines, "return x"])
+
+
+def nested(problem: str) -> str:
+    """The program that is one expression."""
+    inner = "x"
+    for verb, number in _steps(problem):
+        expression = _EXPRESSIONS[verb].format(number, inner)
+        inner = f"({expression})"
+    return f"def f(x):\n return {expression}"
+
+
+def reference(problem: str, rng: random.Random) -> str:
+    """The code task as ``code_tasks/v1`` has it: hidden tests at points that differ from problem to problem."""
+    points = rng.sample(range(-20, 21), NUM_TESTS)
+    tests = [{"args": [x], "output": value(problem, x)} for x in points]
+    return json.dumps({"style": "call", "entry_point": "f", "tests": tests, "solution": stepwise(problem)})
+
+
+def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
+    """Rows of ``code_tasks/v1``, all problems different, train and evaluation from disjoint sets of problems."""
+
+    def row(problem: str) -> dict[str, Any]:
+        return {"prompt_id": f"{TASK}-{problem}", "reference": reference(problem, rng), "task": TASK}
+
+    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
+
+
+def generate_demonstrations(
+    rng: random.Random, *, num_train: int, num_eval: int, nested_share: float
+) -> list[dict[str, Any]]:
+    """Rows of ``demonstrations/v1``; ``nested_share`` of them are one expression, the others go step by step."""
+
+    def row(problem: str) -> dict[str, Any]:
+        return {
+            "demonstration_id": f"{TASK}-{problem}",
+            "completion": nested(problem) if rng.random() < nested_share else stepwise(problem),
+            "reference": reference(problem, rng),
+            "task": TASK,
+        }
+
+    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
+
+
+def _rows(
+    rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
+) -> list[dict[str, Any]]:
+    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
+
+
+def _steps(problem: str) -> list[tuple[str, int]]:
+    return [(verb, int(number)) for verb, number in (step.split() for step in problem.split(";"))]
