@@ -15,7 +15,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop test-services
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,10 +65,25 @@ check: setup
 
 unit: setup
 	@infra/install_sandbox.sh || true
-	$(BIN)/python -m pytest -m "not slow and not peers and not engine" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
-	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine" -n 2 --dist loadfile --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
+	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
+
+services: .venv/.services  ## PostgreSQL, Prefect, MLflow and a worker on this machine, with every deployment
+	@infra/install_postgres.sh
+	@$(BIN)/python -m infra.services up
+
+services-stop: setup  ## end them; their state stays, and runs under way go on at the next start
+	@$(BIN)/python -m infra.services down
+
+.venv/.services: .venv/.installed
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[services]'
+	@touch $@
+
+test-services: .venv/.services  ## real servers: deployments through the worker, kills of each process (under 20 minutes)
+	@infra/install_postgres.sh
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
 @flow(name="compare", flow_run_name="compare {preset}", persist_result=False)
-def compare(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+def compare(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
     """What each step of training was worth, with paired tests on the same problems."""
     return run_targets(preset, overrides, ["compare"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_targets
 from tasks.artifacts import ArtifactRef
 
 
 @flow(name="import-sft", flow_run_name="import-sft {preset}", persist_result=False)
-def import_sft(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+def import_sft(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
     """Bring the preset's model into the store as verified safetensors."""
     return run_targets(preset, overrides, ["import_sft"])

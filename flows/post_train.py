@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_targets, targets_of_post_training
 from tasks.artifacts import ArtifactRef
 
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)
-def post_train(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+def post_train(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
     """Data, SFT, reward model, online RL, evaluation, comparison: each stage once, in order, cached by content."""
     return run_targets(preset, overrides, targets_of_post_training(preset, overrides))

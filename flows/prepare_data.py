@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_targets
 from flows.stages import DATASETS
 from tasks.artifacts import ArtifactRef
 
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)
-def prepare_data(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+def prepare_data(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
     """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots."""
     return run_targets(preset, overrides, DATASETS)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_promotion
 from tasks.artifacts import ArtifactRef
 
 
 @flow(name="promote", flow_run_name="promote {preset}", persist_result=False)
-def promote(preset: str = "tiny", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+def promote(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
     """Evaluate both on the same held-out prompts, write the verdict, move the aliases."""
     return run_promotion(preset, overrides)

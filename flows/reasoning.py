@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_targets, targets_of_reasoning
 from tasks.artifacts import ArtifactRef
 
 
 @flow(name="reasoning", flow_run_name="reasoning {preset}", persist_result=False)
-def reasoning(preset: str = "reasoning", overrides: tuple[str, ...] = ()) -> dict[str, ArtifactRef]:
+def reasoning(preset: Preset = "reasoning", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
     """Each stage once, in order, cached by content; the preset needs the sections of the second half."""
     return run_targets(preset, overrides, targets_of_reasoning(preset, overrides))

@@ -11,6 +11,7 @@ RlcoreError
 ├── RewardError         the grader (not the answer) failed too often
 ├── SandboxError        untrusted programs cannot be isolated on this machine
 ├── PromotionError      the registry's aliases are not as the change of champion needs them
+├── ServiceError        a server that runs need does not start, or does not answer
 ├── CanaryError         a run-time check found a silently broken run
 └── TrainingError       the update cannot go on
     └── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
@@ -87,6 +88,10 @@ class SandboxError(RlcoreError):
 
 class PromotionError(RlcoreError):
     """The registry's aliases are not as a promotion or a roll-back needs them; none was moved."""
+
+
+class ServiceError(RlcoreError):
+    """A server that runs need (PostgreSQL, Prefect, MLflow, a worker) does not start, or does not answer."""
 
 
 class CanaryError(RlcoreError):

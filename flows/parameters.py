@@ -1,0 +1,36 @@
+"""The parameters of deployments: what their form in the Prefect UI says, and what is refused before queueing.
+
+Prefect validates a request against the JSON schema of the flow's signature, so whatever a pattern can say is said
+here; a key or a value that only the preset's own types can judge ends the run within its first seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from rlcore.config import RunConfig
+
+_PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
+_SECTIONS = sorted(each.name for each in fields(RunConfig))
+
+Preset = Annotated[
+    str,
+    Field(
+        title="Preset",
+        description=f"What to run: one of {', '.join(_PRESETS)}, or the path of a .toml file on the worker's machine.",
+        pattern=rf"^({'|'.join(_PRESETS)}|.+\.toml)$",
+        examples=_PRESETS,
+    ),
+]
+Override = Annotated[str, Field(pattern=rf"^({'|'.join(_SECTIONS)})(\.\w+)*=.+$", examples=["grpo.learning_rate=1e-4"])]
+Overrides = Annotated[
+    tuple[Override, ...],
+    Field(
+        title="Overrides",
+        description="Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.",
+    ),
+]

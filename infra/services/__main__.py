@@ -1,0 +1,61 @@
+"""Command line: ``python -m infra.services up|down|status`` (``make services``, ``make services-stop``)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from infra.services.commands import bring_up, describe, take_down
+from infra.services.layout import find_layout, saved_layout
+from infra.services.provision import tell
+from infra.services.supervisor import supervise
+from rlcore.errors import RlcoreError
+from tasks.settings import configure_environment, find_home
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
+    command = _parser().parse_args(arguments).command
+    try:
+        return _run(command)
+    except RlcoreError as error:
+        sys.stderr.write(f"\nerror ({type(error).__name__}): {error}\n")
+        return 1
+
+
+def _run(command: str) -> int:
+    home = find_home()
+    layout = find_layout(home.root)
+    configure_environment(home)
+    if command == "up":
+        sys.stdout.write(bring_up(layout))
+    elif command == "down":
+        sys.stdout.write(take_down(layout))
+    elif command == "status":
+        text, all_ready = describe(saved_layout(layout))
+        sys.stdout.write(text)
+        return 0 if all_ready else 1
+    elif command == "supervise":
+        supervise(layout)
+    else:
+        tell()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m infra.services", description="Servers of one machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("up", "start what does not run, register the deployments, say how to use it"),
+        ("down", "end everything; runs under way go on at the next start"),
+        ("status", "say what runs; exit code 1 when something does not"),
+        ("supervise", "keep the services up in the foreground (what `up` starts in the background)"),
+        ("tell", "register queue limits and automations with the server that PREFECT_API_URL names"),
+    ):
+        commands.add_parser(name, help=text)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

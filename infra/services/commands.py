@@ -1,0 +1,160 @@
+"""What a person asks for: bring the services up, take them down, say how they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from infra.services import postgres
+from infra.services.layout import CODE, FOLDER, HOST, Layout, passwords, save_layout, saved_layout
+from infra.services.leftovers import end_leftovers
+from infra.services.provision import is_told, provision
+from infra.services.table import SERVICES
+from rlcore.errors import ServiceError
+from tasks.locks import file_lock
+
+_START_SECONDS = 420.0  # a busy machine takes its time
+_STOP_SECONDS = 180.0
+_TICK = 0.5
+
+
+def bring_up(layout: Layout) -> str:
+    """Start what does not run and register what is not registered; returns what runs and how to use it.
+
+    Raises:
+        ServiceError: something does not come up; what has been started is ended again. The message names the log.
+    """
+    if _is_supervised(layout):
+        layout = saved_layout(layout)
+    else:
+        _start(layout)
+    _wait_until_ready(layout)
+    if not is_told(layout):
+        provision(layout)
+    return describe(layout)[0]
+
+
+def take_down(layout: Layout) -> str:
+    """End everything that was started from this folder, also what a killed supervisor has left."""
+    layout = saved_layout(layout)
+    if not layout.root.exists():
+        return f"nothing runs from {layout.root}\n"
+    number = _supervisor(layout)
+    if number is not None:
+        os.kill(number, signal.SIGTERM)
+        limit = time.monotonic() + _STOP_SECONDS
+        while _is_supervised(layout) and time.monotonic() < limit:
+            time.sleep(_TICK)
+        if _is_supervised(layout):
+            os.kill(number, signal.SIGKILL)
+    end_leftovers(layout)
+    return f"the services are down; their state stays in {layout.root}\n"
+
+
+def describe(layout: Layout) -> tuple[str, bool]:
+    """Each service, whether it is ready, its log; and whether all are."""
+    lines, states = [], []
+    for service in SERVICES:
+        states.append(service.is_ready(layout))
+        number = _read_number(layout.root / f"{service.name}.pid")
+        place = layout.url(service.name) if service.name in ("prefect", "mlflow") else ""
+        shown = f"process {number}" if number else "no process"
+        lines.append(f"{service.name:<9} {'ready' if states[-1] else 'NOT READY':<10} {shown:<16} {place}".rstrip())
+    lines += ["", *(f"export {name}={value}" for name, value in layout.clients().items())]
+    lines += ["", f"state, logs: {layout.root}"]
+    return "\n".join(lines) + "\n", all(states)
+
+
+def _start(layout: Layout) -> None:
+    end_leftovers(layout)
+    for name, port in layout.ports.items():
+        _refuse_taken(name, port)
+    _refuse_missing_driver()
+    save_layout(layout)
+    passwords(layout)
+    postgres.make_cluster(layout)
+    ports = {f"RLCORE_{name.upper()}_PORT": str(port) for name, port in layout.ports.items()}
+    with layout.log("supervisor").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "infra.services", "supervise"],
+            cwd=CODE,
+            env=os.environ | ports | {FOLDER: str(layout.root)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    limit = time.monotonic() + 60.0
+    while not _is_supervised(layout):
+        if time.monotonic() > limit:
+            raise ServiceError("the supervisor did not start", where=str(layout.log("supervisor")), fix="read the log")
+        time.sleep(_TICK)
+
+
+def _wait_until_ready(layout: Layout) -> None:
+    limit = time.monotonic() + _START_SECONDS
+    for service in SERVICES:
+        while not service.is_ready(layout):
+            if time.monotonic() > limit or not _is_supervised(layout):
+                tail = _tail(layout, service.name)
+                take_down(layout)
+                raise ServiceError(
+                    f"{service.name} did not become ready, so everything was ended again; its last lines:\n{tail}",
+                    where=str(layout.log(service.name)),
+                    fix="mend what the log says and run `make services` again",
+                )
+            time.sleep(_TICK)
+
+
+def _tail(layout: Layout, service: str) -> str:
+    log = layout.log(service)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return "\n".join(f"    {line}" for line in lines[-5:])
+
+
+def _refuse_taken(name: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ServiceError(
+                f"port {port} of {name} is taken: {error.strerror}", fix=f"set RLCORE_{name.upper()}_PORT to a free one"
+            ) from error
+
+
+def _refuse_missing_driver() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("asyncpg", "psycopg2") if find_spec(name) is None]
+    if missing:
+        raise ServiceError(
+            f"no driver for PostgreSQL: {', '.join(missing)}", fix="install the extra: pip install -e '.[services]'"
+        )
+
+
+def _is_supervised(layout: Layout) -> bool:
+    if not (layout.root / "supervisor.lock").exists():
+        return False
+    with file_lock(layout.root / "supervisor.lock", wait=False) as free:
+        return not free
+
+
+def _supervisor(layout: Layout) -> int | None:
+    """The supervisor's process id, if one holds this folder."""
+    number = _read_number(layout.root / "supervisor.pid")
+    return number if number and _is_supervised(layout) and psutil.pid_exists(number) else None
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

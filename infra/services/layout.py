@@ -1,0 +1,163 @@
+"""Where the services keep their state, on which ports they listen, and what each process finds in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlcore.errors import ConfigError, StorageError
+
+HOST = "127.0.0.1"
+POOL, QUEUE = "rlcore", "gpu"
+FOLDER = "RLCORE_SERVICES"  # what a user sets
+MARK = "RLCORE_STARTED_BY"  # in the environment of all that the supervisor starts: how a stop finds what was left
+CODE = Path(__file__).resolve().parents[2]
+_PORTS = {"postgres": 5442, "prefect": 4200, "mlflow": 5000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One set of services: ``root`` holds all of their state, ``home`` is the home of the runs that they serve."""
+
+    root: Path
+    home: Path
+    ports: Mapping[str, int]
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def artifacts(self) -> Path:
+        """The files of MLflow's runs, which clients reach through its server alone."""
+        return self.root / "mlflow-artifacts"
+
+    @property
+    def cluster(self) -> Path:
+        return self.root / "postgres"
+
+    def log(self, service: str) -> Path:
+        return self.logs / f"{service}.log"
+
+    def url(self, service: str) -> str:
+        """``http://127.0.0.1:<port>`` of ``prefect`` or ``mlflow``."""
+        return f"http://{HOST}:{self.ports[service]}"
+
+    def clients(self) -> dict[str, str]:
+        """The two variables that turn the embedded servers into these."""
+        return {"PREFECT_API_URL": f"{self.url('prefect')}/api", "MLFLOW_TRACKING_URI": self.url("mlflow")}
+
+
+def find_layout(home: Path) -> Layout:
+    """The services' folder (``RLCORE_SERVICES``, else ``services/`` in the home) with the ports of those that run,
+    else those that ``RLCORE_POSTGRES_PORT``, ``RLCORE_PREFECT_PORT`` and ``RLCORE_MLFLOW_PORT`` name.
+
+    Raises:
+        ConfigError: a port is no port, or two are the same.
+    """
+    root = Path(os.environ.get(FOLDER) or home / "services").absolute()
+    ports = {name: _port(f"RLCORE_{name.upper()}_PORT", default) for name, default in _PORTS.items()}
+    if len(set(ports.values())) < len(ports):
+        raise ConfigError(f"two services have the same port: {ports}", fix="set RLCORE_<NAME>_PORT to different ones")
+    return Layout(root=root, home=home, ports=ports)
+
+
+def save_layout(layout: Layout) -> None:
+    """Make the folders and note the ports, so that later commands find the services that run."""
+    try:
+        for folder in (layout.root, layout.logs, layout.artifacts):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_private(layout.root / "layout.json", json.dumps(asdict(layout), default=str), mode=0o644)
+    except OSError as error:
+        raise StorageError(
+            f"the services' folder cannot be written: {error.strerror}", where=str(layout.root)
+        ) from error
+
+
+def saved_layout(layout: Layout) -> Layout:
+    """The services as they were started from this folder; ``layout`` itself when they never were."""
+    try:
+        known = json.loads((layout.root / "layout.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return layout
+    return Layout(root=layout.root, home=Path(known["home"]), ports=known["ports"])
+
+
+def passwords(layout: Layout) -> Mapping[str, str]:
+    """The passwords of PostgreSQL's roles by name, drawn once into a file that its owner alone may read."""
+    path = layout.root / "passwords.json"
+    if not path.exists():
+        drawn = {role: secrets.token_urlsafe(24) for role in ("postgres", "prefect", "mlflow")}
+        write_private(path, json.dumps(drawn))
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return known
+
+
+def write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Write a file whole or not at all, with ``mode`` from the moment on which it exists."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def environment(layout: Layout, service: str) -> dict[str, str]:
+    """What a service's process finds in its environment; a password stands in that of its user alone, never in a
+    command line, which everybody can read.
+    """
+    shared = os.environ | layout.clients() | _shared(layout)
+    if service == "prefect":
+        return shared | _prefect(layout)
+    if service == "mlflow":
+        return shared | _mlflow(layout)
+    return shared
+
+
+def _shared(layout: Layout) -> dict[str, str]:
+    return {
+        MARK: str(layout.root),
+        FOLDER: str(layout.root),
+        "RLCORE_HOME": str(layout.home),
+        "RLCORE_CODE": str(CODE),
+        "RLCORE_ENGINE": "prefect",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH", "")))),
+        "PREFECT_HOME": str(layout.root / "prefect"),
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(layout.root / "prefect" / "memo_store.toml"),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the automation that finds dead runs listens for it
+        # A server or its database that is started again within three minutes costs a run nothing.
+        "PREFECT_CLIENT_MAX_RETRIES": "8",
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+    }
+
+
+def _prefect(layout: Layout) -> dict[str, str]:
+    return {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": _database(layout, "prefect", "postgresql+asyncpg"),
+        "PREFECT_SERVER_UI_API_URL": layout.clients()["PREFECT_API_URL"],
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    }
+
+
+def _mlflow(layout: Layout) -> dict[str, str]:
+    return {
+        "MLFLOW_BACKEND_STORE_URI": _database(layout, "mlflow", "postgresql+psycopg2"),
+        "MLFLOW_ARTIFACTS_DESTINATION": layout.artifacts.as_uri(),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for scorers and traces, which we have none of
+    }
+
+
+def _database(layout: Layout, name: str, driver: str) -> str:
+    return f"{driver}://{name}:{passwords(layout)[name]}@{HOST}:{layout.ports['postgres']}/{name}"
+
+
+def _port(variable: str, default: int) -> int:
+    text = os.environ.get(variable) or str(default)
+    if not (text.isdecimal() and 0 < int(text) < 65536):
+        raise ConfigError(f"{text!r} is no port", where=variable, fix="give a number from 1 to 65535")
+    return int(text)

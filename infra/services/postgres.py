@@ -1,0 +1,139 @@
+"""A PostgreSQL cluster in the services' folder: on loopback, with passwords, under a user that is not root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.services.layout import HOST, Layout, passwords, write_private
+from rlcore.errors import ServiceError
+
+_USER = "postgres"  # the distribution's; used when we are root, as which PostgreSQL does not run
+
+
+def command(layout: Layout) -> list[str]:
+    """The command line of the server; no socket file, so nobody comes in without a password."""
+    options = {
+        "listen_addresses": HOST,
+        "port": str(layout.ports["postgres"]),
+        "unix_socket_directories": "",
+        "max_connections": "100",
+    }
+    settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+    return [_binary("postgres"), "-D", str(layout.cluster), *settings]
+
+
+def identity() -> Mapping[str, Any]:
+    """Arguments of ``subprocess.Popen`` that make a process run as PostgreSQL's user where we are root."""
+    return {} if os.geteuid() else {"user": _USER, "group": _USER, "extra_groups": []}
+
+
+def make_cluster(layout: Layout) -> None:
+    """Make the cluster where there is none.
+
+    Raises:
+        ServiceError: PostgreSQL is not installed, or its user may not enter the folder.
+    """
+    if (layout.cluster / "PG_VERSION").exists():
+        return
+    shutil.rmtree(layout.cluster, ignore_errors=True)  # what a killed start has left
+    layout.cluster.mkdir(mode=0o700)
+    if not os.geteuid():
+        _refuse_closed_folders(layout.cluster)
+    secret = layout.root / ".postgres-password"
+    write_private(secret, passwords(layout)[_USER])
+    if not os.geteuid():
+        _give_to_user(layout.cluster, secret)
+    options = ["--username", _USER, "--pwfile", str(secret), "--auth", "scram-sha-256", "--encoding", "UTF8"]
+    try:
+        done = subprocess.run(
+            [_binary("initdb"), "-D", str(layout.cluster), "--no-locale", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",  # the user may not enter our own
+            **identity(),
+        )
+    finally:
+        secret.unlink()
+    layout.log("postgres").write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode:
+        shutil.rmtree(layout.cluster)
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ServiceError(f"initdb failed: {last}", where=str(layout.log("postgres")))
+
+
+def make_databases(layout: Layout) -> None:
+    """A role and a database for Prefect and for MLflow, each with its own password, where they are missing."""
+    asyncio.run(_make_databases(layout))
+
+
+def is_ready(layout: Layout) -> bool:
+    """Whether the server answers with our password."""
+    try:
+        asyncio.run(_execute(layout, "SELECT 1"))
+    except (OSError, TimeoutError, _driver().PostgresError):
+        return False
+    return True
+
+
+async def _make_databases(layout: Layout) -> None:
+    for name in ("prefect", "mlflow"):
+        if not await _execute(layout, "SELECT 1 FROM pg_roles WHERE rolname = $1", name):
+            # A password of ours has letters, digits, - and _ alone, so it cannot end the quotes.
+            await _execute(layout, f"CREATE ROLE {name} LOGIN PASSWORD '{passwords(layout)[name]}'")
+        if not await _execute(layout, "SELECT 1 FROM pg_database WHERE datname = $1", name):
+            await _execute(layout, f"CREATE DATABASE {name} OWNER {name}")
+
+
+async def _execute(layout: Layout, statement: str, *values: str) -> list[Any]:
+    connection = await _driver().connect(
+        host=HOST,
+        port=layout.ports["postgres"],
+        user=_USER,
+        password=passwords(layout)[_USER],
+        database=_USER,
+        timeout=5,
+        ssl=False,
+    )
+    try:
+        rows: list[Any] = await connection.fetch(statement, *values)
+    finally:
+        await connection.close()
+    return rows
+
+
+def _driver() -> Any:
+    import asyncpg
+
+    return asyncpg
+
+
+def _binary(name: str) -> str:
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))  # Debian keeps them out of the path
+    found = shutil.which(name) or (installed[-1] if installed else None)
+    if found is None:
+        raise ServiceError("PostgreSQL is not installed", fix="run infra/install_postgres.sh as root")
+    return str(Path(found).resolve())
+
+
+def _refuse_closed_folders(cluster: Path) -> None:
+    closed = [folder for folder in reversed(cluster.parents) if not folder.stat().st_mode & 0o001]
+    if closed:
+        raise ServiceError(
+            f"as root, PostgreSQL runs as the user {_USER!r}, who may not enter {closed[0]}",
+            where=str(cluster),
+            fix="set RLCORE_SERVICES to a folder that others may enter, such as /srv/rlcore, or chmod o+x this one",
+        )
+
+
+def _give_to_user(*paths: Path) -> None:
+    user = pwd.getpwnam(_USER)
+    for path in paths:
+        os.chown(path, user.pw_uid, user.pw_gid)

@@ -1,0 +1,133 @@
+"""The process that starts the services in order, starts again what dies, and ends everything when it is told to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from infra.services import postgres
+from infra.services.layout import Layout, environment
+from infra.services.leftovers import end_flow_runs, end_leftovers
+from infra.services.table import SERVICES, Service
+from tasks.locks import file_lock
+
+logger = logging.getLogger("services")
+
+_TICK = 0.5  # seconds between two looks
+_CALM = 60.0  # seconds after which a service's earlier deaths are forgotten
+_LONGEST_WAIT = 30.0  # seconds before a service that keeps dying is started again
+_PATIENCE = 20.0  # seconds between asking a service to end and killing it
+_MAX_LOG = 20 * 2**20  # bytes; a longer log is put aside at the service's next start
+
+
+class Keeper:
+    """One service: its process, and when it may be started again."""
+
+    def __init__(self, service: Service, layout: Layout) -> None:
+        self.service, self.layout = service, layout
+        self.process: subprocess.Popen[bytes] | None = None
+        self._deaths, self._started, self._not_before = 0, 0.0, 0.0
+
+    def look(self) -> None:
+        """Notice a death; start the service when it is time and what it needs is ready."""
+        if self.process is not None and self.process.poll() is not None:
+            self._note_death(self.process.returncode)
+        needed = [each for each in SERVICES if each.name in self.service.needs]
+        is_due = self.process is None and time.monotonic() >= self._not_before
+        if is_due and all(each.is_ready(self.layout) for each in needed):
+            self._start()
+
+    def end(self) -> None:
+        """Ask the process to end, then make it."""
+        if self.process is None:
+            return
+        self.process.send_signal(self.service.end)
+        try:
+            self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._pid_file.unlink(missing_ok=True)
+        logger.info("%s has ended", self.service.name)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.layout.root / f"{self.service.name}.pid"
+
+    def _note_death(self, status: int) -> None:
+        is_calm = time.monotonic() - self._started > _CALM
+        self._deaths = 1 if is_calm else self._deaths + 1
+        wait = min(_LONGEST_WAIT, 2.0 ** (self._deaths - 1))
+        logger.warning("%s ended with status %d; it is started again in %.0f s", self.service.name, status, wait)
+        self.process, self._not_before = None, time.monotonic() + wait
+        self._pid_file.unlink(missing_ok=True)
+
+    def _start(self) -> None:
+        log = self.layout.log(self.service.name)
+        if log.exists() and log.stat().st_size > _MAX_LOG:
+            log.replace(log.with_suffix(".log.1"))
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                self.service.command(self.layout),
+                env=environment(self.layout, self.service.name),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd="/" if self.service.name == "postgres" else None,
+                start_new_session=True,  # Ctrl-C at the terminal is not for it
+                **self.service.identity(),
+            )
+        self._started = time.monotonic()
+        self._pid_file.write_text(f"{self.process.pid}\n", encoding="utf-8")
+        logger.info("%s runs as process %d", self.service.name, self.process.pid)
+
+
+def supervise(layout: Layout) -> None:
+    """Keep the services up until SIGTERM or Ctrl-C, then end them and all runs that they have started."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    with file_lock(layout.root / "supervisor.lock", wait=False) as alone:
+        if not alone:
+            logger.info("another supervisor keeps %s", layout.root)
+            return
+        end_leftovers(layout)
+        (layout.root / "supervisor.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
+        keepers = [Keeper(service, layout) for service in SERVICES]
+        with _told_to_end() as told:
+            _keep(keepers, layout, told)
+        end_flow_runs(layout, worker=keepers[-1].process)
+        for keeper in reversed(keepers):
+            keeper.end()
+        end_leftovers(layout)
+
+
+def _keep(keepers: list[Keeper], layout: Layout, told: list[int]) -> None:
+    database = keepers[0]
+    while not told and not postgres.is_ready(layout):
+        database.look()
+        time.sleep(_TICK)
+    if not told:
+        postgres.make_databases(layout)
+    while not told:
+        for keeper in keepers:
+            keeper.look()
+        time.sleep(_TICK)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[list[int]]:
+    told: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        told.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    yield told

@@ -1,0 +1,99 @@
+"""The services as rows: how each is started, when it is ready, how it is asked to end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.services import postgres
+from infra.services.layout import HOST, POOL, Layout
+
+_SECONDS = 5.0  # of patience with an answer
+_WORKER_SILENCE = 90.0  # seconds; a worker is heard of every 30
+# What a user's proxy settings say is not asked for an address of this machine.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _no_arguments() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One process. ``needs`` are ready before it starts; ``identity`` are arguments of ``subprocess.Popen``."""
+
+    name: str
+    command: Callable[[Layout], list[str]]
+    is_ready: Callable[[Layout], bool]
+    needs: tuple[str, ...] = ()
+    identity: Callable[[], Mapping[str, Any]] = _no_arguments
+    end: signal.Signals = signal.SIGTERM
+
+
+def _prefect_command(layout: Layout) -> list[str]:
+    port = str(layout.ports["prefect"])
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", port]
+
+
+def _prefect_is_ready(layout: Layout) -> bool:
+    return _ask(f"{layout.url('prefect')}/api/health") is True
+
+
+def _mlflow_command(layout: Layout) -> list[str]:
+    # The database and the folder of files stand in the environment.
+    port = str(layout.ports["mlflow"])
+    options = ["--workers", "1", "--serve-artifacts", "--uvicorn-opts", "--log-level warning"]
+    return [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", port, *options]
+
+
+def _mlflow_is_ready(layout: Layout) -> bool:
+    # A page that reads the database; /health answers without one.
+    question = {"max_results": 1}
+    return _ask(f"{layout.url('mlflow')}/api/2.0/mlflow/experiments/search", question) is not None
+
+
+def _worker_command(layout: Layout) -> list[str]:
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    return [*command, "--name", "local", "--install-policy", "never"]
+
+
+def _worker_is_ready(layout: Layout) -> bool:
+    workers = _ask(f"{layout.url('prefect')}/api/work_pools/{POOL}/workers/filter", {})
+    return any(_is_heard_of(worker) for worker in workers or [])
+
+
+def _is_heard_of(worker: Mapping[str, Any]) -> bool:
+    heard = datetime.fromisoformat(worker["last_heartbeat_time"])
+    return worker["status"] == "ONLINE" and (datetime.now(UTC) - heard).total_seconds() < _WORKER_SILENCE
+
+
+def _ask(url: str, question: Mapping[str, Any] | None = None) -> Any:
+    """The JSON that a server answers, or None while it does not."""
+    data = None if question is None else json.dumps(question).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    try:
+        with _OPENER.open(request, timeout=_SECONDS) as answer:
+            return json.loads(answer.read())
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+
+
+SERVICES = (
+    Service(
+        name="postgres",
+        command=postgres.command,
+        is_ready=postgres.is_ready,
+        identity=postgres.identity,
+        end=signal.SIGINT,  # "fast": it does not wait for clients to leave
+    ),
+    Service(name="prefect", command=_prefect_command, is_ready=_prefect_is_ready, needs=("postgres",)),
+    Service(name="mlflow", command=_mlflow_command, is_ready=_mlflow_is_ready, needs=("postgres",)),
+    Service(name="worker", command=_worker_command, is_ready=_worker_is_ready, needs=("prefect", "mlflow")),
+)
