@@ -31,8 +31,8 @@ class TokenSequence:
 class PackedBatch:
     """A micro-batch of B rows of T positions, holding S sequences with N completion tokens in all.
 
-    ``token_ids``, ``position_ids``: int64 [B, T]. ``attention_mask``: bool [B, 1, T, T], True where attention is
-    allowed. ``predictors``: int64 [N], index into the flattened [B*T] positions of the hidden state that predicts
+    ``token_ids``, ``position_ids``: int64 [B, T]. ``segment``: int64 [B, T], 0 for the prompt, k for the k-th
+    completion of the row, -1 for padding. ``predictors``: int64 [N], index into the flattened [B*T] positions of the hidden state that predicts
     the token. ``targets``: int64 [N]. ``sequence_index``: int64 [N], which of the caller's sequences the token is of.
     ``token_index``: int64 [N], its place in that completion. ``last_positions``: int64 [S], flat position of each
     sequence's last token; ``sequences``: int64 [S], the caller's numbers of the sequences in this batch.
@@ -40,7 +40,7 @@ class PackedBatch:
 
     token_ids: torch.Tensor
     position_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    segment: torch.Tensor
     predictors: torch.Tensor
     targets: torch.Tensor
     sequence_index: torch.Tensor
@@ -52,6 +52,11 @@ class PackedBatch:
     def num_tokens(self) -> int:
         """Number of completion tokens, N."""
         return int(self.targets.numel())
+
+    @property
+    def attention_mask(self) -> torch.Tensor:
+        """Bool [B, 1, T, T], True where attention is allowed: made for whoever wants it dense."""
+        return tree_mask(self.segment)
 
     def to(self, device: torch.device) -> PackedBatch:
         """The same batch on another device."""
@@ -141,7 +146,7 @@ def _lay_out(trees: Sequence[_Tree], pad_id: int) -> PackedBatch:
     return PackedBatch(
         token_ids=token_ids,
         position_ids=position_ids,
-        attention_mask=tree_mask(segment),
+        segment=segment,
         predictors=torch.tensor(predictors),
         targets=torch.tensor(targets),
         sequence_index=torch.tensor(sequence_index),
@@ -157,7 +162,7 @@ def tree_mask(segment: torch.Tensor) -> torch.Tensor:
     A padding position sees itself alone: a row of the mask without any True would make its softmax NaN.
     """
     query, key = segment[:, :, None], segment[:, None, :]
-    causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool).tril()
+    causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool, device=segment.device).tril()
     visible = causal & ((key == query) | (key == 0)) & (query >= 0)
-    itself = torch.eye(segment.shape[1], dtype=torch.bool)
+    itself = torch.eye(segment.shape[1], dtype=torch.bool, device=segment.device)
     return (visible | itself)[:, None]

@@ -26,6 +26,7 @@ from rlcore.errors import ConfigError, ModelError
 from rlcore.models.gguf import find_package_file, read_gguf
 from rlcore.models.saving import files_digest, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
+from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.tokenization import ChatTokenizer, read_eos_ids
 
 CARD = "model_card.json"
@@ -108,6 +109,7 @@ def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
     with _no_progress_bars():
         model = _from_pretrained(folder, dtype=dtype, local_files_only=True)
     model.config.use_cache = False
+    model.set_attn_implementation(TREE_ATTENTION)
     return model.to(device).eval()
 
 

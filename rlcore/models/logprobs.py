@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 
+CHUNK_SIZE = 1024  # rows of logits [chunk, V] in memory at once: 200 MB at a vocabulary of 49,152
+
 
 def chunked_logprobs(
     hidden: torch.Tensor,
@@ -12,7 +14,7 @@ def chunked_logprobs(
     targets: torch.Tensor,
     *,
     temperature: float = 1.0,
-    chunk_size: int = 1024,
+    chunk_size: int = CHUNK_SIZE,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.

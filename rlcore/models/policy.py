@@ -8,17 +8,21 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs
+from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
-    """Last hidden states of the trunk, [B, T, H]."""
+    """Last hidden states of the trunk, [B, T, H]; the dense mask is for models that do not use the tree's attention."""
+    by_tree = model.config._attn_implementation == TREE_ATTENTION
+    mask = {"attention_mask": batch.segment[:, None, None], "tree": layout_of(batch.segment)} if by_tree else {}
     output = model.base_model(
         input_ids=batch.token_ids,
         position_ids=batch.position_ids,
-        attention_mask=batch.attention_mask,
         use_cache=False,
+        **(mask or {"attention_mask": batch.attention_mask}),
     )
     states: torch.Tensor = output.last_hidden_state
     return states
@@ -53,6 +57,32 @@ def state_logprobs(
     return chunked_logprobs(
         states, head.weight, batch.targets, temperature=temperature, entropy_gradient=entropy_gradient
     )
+
+
+def completion_loss(
+    model: PreTrainedModel,
+    states: torch.Tensor,
+    batch: PackedBatch,
+    loss_of: LossOfChunk,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    by_token: bool = False,
+) -> torch.Tensor:
+    """A loss of the completion tokens from their states [N, H]: a scalar, ready for ``backward``.
+
+    ``loss_of`` is asked for parts of the batch, each of whole sequences; with ``by_token``, where no token's term looks
+    at another token, of any tokens. Entropies carry a gradient, and cost a fourth product, only where one is asked for.
+    """
+    _, counts = batch.sequence_index.unique_consecutive(return_counts=True)
+    lengths = [1] * batch.num_tokens if by_token else counts.tolist()
+    if entropy_gradient or not fits(lengths):
+        logprobs, entropy = state_logprobs(
+            model, states, batch, temperature=temperature, entropy_gradient=entropy_gradient
+        )
+        return loss_of(slice(0, batch.num_tokens), logprobs, entropy)
+    head = model.get_output_embeddings()
+    return fused_loss(states, head.weight, batch.targets, loss_of, lengths=lengths, temperature=temperature)
 
 
 @torch.no_grad()

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.kl import KlController, k3
-from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
-from rlcore.algorithms.ratios import clamped_difference
+from rlcore.algorithms.kl import KlController
+from rlcore.algorithms.objective import Coefficients
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarModel
-from rlcore.models.policy import completion_states, state_logprobs
+from rlcore.models.policy import completion_loss, completion_states
 from rlcore.packing import PackedBatch, TokenSequence, pack
 from rlcore.training.minibatches import Columns, split_by_prompt, token_weights
 from rlcore.training.optim import clip_gradient, make_optimizer, make_scheduler, parameters_of, take_step
+from rlcore.training.policy_terms import PolicyTerms
 from rlcore.training.totals import Totals
 from rlcore.types import TrainingSample
 
@@ -216,37 +216,23 @@ class Learner:
             entropy=self.config.update.entropy_coefficient,
             mismatch=self.config.update.mismatch,
         )
-        logprobs, entropy = state_logprobs(
+        terms = PolicyTerms(
+            algorithm=self.algorithm,
+            coefficients=coefficients,
+            columns=columns,
+            totals=totals,
+            starts_at_one=not self.needs_old_logprobs,
+            tracks_reference=self.config.update.max_ref_kl > 0.0,
+        )
+        return completion_loss(
             self.policy,
             states,
             batch,
+            terms,
             temperature=self.config.sampling.temperature,
             entropy_gradient=coefficients.entropy > 0.0,
+            by_token=terms.by_token,
         )
-        device = logprobs.device
-        mask = columns.get("loss_mask").to(device)
-        old = columns.get("old_logprobs").to(device) if self.needs_old_logprobs else logprobs.detach()
-        output = policy_loss(
-            LossInputs(
-                policy_logprobs=logprobs,
-                entropy=entropy,
-                old_logprobs=old,
-                sampler_logprobs=columns.get("sampler_logprobs").to(device),
-                ref_logprobs=columns.get("ref_logprobs").to(device),
-                advantages=columns.get("advantages").to(device),
-                weights=columns.weights.to(device),
-                loss_mask=mask,
-                sequence_index=batch.sequence_index,
-            ),
-            self.algorithm,
-            coefficients,
-        )
-        totals.add(output)
-        if self.config.update.max_ref_kl > 0.0:
-            # Not kl/ref of the loss: KL in the reward is in no loss, and that of its rewards is measured before.
-            gap = clamped_difference(logprobs.detach(), columns.get("ref_logprobs").to(device), mask)
-            totals.add_ref_kl(float(k3(gap).sum()))
-        return output.loss
 
     def _value_loss(self, columns: Columns, predicted: torch.Tensor, totals: Totals) -> torch.Tensor:
         device = predicted.device

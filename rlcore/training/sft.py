@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.models.policy import completion_logprobs
+from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.packing import PackedBatch, pack
 from rlcore.seeding import shuffled
 from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
@@ -62,8 +62,9 @@ def accumulate_gradient(
     num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
     total = 0.0
     for batch in pack_trained(minibatch, tokens_per_microbatch=tokens_per_microbatch):
-        logprobs, _ = completion_logprobs(model, batch.to(model.device))
-        loss = -logprobs.sum() / num_tokens
+        placed = batch.to(model.device)
+        states = completion_states(model, placed)
+        loss = completion_loss(model, states, placed, lambda _, p, __: -p.sum() / num_tokens, by_token=True)
         if not bool(loss.isfinite()):
             raise NonFiniteError(
                 f"the SFT loss is {float(loss.detach())} at step {step}", fix="lower sft.learning_rate"

@@ -1,0 +1,208 @@
+"""Attention over packed trees that computes only what is visible: the one place where its kernel is chosen.
+
+    CPU    flash attention by pieces: prompts and completions, each causal in itself, then the completions of a tree
+           over its prompt; the two are merged by their log-sum-exp, and the backward pass is exact
+    CUDA   FlexAttention with the tree as its mask
+    else   the library's SDPA under the dense mask, which is the reference of the tests
+
+A model gets it by ``model.set_attn_implementation(TREE_ATTENTION)``. The layout reaches the layers as the argument
+``tree``; without it (no packing, or an architecture that loses it) the library's function is called.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rlcore.errors import ModelError
+from rlcore.packing import tree_mask
+
+TREE_ATTENTION = "rlcore_tree"
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One row: a prompt ``[0, prompt_end)`` and its completions, as (start, end) in the row."""
+
+    row: int
+    prompt_end: int
+    branches: tuple[tuple[int, int], ...]
+
+    @property
+    def causal_pieces(self) -> tuple[tuple[int, int], ...]:
+        """What attends to itself: a lone completion is one sequence with its prompt."""
+        if len(self.branches) == 1:
+            return ((0, self.branches[0][1]),)
+        return ((0, self.prompt_end), *self.branches)
+
+    @property
+    def end(self) -> int:
+        """One past the last token that is not padding."""
+        return self.branches[-1][1] if self.branches else self.prompt_end
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the prompt with its longest completion."""
+        return self.prompt_end + max((end - start for start, end in self.branches), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeLayout:
+    """Where the pieces of a batch's rows lie; ``mask`` is made for a GPU alone."""
+
+    trees: tuple[Tree, ...]
+    depth: int
+    mask: BlockMask | None
+
+
+def layout_of(segment: torch.Tensor) -> TreeLayout:
+    """The layout of rows of segments, int64 [B, T] (0 prompt, k the k-th completion, -1 padding)."""
+    trees = []
+    for row, codes in enumerate(segment.cpu()):
+        values, counts = codes.unique_consecutive(return_counts=True)
+        ends = counts.cumsum(0).tolist()
+        spans = list(zip(values.tolist(), [0, *ends[:-1]], ends, strict=True))
+        branches = tuple((start, end) for code, start, end in spans if code > 0)
+        trees.append(Tree(row, spans[0][2], branches))
+    mask = block_mask(segment) if segment.device.type == "cuda" else None
+    return TreeLayout(tuple(trees), max(tree.depth for tree in trees), mask)
+
+
+def block_mask(segment: torch.Tensor) -> BlockMask:
+    """The tree of each row as FlexAttention's mask; the same rule as :func:`rlcore.packing.tree_mask`."""
+
+    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        own, other = segment[batch, query], segment[batch, key]
+        return ((query >= key) & ((own == other) | (other == 0)) & (own >= 0)) | (query == key)
+
+    rows, width = segment.shape
+    return create_block_mask(sees, rows, None, width, width, device=str(segment.device))
+
+
+def tree_attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    tree: TreeLayout | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' ``AttentionInterface``: query [B, heads, T, width], key and value [B, kv_heads, T, width].
+
+    With a tree the mask is the batch's segments, int64 [B, 1, 1, T]; returns [B, T, heads, width].
+
+    Raises:
+        ModelError: the layer looks back over a window that is shorter than a sequence.
+    """
+    is_packed = attention_mask is not None and attention_mask.dtype == torch.int64
+    if not is_packed or tree is None or query.device.type not in _KERNELS:
+        mask = tree_mask(attention_mask[:, 0, 0]) if is_packed and attention_mask is not None else attention_mask
+        output, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return output, None
+    window = options.get("sliding_window")
+    if window is not None and window < tree.depth:
+        raise ModelError(
+            f"the model's layers see {window} tokens back, a sequence has {tree.depth}",
+            fix="keep prompt and completion within the window, or use a model without one",
+        )
+    return _KERNELS[query.device.type](query, key, value, tree, options.get("scaling")), None
+
+
+class _Pieces(torch.autograd.Function):
+    """Flash attention by pieces. A token's two parts, its own piece and its prompt, are merged by their log-sum-exp,
+    and either's gradient is what flash attention computes from the merged output and log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layout: TreeLayout,
+        scale: float | None,
+    ) -> torch.Tensor:
+        output = torch.zeros_like(query)
+        normaliser = query.new_zeros(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        for tree in layout.trees:
+            one = slice(tree.row, tree.row + 1)
+            for start, end in tree.causal_pieces:
+                at = (one, slice(None), slice(start, end))
+                output[at], normaliser[at] = _flash(query[at], key[at], value[at], 0.0, True, scale=scale)
+            if len(tree.branches) > 1:
+                prompt, rest = (one, slice(None), slice(tree.prompt_end)), _rest(tree)
+                above, above_normaliser = _flash(query[rest], key[prompt], value[prompt], scale=scale)
+                share = torch.sigmoid(above_normaliser - normaliser[rest])[..., None].to(output.dtype)
+                output[rest] += share * (above - output[rest])
+                normaliser[rest] = torch.logaddexp(above_normaliser, normaliser[rest])
+        ctx.save_for_backward(query, key, value, output, normaliser)
+        ctx.layout, ctx.scale = layout, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, normaliser = ctx.saved_tensors
+        (gradient,) = gradients
+        sums = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+        def add(at: tuple[slice, ...], seen: tuple[slice, ...], is_causal: bool) -> None:
+            parts = _flash_backward(
+                gradient[at], query[at], key[seen], value[seen], output[at], normaliser[at], 0.0, is_causal,
+                scale=ctx.scale,
+            )  # fmt: skip
+            for total, place, part in zip(sums, (at, seen, seen), parts, strict=True):
+                total[place] += part
+
+        for tree in ctx.layout.trees:
+            one = slice(tree.row, tree.row + 1)
+            for start, end in tree.causal_pieces:
+                piece = (one, slice(None), slice(start, end))
+                add(piece, piece, True)
+            if len(tree.branches) > 1:
+                add(_rest(tree), (one, slice(None), slice(tree.prompt_end)), False)
+        return *sums, None, None
+
+
+def _rest(tree: Tree) -> tuple[slice, ...]:
+    """All completions of a tree: they stand side by side behind the prompt."""
+    return slice(tree.row, tree.row + 1), slice(None), slice(tree.prompt_end, tree.end)
+
+
+def _by_pieces(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, scale: float | None
+) -> torch.Tensor:
+    output: torch.Tensor = _Pieces.apply(query, key, value, layout, scale)
+    return output.transpose(1, 2)
+
+
+def _by_flex(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, scale: float | None
+) -> torch.Tensor:
+    output: torch.Tensor = _compiled_flex()(
+        query, key, value, block_mask=layout.mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return output.transpose(1, 2)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., torch.Tensor]:
+    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True)
+    return compiled
+
+
+_KERNELS = {"cpu": _by_pieces, "cuda": _by_flex}
+
+AttentionInterface.register(TREE_ATTENTION, tree_attention_forward)
+AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
