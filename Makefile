@@ -15,7 +15,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop test-services
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ services: .venv/.services  ## PostgreSQL, Prefect, MLflow and a worker on this m
 
 services-stop: setup  ## end them; their state stays, and runs under way go on at the next start
 	@$(BIN)/python -m infra.services down
+
+services-migrate: services  ## copy the runs and models of the embedded MLflow to the server, once
+	@$(BIN)/python -m infra.services migrate
 
 .venv/.services: .venv/.installed
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[services]'

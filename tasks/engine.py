@@ -12,7 +12,8 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -98,21 +99,23 @@ def report_progress(label: str, done: int, total: int) -> None:
     """Show how far a loop is, on the flow run's page; at most one update in five seconds, and the last."""
     if not _in_flow_run():
         return
-    from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
     percent = 100.0 * done / max(total, 1)
     owner = (cast(FlowRun, current_flow_run()).flow_run_id, label)
     known = _shown.get(owner)
-    if known is None:
-        identifier = cast(UUID, create_progress_artifact(percent, key=_key(label), description=label))
-    elif done >= total or time.monotonic() - known[1] >= _PROGRESS_SECONDS:
-        identifier = known[0]
-        update_progress_artifact(identifier, percent)
-    else:
-        return
-    _shown[owner] = (identifier, time.monotonic())
+    if known is None or done >= total or time.monotonic() - known[1] >= _PROGRESS_SECONDS:
+        with _as_far_as_the_server_answers():
+            _shown[owner] = (_show_progress(label, percent, known[0] if known else None), time.monotonic())
     if done >= total:
-        del _shown[owner]
+        _shown.pop(owner, None)
+
+
+def _show_progress(label: str, percent: float, known: UUID | None) -> UUID:
+    from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+    if known is None:
+        return cast(UUID, create_progress_artifact(percent, key=_key(label), description=label))
+    update_progress_artifact(known, percent)
+    return known
 
 
 def report_table(label: str, rows: Sequence[Mapping[str, Any]], description: str = "") -> None:
@@ -120,7 +123,8 @@ def report_table(label: str, rows: Sequence[Mapping[str, Any]], description: str
     if _in_flow_run():
         from prefect.artifacts import create_table_artifact
 
-        create_table_artifact([dict(row) for row in rows], key=_key(label), description=description or label)
+        with _as_far_as_the_server_answers():
+            create_table_artifact([dict(row) for row in rows], key=_key(label), description=description or label)
 
 
 def report_markdown(label: str, text: str) -> None:
@@ -128,7 +132,8 @@ def report_markdown(label: str, text: str) -> None:
     if _in_flow_run():
         from prefect.artifacts import create_markdown_artifact
 
-        create_markdown_artifact(text, key=_key(label), description=label)
+        with _as_far_as_the_server_answers():
+            create_markdown_artifact(text, key=_key(label), description=label)
 
 
 def report_link(label: str, url: str) -> None:
@@ -136,7 +141,19 @@ def report_link(label: str, url: str) -> None:
     if _in_flow_run():
         from prefect.artifacts import create_link_artifact
 
-        create_link_artifact(url, link_text=label, key=_key(label))
+        with _as_far_as_the_server_answers():
+            create_link_artifact(url, link_text=label, key=_key(label))
+
+
+@contextmanager
+def _as_far_as_the_server_answers() -> Iterator[None]:
+    """What is shown on a page is no result: a server that is down for a moment must not end hours of work."""
+    from httpx import HTTPError
+
+    try:
+        yield
+    except HTTPError as error:
+        logger.warning("the Prefect server does not answer (%s), so this is not on the run's page", error)
 
 
 _shown: dict[tuple[str, str], tuple[UUID, float]] = {}  # (flow run, label) to (artifact, time of its last update)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from infra.services.commands import bring_up, describe, take_down
 from infra.services.layout import find_layout, saved_layout
+from infra.services.migrate import migrate
 from infra.services.provision import tell
 from infra.services.supervisor import supervise
 from rlcore.errors import RlcoreError
@@ -38,6 +39,8 @@ def _run(command: str) -> int:
         return 0 if all_ready else 1
     elif command == "supervise":
         supervise(layout)
+    elif command == "migrate":
+        sys.stdout.write(migrate(saved_layout(layout)))
     else:
         tell()
     return 0
@@ -50,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         ("up", "start what does not run, register the deployments, say how to use it"),
         ("down", "end everything; runs under way go on at the next start"),
         ("status", "say what runs; exit code 1 when something does not"),
+        ("migrate", "copy the embedded MLflow's runs, models and files to the server"),
         ("supervise", "keep the services up in the foreground (what `up` starts in the background)"),
         ("tell", "register queue limits and automations with the server that PREFECT_API_URL names"),
     ):

@@ -138,7 +138,7 @@ def _shared(layout: Layout) -> dict[str, str]:
 
 def _prefect(layout: Layout) -> dict[str, str]:
     return {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": _database(layout, "prefect", "postgresql+asyncpg"),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database(layout, "prefect", "postgresql+asyncpg"),
         "PREFECT_SERVER_UI_API_URL": layout.clients()["PREFECT_API_URL"],
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
@@ -146,13 +146,14 @@ def _prefect(layout: Layout) -> dict[str, str]:
 
 def _mlflow(layout: Layout) -> dict[str, str]:
     return {
-        "MLFLOW_BACKEND_STORE_URI": _database(layout, "mlflow", "postgresql+psycopg2"),
+        "MLFLOW_BACKEND_STORE_URI": database(layout, "mlflow", "postgresql+psycopg2"),
         "MLFLOW_ARTIFACTS_DESTINATION": layout.artifacts.as_uri(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for scorers and traces, which we have none of
     }
 
 
-def _database(layout: Layout, name: str, driver: str) -> str:
+def database(layout: Layout, name: str, driver: str) -> str:
+    """The address of a database with its password: for an environment, never for a command line or a log."""
     return f"{driver}://{name}:{passwords(layout)[name]}@{HOST}:{layout.ports['postgres']}/{name}"
 
 

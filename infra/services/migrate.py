@@ -1,0 +1,101 @@
+"""MLflow's records from the embedded database to the server's: runs, models and files, under the ids that they have."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from infra.services.layout import Layout, database
+from rlcore.errors import ServiceError
+from tasks.settings import Home
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Table
+
+_ROWS = 1000  # at a time
+_SERVED = "mlflow-artifacts:"  # what the server's artifact proxy calls its folder
+
+
+def migrate(layout: Layout) -> str:
+    """Copy every record and file; returns how many. The embedded ones stay as they are. All of it or nothing.
+
+    Raises:
+        ServiceError: there is nothing to copy, the server has runs already, or the two were made by different MLflows.
+    """
+    from sqlalchemy import create_engine
+
+    home = Home(layout.home)
+    source_path = layout.home / "mlflow.db"
+    if not source_path.exists():
+        raise ServiceError("there is no embedded MLflow database to copy", where=str(source_path))
+    source, target = create_engine(home.tracking_uri), create_engine(database(layout, "mlflow", "postgresql+psycopg2"))
+    with source.connect() as old, target.begin() as new:
+        _refuse_unequal(old, new)
+        shutil.copytree(home.mlartifacts, layout.artifacts, dirs_exist_ok=True)
+        prefix = home.mlartifacts.as_uri()
+        _remove_defaults(new)
+        counts = [_copy(table, old, new, prefix) for table in _tables()]
+        _go_on_counting(new)
+    return f"{sum(counts)} records and the files of {home.mlartifacts} are on the server; the old ones stay\n"
+
+
+def _tables() -> list[Table]:
+    """MLflow's tables, each after those that it refers to."""
+    import mlflow.store.model_registry.dbmodels.models
+    import mlflow.store.tracking.dbmodels.models  # noqa: F401  (both fill the base's list of tables)
+    from mlflow.store.db.base_sql_model import Base
+
+    tables: list[Table] = Base.metadata.sorted_tables
+    return tables
+
+
+def _refuse_unequal(old: Connection, new: Connection) -> None:
+    from sqlalchemy import text
+
+    versions = [each.execute(text("SELECT version_num FROM alembic_version")).scalar() for each in (old, new)]
+    if versions[0] != versions[1]:
+        raise ServiceError(
+            f"the two databases have different tables ({versions[0]} and {versions[1]})",
+            fix="bring the old one up first: mlflow db upgrade sqlite:///<home>/mlflow.db",
+        )
+    if new.execute(text("SELECT count(*) FROM runs")).scalar():
+        raise ServiceError("the server has runs of its own, with which the old ones could collide", fix="migrate first")
+
+
+def _remove_defaults(new: Connection) -> None:
+    """What a new server has made by itself, such as the experiment "Default", stands in the old database too."""
+    from sqlalchemy import delete
+
+    for table in reversed(_tables()):
+        new.execute(delete(table))
+
+
+def _copy(table: Table, old: Connection, new: Connection, prefix: str) -> int:
+    from sqlalchemy import insert, select
+
+    count = 0
+    for rows in old.execute(select(table)).mappings().partitions(_ROWS):
+        moved = [{name: _served(value, prefix) for name, value in row.items()} for row in rows]
+        new.execute(insert(table), moved)
+        count += len(moved)
+    return count
+
+
+def _served(value: Any, prefix: str) -> Any:
+    """A place below the embedded folder as the place that the server's proxy gives it; anything else as it is."""
+    if isinstance(value, str) and value.startswith(prefix):
+        return _SERVED + value.removeprefix(prefix)
+    return value
+
+
+def _go_on_counting(new: Connection) -> None:
+    """PostgreSQL's counters do not notice rows that come with their numbers."""
+    from sqlalchemy import Integer, text
+
+    for table in _tables():
+        for column in table.primary_key.columns:
+            place = {"table": table.name, "column": column.name}
+            counter = new.execute(text("SELECT pg_get_serial_sequence(:table, :column)"), place).scalar()
+            if counter and isinstance(column.type, Integer):
+                highest = f"(SELECT coalesce(max({column.name}), 0) FROM {table.name})"
+                new.execute(text(f"SELECT setval('{counter}', greatest(1, {highest}))"))

@@ -1,0 +1,179 @@
+"""Real servers in a folder of their own, and runs of deployments on them: what the tests marked `services` share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+# The micro run's sizes, with more iterations: time to be killed in.
+SMALL = (
+    "hardware.num_threads=1",
+    "prompts.num_train=200",
+    "prompts.num_eval=40",
+    "demonstrations.num_train=800",
+    "demonstrations.num_eval=20",
+    "preferences.num_train=64",
+    "preferences.num_eval=32",
+    "model.shape.hidden_size=64",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=128",
+    "sft.num_steps=60",
+    "reward_model.min_accuracy=0.0",
+    "grpo.num_iterations=30",
+    "grpo.eval_every=10",
+    "grpo.checkpoint_every=2",
+    "ppo.num_iterations=3",
+    "ppo.prompts_per_iteration=8",
+    "ppo.checkpoint_every=1",
+    "evaluation.num_monitor_problems=8",
+)
+
+
+@dataclass(frozen=True)
+class Services:
+    """Services that run from ``home``; ``ports`` by name."""
+
+    home: Path
+    ports: Mapping[str, int]
+
+    @property
+    def root(self) -> Path:
+        return self.home / "services"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of the commands; nothing of the tests' own Prefect and MLflow reaches them."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))}
+        ports = {f"RLCORE_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
+        return kept | ports | {"RLCORE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    @property
+    def clients(self) -> dict[str, str]:
+        """The two variables that switch from the embedded servers to these."""
+        prefect, mlflow = (f"http://127.0.0.1:{self.ports[name]}" for name in ("prefect", "mlflow"))
+        return {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
+
+    def command(self, name: str) -> subprocess.CompletedProcess[str]:
+        """``python -m infra.services <name>``, to its end."""
+        return self._run(["infra.services", name], self.variables)
+
+    def deploy(self, deployment: str, *overrides: str, **parameters: str) -> subprocess.CompletedProcess[str]:
+        """``prefect deployment run <deployment> --watch``, to its end."""
+        return self._run(_submission(deployment, overrides, parameters, "--watch"), self._client_variables())
+
+    def submit(self, deployment: str, *overrides: str, **parameters: str) -> str:
+        """Queue a run of a deployment; its id."""
+        done = self._run(_submission(deployment, overrides, parameters), self._client_variables())
+        assert done.returncode == 0, done.stdout + done.stderr
+        return next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID:" in line)
+
+    def python(self, code: str, *arguments: str, served: bool = False) -> str:
+        """What a program prints, with the embedded MLflow or the server's."""
+        variables = self.variables | (self.clients if served else {})
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            env=variables,
+            cwd=ROOT,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def ask(self, service: str, path: str, question: Mapping[str, Any] | None = None) -> Any:
+        """What a server answers, as JSON."""
+        url = f"http://127.0.0.1:{self.ports[service]}/{path}"
+        data = None if question is None else json.dumps(question).encode()
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        with _OPENER.open(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def flow_run(self, identifier: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("prefect", f"api/flow_runs/{identifier}")
+        return found
+
+    def number(self, service: str) -> int:
+        """The process id of a service."""
+        return int((self.root / f"{service}.pid").read_text())
+
+    def kill(self, service: str) -> int:
+        """SIGKILL to a service and to its children; the id that it had."""
+        number = self.number(service)
+        for process in [psutil.Process(number), *psutil.Process(number).children(recursive=True)]:
+            process.send_signal(signal.SIGKILL)
+        return number
+
+    def flow_processes(self) -> list[psutil.Process]:
+        """The processes of flow runs: what the worker has started."""
+        return psutil.Process(self.number("worker")).children(recursive=True)
+
+    def steps(self, run_id: str, metric: str = "reward/mean") -> list[int]:
+        """The steps of a metric's history in MLflow, as recorded: a step that was logged twice is there twice."""
+        query = f"run_id={run_id}&metric_key={metric.replace('/', '%2F')}"
+        found = self.ask("mlflow", f"api/2.0/mlflow/metrics/get-history?{query}")
+        return [int(each["step"]) for each in found.get("metrics", [])]
+
+    def record(self, stage: str) -> dict[str, Any]:
+        """The one record of a stage in the cache."""
+        (path,) = (self.home / "cache" / stage).glob("*.json")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def forget(self, stage: str) -> None:
+        """Remove a stage's records, so that it is computed again."""
+        for path in (self.home / "cache" / stage).glob("*.json"):
+            path.unlink()
+
+    def _client_variables(self) -> dict[str, str]:
+        return self.variables | self.clients | {"PREFECT_HOME": str(self.home / "client"), "COLUMNS": "400"}
+
+    def _run(self, module: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", *module]
+        return subprocess.run(command, capture_output=True, text=True, env=dict(variables), cwd=ROOT, check=False)
+
+
+def free_ports(names: Iterable[str]) -> dict[str, int]:
+    """A port for each name that nobody listens on."""
+    sockets = {name: socket.socket() for name in names}
+    for each in sockets.values():
+        each.bind(("127.0.0.1", 0))
+    ports = {name: int(each.getsockname()[1]) for name, each in sockets.items()}
+    for each in sockets.values():
+        each.close()
+    return ports
+
+
+def wait_until(holds: Callable[[], bool], *, seconds: float, what: str) -> float:
+    """Seconds until ``holds``, which may fail while a server is down."""
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        try:
+            if holds():
+                return time.monotonic() - started
+        except (OSError, ValueError, psutil.Error):
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"after {seconds:.0f} s: not {what}")
+
+
+def _submission(deployment: str, overrides: tuple[str, ...], parameters: Mapping[str, str], *more: str) -> list[str]:
+    given = {**parameters, "overrides": json.dumps(overrides)}
+    options = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
+    return ["prefect", "deployment", "run", deployment, *options, *more]

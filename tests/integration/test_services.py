@@ -1,0 +1,179 @@
+"""`make services` for real: PostgreSQL, Prefect, MLflow and a worker; deployments, kills, and what is left of each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from service_runs import SMALL, Services, free_ports, wait_until  # the folder is not on the path in importlib mode
+
+pytestmark = pytest.mark.services
+
+HEALED_SECONDS = 150.0  # from the kill of worker and flow until the run goes on
+END_SECONDS = 420.0
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    """Everything up, in a folder that PostgreSQL's user may enter; the home is kept when something fails to start."""
+    folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
+    folder.chmod(0o755)
+    made = Services(home=folder / "home", ports=free_ports(("postgres", "prefect", "mlflow")))
+    up = made.command("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+    yield made
+    down = made.command("down")
+    assert down.returncode == 0, down.stdout + down.stderr
+    left = [each for each in psutil.process_iter() if str(made.root) in command_of(each)]
+    assert left == []
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(services: Services) -> str:
+    """The digest of the policy that a run of `grpo` makes when nothing happens to it."""
+    done = services.deploy("online-rl/grpo", *SMALL, preset="tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(services.record("grpo")["ref"]["sha256"])
+
+
+def test_a_second_start_changes_nothing_and_no_password_is_to_be_seen(services: Services) -> None:
+    before = {name: services.number(name) for name in ("postgres", "prefect", "mlflow", "worker")}
+    up = services.command("up")
+    assert (up.returncode, up.stdout.count("ready")) == (0, 4), up.stdout + up.stderr
+    assert all(f"export {name}={value}" in up.stdout for name, value in services.clients.items())
+    assert {name: services.number(name) for name in before} == before
+    secrets = services.root / "passwords.json"
+    assert secrets.stat().st_mode & 0o777 == 0o600
+    commands = " ".join(command_of(each) for each in psutil.process_iter())
+    assert not any(word in commands for word in secrets.read_text().split('"') if len(word) > 20)
+
+
+EMBEDDED = """
+from pathlib import Path
+from tasks.registry import register_model, set_alias
+from tasks.settings import configure_environment, find_home
+from tasks.tracking import open_tracker
+configure_environment(find_home())
+tracker = open_tracker(find_home())
+folder = find_home().root / "weights"
+folder.mkdir()
+(folder / "model.safetensors").write_text("weights")
+with tracker.start_run("old", "grpo", tags={"stage": "grpo"}) as run:
+    for step in range(5):
+        run.log_metrics({"reward/mean": step / 4}, step=step)
+    run.log_artifact(folder / "model.safetensors", "plots")
+    set_alias(tracker, register_model(run, folder, name="old-grpo", tags={"sha256": "abc"}), "champion")
+print(run.run_id)
+"""
+FETCH = """
+import sys
+from pathlib import Path
+from tasks.tracking import download_model
+print((download_model("models:/old-grpo@champion", Path(sys.argv[1])) / "model.safetensors").read_text())
+"""
+
+
+def test_the_embedded_records_move_to_the_server_under_their_ids(services: Services, tmp_path: Path) -> None:
+    run_id = services.python(EMBEDDED).splitlines()[-1]
+    moved = services.command("migrate")
+    assert moved.returncode == 0, moved.stdout + moved.stderr
+    assert services.steps(run_id) == [0, 1, 2, 3, 4]
+    listed = services.ask("mlflow", f"api/2.0/mlflow/artifacts/list?run_id={run_id}&path=plots")
+    assert [each["path"] for each in listed["files"]] == ["plots/model.safetensors"]
+    shutil.rmtree(services.home / "mlartifacts")  # what is on the server needs the old files no more
+    assert services.python(FETCH, str(tmp_path), served=True) == "weights\n"
+    again = services.command("migrate")
+    assert (again.returncode, "runs of its own" in again.stderr) == (1, True), again.stderr
+    experiments = services.ask("mlflow", "api/2.0/mlflow/experiments/search", {"max_results": 10})["experiments"]
+    made = services.ask("mlflow", "api/2.0/mlflow/experiments/create", {"name": "new"})["experiment_id"]
+    assert made not in {each["experiment_id"] for each in experiments}  # it counts on from the copied ones
+
+
+@pytest.mark.parametrize("deployment", ["reward-model/reward-model", "online-rl/ppo"])
+def test_a_deployment_runs_through_the_worker(services: Services, deployment: str) -> None:
+    done = services.deploy(deployment, *SMALL, preset="tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "finished successfully" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("parameters", "overrides", "message"),
+    [
+        ({"preset": "tinyy"}, (), "'tinyy' does not match"),
+        ({"preset": "tiny"}, ("gprpo.seed=1",), "'gprpo.seed=1' does not match"),
+        ({"preset": "tiny", "algorithm": "dqn"}, (), "'dqn' is not one of"),
+    ],
+)
+def test_what_a_pattern_can_tell_is_refused_before_a_run_is_queued(
+    services: Services, parameters: dict[str, str], overrides: tuple[str, ...], message: str
+) -> None:
+    before = services.ask("prefect", "api/flow_runs/count", {})
+    done = services.deploy("online-rl/grpo", *overrides, **parameters)
+    assert (done.returncode, message in done.stdout + done.stderr) == (1, True), done.stdout + done.stderr
+    assert services.ask("prefect", "api/flow_runs/count", {}) == before
+
+
+def test_a_wrong_key_ends_the_run_with_our_message(services: Services) -> None:
+    done = services.deploy("online-rl/grpo", "grpo.learning_ratee=1", preset="tiny")
+    assert done.returncode == 1, done.stdout + done.stderr
+    run = next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID:" in line)
+    message = services.flow_run(run)["state"]["message"]
+    assert "ConfigError" in message
+    assert "unknown key" in message
+    assert "grpo.learning_ratee" in message
+
+
+def test_worker_and_run_killed_together_are_back_without_a_person(services: Services, undisturbed: str) -> None:
+    run = start_and_wait_for_checkpoint(services)
+    flows = services.flow_processes()
+    assert flows
+    services.kill("worker")
+    seconds = wait_until(
+        lambda: services.flow_run(run)["run_count"] == 2, seconds=HEALED_SECONDS, what="back at work after the kill"
+    )
+    sys.stderr.write(f"back at work {seconds:.0f} s after the kill\n")
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in flows)
+    assert_undisturbed(services, run, undisturbed)
+
+
+@pytest.mark.parametrize("service", ["prefect", "mlflow", "postgres"])
+def test_a_server_killed_during_a_run_costs_nothing(services: Services, undisturbed: str, service: str) -> None:
+    run = start_and_wait_for_checkpoint(services)
+    killed = services.kill(service)
+    wait_until(lambda: services.number(service) != killed, seconds=120.0, what=f"{service} started again")
+    assert_undisturbed(services, run, undisturbed)
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
+
+
+def start_and_wait_for_checkpoint(services: Services) -> str:
+    """A run of `grpo` that is in the middle of its iterations."""
+    services.forget("grpo")
+    run = services.submit("online-rl/grpo", *SMALL, preset="tiny")
+    work = services.home / "work"
+    wait_until(lambda: any(work.glob("*/checkpoints/*")), seconds=END_SECONDS, what="at a first checkpoint")
+    return run
+
+
+def assert_undisturbed(services: Services, run: str, digest: str) -> None:
+    """The run completes, with every step recorded once and the very weights of a run to which nothing happened."""
+    wait_until(lambda: services.flow_run(run)["state_type"] == "COMPLETED", seconds=END_SECONDS, what="completed")
+    ref = services.record("grpo")["ref"]
+    assert ref["sha256"] == digest
+    iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("grpo.num_iterations"))
+    assert sorted(services.steps(ref["mlflow_run_id"])) == list(range(1, iterations + 1))
+    assert not any((services.home / "leases").glob("*.json"))
