@@ -1,6 +1,6 @@
 """Learning through vLLM beside learning through the native sampler: GRPO and PPO, same seeds, one table.
 
-    python -m benchmarks.engines --python .venv-engine/bin/python [--preset ppo_vs_grpo] [--seeds 0 1 2] [--set KEY=VALUE]
+    python -m benchmarks.engines --python .venv-engine/bin/python [--preset ppo_vs_grpo] [--seeds 0 1 2]
 
 Both engines start from the same SFT checkpoint and see the same prompts; their random number generators differ, so the
 curves agree as two seeds agree. The stages run inline and are cached in the home: an interrupted measurement goes on.
@@ -56,7 +56,7 @@ def _engine_settings(engine: str, python: str) -> Iterator[str]:
 
 
 def _lines(found: Mapping[tuple[str, str], Sequence[History]], seeds: Sequence[int]) -> Iterator[str]:
-    """Mean reward of each block of iterations, averaged over the seeds, with their range; then what is measured once."""
+    """Mean reward of each block of iterations, over the seeds, with their range; then what is measured once."""
     columns = [(run, engine) for run in RUNS for engine in ENGINES]
     yield "| iterations | " + " | ".join(f"{run}, {engine}" for run, engine in columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"

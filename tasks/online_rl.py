@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -35,8 +33,10 @@ from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_engine import sync_dtype
 from tasks.rollout_tables import write_rollouts
+from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
 from tasks.stages import StageContext, StageResult
+from tasks.timing import timed
 
 MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
 
@@ -63,6 +63,7 @@ def resume(run: RlRun) -> int:
         return 0
     run.history = state["history"]
     iteration = int(state["iteration"])
+    run.ahead.restore(state["ahead"], run.prompts_of(iteration + 1))
     run.context.progress(f"goes on after iteration {iteration} of {run.rl.num_iterations}")
     sync_weights(run, moved=False)
     return iteration
@@ -79,8 +80,12 @@ def run_iteration(run: RlRun, iteration: int) -> None:
         metrics |= replacement_metrics(drawn)
     if run.rl.sampling.episodes.tools:
         metrics |= episode_metrics([item.rollout for group in scored for item in group])
+    if run.rl.sampling.staleness:
+        metrics["staleness"] = mean_staleness(scored, run.learner.policy_version)
     with timed(seconds, "update"):
         moved = update_policy(run, scored, iteration, metrics)
+    with timed(seconds, "rollout"):
+        run.ahead.wait()
     with timed(seconds, "sync"):
         metrics |= sync_weights(run, moved=moved)
     every, last = run.rl.eval_every, iteration == run.rl.num_iterations
@@ -100,14 +105,6 @@ def run_iteration(run: RlRun, iteration: int) -> None:
         checkpoint(run, iteration)
 
 
-@contextmanager
-def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Wall seconds of a block, added under its name."""
-    started = time.perf_counter()
-    yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-
-
 def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
     """The iteration's scored groups; with dynamic sampling, those without signal replaced by fresh prompts' groups."""
 
@@ -117,6 +114,11 @@ def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[
         with timed(seconds, "score"):
             return score_rollouts(run, groups)
 
+    if run.rl.sampling.staleness:
+        with timed(seconds, "rollout"):
+            ahead = run.ahead.advance(partial(rollouts_of, run), iteration, last=run.rl.num_iterations)
+        with timed(seconds, "score"):
+            return Drawn(groups=tuple(score_rollouts(run, ahead)), replaced=())
     prompts = run.prompts_of(iteration)
     groups = draw(prompts, iteration)
     if not run.rl.sampling.max_replacements:
@@ -129,6 +131,12 @@ def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[
         partial(carries_signal, truncated=run.rl.update.truncated),
         max_rounds=run.rl.sampling.max_replacements,
     )
+
+
+def rollouts_of(run: RlRun, iteration: int) -> list[list[Rollout]]:
+    """What the engine samples for an iteration, in any thread: autocast is a thread's own."""
+    with run.runtime.autocast():
+        return collect_rollouts(run, run.prompts_of(iteration), seed=derive_seed(run.seed, "rollouts", iteration))
 
 
 def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
@@ -256,6 +264,7 @@ def checkpoint(run: RlRun, iteration: int) -> None:
         "iteration": iteration,
         "identity": {"stage": run.context.stage_key},
         "history": run.history,
+        "ahead": run.ahead.state(),
     }
     run.context.tracker.flush()  # the resumed run drops what is logged already, and must not miss what is not
     save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import torch
@@ -33,6 +33,7 @@ from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.episodes import corpus_digest, with_tools
 from tasks.rollout_engine import open_engine
+from tasks.rollouts_ahead import RolloutsAhead
 from tasks.runtime import Runtime, open_runtime
 from tasks.stages import StageContext
 from tasks.tokens import tokenize_prompts
@@ -60,6 +61,7 @@ class RlRun:
             bootstrap_truncated=rl.critic.gae.bootstrap_truncated,
         )
         self.sampler: Sampler
+        self.ahead: RolloutsAhead
         self.reward_model = open_reward_model(context, rl, runtime, policy)
         self.reward: RewardFn
         self.verifier: RewardFn
@@ -112,6 +114,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         start = context.inputs[START] / MODEL
         engine = stack.enter_context(open_engine(start, tokenizer, rl.sampling, runtime, context.progress))
         run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
+        run.ahead = stack.enter_context(closing(RolloutsAhead()))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         run.verifier = stack.enter_context(verifier(context.config))
         yield run

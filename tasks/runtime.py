@@ -22,6 +22,10 @@ class Runtime:
     device: torch.device
     compute_dtype: torch.dtype
 
+    def autocast(self) -> torch.autocast:
+        """The context of matrix products in ``compute_dtype``; it is a thread's own."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
+
     def load_trainable(self, folder: Path) -> PreTrainedModel:
         """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
         return load_policy(folder, device=self.device, dtype=torch.float32)
@@ -39,8 +43,9 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
         torch.set_num_threads(config.num_threads)
     torch.manual_seed(seed)
     device, dtype = choose_device_and_dtype(config)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        yield Runtime(device=device, compute_dtype=dtype)
+    runtime = Runtime(device=device, compute_dtype=dtype)
+    with runtime.autocast():
+        yield runtime
 
 
 def peak_memory_gib(device: torch.device) -> float:

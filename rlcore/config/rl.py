@@ -23,12 +23,17 @@ class SamplingConfig:
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded together
     max_replacements: NonNegativeInt = 0  # rounds in which groups without signal give way to fresh prompts'; 0: never
+    staleness: Literal[0, 1] = 0  # 1: the next iteration's rollouts are sampled while this one's update runs
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         if self.episodes.tools and self.episodes.max_turn_tokens > self.max_new_tokens:
             raise ConfigError("episodes.max_turn_tokens must not be above max_new_tokens, which bounds all turns")
+        if self.staleness and self.max_replacements:
+            raise ConfigError(
+                "max_replacements looks at rewards before it samples on, staleness = 1 samples before that"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +207,8 @@ class RlConfig:
     def __post_init__(self) -> None:
         if self.sampling.max_replacements > 0 and self.group_size == 1:
             raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
+        if self.sampling.staleness and self.update.mismatch.mode == "off":
+            raise ConfigError("sampling.staleness = 1 needs update.mismatch: older weights sampled than are trained")
         if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:
             raise ConfigError("update.max_ref_kl needs kl.coefficient > 0: without it there is no reference")
         if self.critic.placement == "adapter" and self.update.adapter.rank == 0:

@@ -53,7 +53,9 @@ class JudgeOptions:
 
     ``template``: a file with ``$question``, ``$reference``, ``$answer``, ``$scale`` and ``$nonce`` in place of the
     default text. ``scale``: the best mark; the reward is mark / scale. ``key_variable``: the environment variable that
-    holds the key, which is written nowhere. A request that fails is sent again ``retries`` times.
+    holds the key, which is written nowhere. A request that fails is sent again ``retries`` times. ``enforce_form``:
+    the server lets the judge write nothing but a mark, a whole number up to ``scale``: vLLM's structured output, for
+    models too small to keep to a form that they are asked for, or too fond of reasoning first.
     """
 
     base_url: str
@@ -66,10 +68,13 @@ class JudgeOptions:
     retries: NonNegativeInt = 3
     key_variable: str = ""
     seed: int = 0
+    enforce_form: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^\s?#@]+", self.base_url):
             raise ConfigError(f"base_url = {self.base_url!r}: must be http://host:port/path, without a user or a query")
+        if self.enforce_form and self.scale not in range(1, 101):
+            raise ConfigError(f"scale = {self.scale:g}: enforce_form needs a whole number from 1 to 100")
 
 
 class JudgeReward:
@@ -123,6 +128,8 @@ class JudgeReward:
             "seed": self._options.seed,
             "max_tokens": self._options.max_tokens,
         }
+        if self._options.enforce_form:
+            body["structured_outputs"] = {"regex": mark_form(nonce, scale=int(self._options.scale))}
         try:
             reply = self._endpoint.complete(body)
         except EndpointError as error:
@@ -139,6 +146,11 @@ class JudgeReward:
             reference=rollout.prompt.reference or "(none)",
             answer=rollout.text,
         )
+
+
+def mark_form(nonce: str, *, scale: int) -> str:
+    """The regular expression of a reply that is one mark from 0 to ``scale``."""
+    return f"<mark {nonce}>({'|'.join(map(str, range(scale + 1)))})</mark>"
 
 
 def parse_mark(reply: str, nonce: str, *, scale: float) -> float | None:

@@ -1,0 +1,63 @@
+"""A micro run whose rollouts are sampled one iteration ahead: what they were sampled with, and a kill in the middle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+from conftest import ROOT, environment, flows_command, run_flows
+
+AHEAD = "grpo.sampling.staleness=1"
+
+
+def artifact(home: Path) -> Path:
+    (path,) = (home / "cache" / "grpo").glob("*.json")
+    return home / str(json.loads(path.read_text())["ref"]["uri"])
+
+
+def test_rollouts_are_one_update_old_and_a_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(
+    micro_home: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for home in (whole, killed):
+        shutil.copytree(micro_home, home)
+        shutil.rmtree(home / "cache" / "grpo")
+        shutil.rmtree(home / "work", ignore_errors=True)
+    done = run_flows("run", whole, AHEAD)
+    assert done.returncode == 0, done.stderr
+
+    process = subprocess.Popen(
+        flows_command("run", AHEAD),
+        env=environment(killed),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    while not list(killed.glob("work/*/checkpoints/step-000002")):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (killed / "cache" / "grpo").exists()
+    done = run_flows("run", killed, AHEAD)
+    assert done.returncode == 0, done.stderr
+    assert "goes on after iteration" in done.stderr
+
+    history = json.loads((artifact(whole) / "history.json").read_text())
+    assert [row["staleness"] for row in history] == [0.0, 1.0, 1.0, 1.0]
+    assert all(row["mismatch/max_abs"] > 1e-3 for row in history[1:] if row["gradient_norm"] > 0.0)
+    for number, row in enumerate(history, start=1):
+        table = pd.read_parquet(artifact(whole) / "rollouts" / f"iteration-{number:05d}.parquet")
+        assert set(table["policy_version"]) == {max(0, number - 2)}, row
+    weights = [(artifact(home) / "model" / "model.safetensors").read_bytes() for home in (whole, killed)]
+    assert weights[0] == weights[1]
+    tables = [
+        [pd.read_parquet(path) for path in sorted((artifact(home) / "rollouts").glob("*.parquet"))]
+        for home in (whole, killed)
+    ]
+    assert all(one.equals(other) for one, other in zip(*tables, strict=True))
