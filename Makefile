@@ -15,7 +15,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,8 +123,12 @@ recipes: setup  ## every recipe on the tiny model, one after another (under 25 m
 mutation: setup  ## change one expression of the algorithms at a time: which change would no test notice? (an hour of CPU)
 	$(BIN)/python -m benchmarks.mutation
 
-bench-grpo: peers  ## one GRPO step of TRL and of ours, interleaved, one thread (minutes; leave the machine alone)
-	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.grpo_trl
+bench-grpo: peers setup  ## one GRPO step of TRL and of ours, interleaved: BENCH='--model tiny smollm2 --threads 1 2' (leave the machine alone)
+	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.grpo_trl $(BENCH)
+	$(BIN)/python -m benchmarks.grpo_plot
+
+bench-growth: setup  ## cost of one update against group, prompt, completion, vocabulary and model size (minutes)
+	$(BIN)/python -m benchmarks.growth
 
 bench-promotion: setup  ## how often the promotion gate errs, and what it finds (half a minute)
 	$(BIN)/python -m benchmarks.promotion

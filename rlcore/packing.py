@@ -32,10 +32,11 @@ class PackedBatch:
     """A micro-batch of B rows of T positions, holding S sequences with N completion tokens in all.
 
     ``token_ids``, ``position_ids``: int64 [B, T]. ``segment``: int64 [B, T], 0 for the prompt, k for the k-th
-    completion of the row, -1 for padding. ``predictors``: int64 [N], index into the flattened [B*T] positions of the hidden state that predicts
-    the token. ``targets``: int64 [N]. ``sequence_index``: int64 [N], which of the caller's sequences the token is of.
-    ``token_index``: int64 [N], its place in that completion. ``last_positions``: int64 [S], flat position of each
-    sequence's last token; ``sequences``: int64 [S], the caller's numbers of the sequences in this batch.
+    completion of the row, -1 for padding. ``predictors``: int64 [N], index into the flattened [B*T] positions of the
+    hidden state that predicts the token. ``targets``: int64 [N]. ``sequence_index``: int64 [N], which of the caller's
+    sequences the token is of. ``token_index``: int64 [N], its place in that completion. ``last_positions``: int64 [S],
+    flat position of each sequence's last token; ``sequences``: int64 [S], the caller's numbers of the sequences in this
+    batch.
     """
 
     token_ids: torch.Tensor

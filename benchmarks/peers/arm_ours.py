@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from benchmarks.peers import work
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.algorithms.weighting import token_mean
 from rlcore.config import KlConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling.decoding import decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.training.experience import Judges, build_experience
@@ -59,10 +61,11 @@ def sample(engine: LlamaForCausalLM) -> list[list[ScoredRollout]]:
     return [rollouts[start : start + work.GROUP_SIZE] for start in range(0, len(rollouts), work.GROUP_SIZE)]
 
 
-def main() -> None:
-    model = work.make_model()
+def main(name: str) -> None:
+    model = work.make_model(name)
     engine = copy.deepcopy(model).requires_grad_(False).eval()
     engine.set_attn_implementation(GROUPED_ATTENTION)
+    model.set_attn_implementation(TREE_ATTENTION)  # as load_policy does
     algorithm = replace(ALGORITHMS["grpo"], weighting=token_mean)
     config = RlConfig(
         algorithm="grpo",
@@ -94,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -58,8 +58,8 @@ def rewards(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> li
     return [float(number % 2) for number in range(len(prompts))]
 
 
-def main(arm: str) -> None:
-    model, clock = work.make_model(), []
+def main(arm: str, name: str) -> None:
+    model, clock = work.make_model(name), []
     model.generate = forced(model.generate, clock)
     texts = [" ".join(f"t{token}" for token in prompt) for prompt in work.prompts()]
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def main(arm: str) -> None:
             reward_funcs=rewards,
             args=config,
             train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
-            processing_class=work.make_tokenizer(),
+            processing_class=work.make_tokenizer(name),
         )
         clock.append(work.Clock())
         trainer.train()
@@ -92,4 +92,4 @@ def main(arm: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,9 +1,10 @@
 """How long does one GRPO step take, in TRL and here? The work is described in :mod:`benchmarks.peers.work`.
 
-    make bench-grpo        (python -m benchmarks.peers.grpo_trl [--rounds 3] [--threads 1] [--arms ...] [--out file])
+    make bench-grpo        (python -m benchmarks.peers.grpo_trl [--model tiny smollm2] [--threads 1 2] [--rounds 3] ...)
 
-Each arm runs in a process of its own, the arms in turn, round by round, so that a disturbance meets all of them. Prints
-a Markdown table of medians with the machine, the versions and the load, and writes every single timing as JSON.
+Each arm runs in a process of its own, the arms in turn, round by round, so that a disturbance meets all of them, and
+with them the machine's best matrix product, from which the floor is worked out. Prints Markdown tables of medians with
+the machine, the versions and the load, and writes every single timing as JSON; :mod:`benchmarks.grpo_plot` draws it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import work
+
 ARMS = {
     "ours": ("benchmarks.peers.arm_ours",),
     "trl-tuned": ("benchmarks.peers.arm_trl", "trl-tuned"),
@@ -30,44 +33,44 @@ QUIET_LOAD = 1.5  # one-minute load average above which wall times say little
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=work.MODELS, default=["tiny"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--out", type=Path, default=Path(".rlcore/bench-grpo.json"))
     options = parser.parse_args()
-    loads, timings = [os.getloadavg()[0]], []
+    report: dict[str, Any] = {"machine": _machine(), "loads": [os.getloadavg()[0]], "peaks": [], "timings": []}
     for number in range(options.rounds):
-        for arm in options.arms:
-            timings.append(_run(arm, options.threads) | {"round": number})
-            loads.append(os.getloadavg()[0])
-            sys.stderr.write(f"round {number + 1}, {arm}: {timings[-1]['cpu_seconds']:.1f} CPU s\n")
-            report = {"machine": _machine(options.threads, loads), "timings": timings}
-            _write(options.out, report)  # after each: a long measurement that is stopped keeps what it has
+        for model in options.model:
+            for threads in options.threads:
+                setting = {"model": model, "threads": threads, "round": number}
+                report["peaks"].append(setting | _run(("benchmarks.peers.arm_peak",), threads))
+                for arm in options.arms:
+                    timing = _run((*ARMS[arm], model), threads)
+                    report["timings"].append(timing | setting)
+                    report["loads"].append(os.getloadavg()[0])
+                    sys.stderr.write(f"{setting}, {arm}: {timing['cpu_seconds']:.1f} CPU s\n")
+                    _write(options.out, report)  # a long measurement that is stopped keeps what it has
     sys.stdout.write(render(report) + f"\n\nEvery timing: {options.out}\n")
     return 0
 
 
-def _run(arm: str, threads: int) -> dict[str, Any]:
+def _run(arm: Sequence[str], threads: int) -> dict[str, Any]:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", *ARMS[arm]]
+    command = [sys.executable, "-W", "ignore", "-m", *arm]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     if finished.returncode != 0:
-        raise SystemExit(f"the arm {arm} failed:\n{finished.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(arm)} failed:\n{finished.stderr[-2000:]}")
     timing: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
     return timing
 
 
-def _machine(threads: int, loads: Sequence[float]) -> dict[str, Any]:
-    # At the start and after each arm: our own process adds about one to what is there besides.
+def _machine() -> dict[str, Any]:
     return {
         "cpu": platform.machine(),
         "cores": os.cpu_count(),
-        "threads": threads,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
-        "load_at_start": loads[0],
-        "highest_load": max(loads),
-        "quiet": loads[0] < QUIET_LOAD and max(loads) < threads + QUIET_LOAD,
     }
 
 
@@ -79,36 +82,62 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The medians as a Markdown table, with what they were measured on."""
-    machine, timings = report["machine"], report["timings"]
+    """A Markdown table of medians for each model and number of threads, with what they were measured on."""
+    machine, loads = report["machine"], report["loads"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    state = "quiet machine" if machine["quiet"] else "BUSY machine: compare CPU seconds, not wall seconds"
+    most = max(timing["threads"] for timing in report["timings"])
+    # Our own process adds one per thread to what is there besides.
+    quiet = loads[0] < QUIET_LOAD and max(loads) < most + QUIET_LOAD
+    state = "quiet machine" if quiet else "BUSY machine: compare CPU seconds, not wall seconds"
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} thread(s), Python {machine['python']}, "
-        f"{versions}; load {machine['load_at_start']:.1f} to {machine['highest_load']:.1f} ({state}).",
-        "",
-        "| arm | n | wall s | CPU s (range) | of it generation | peak MiB above the start | completion tokens |",
-        "|---|---|---|---|---|---|---|",
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, {versions}; load {loads[0]:.1f} to "
+        f"{max(loads):.1f} ({state})."
     ]
-    arms = dict.fromkeys(timing["arm"] for timing in timings)
-    lines += [_row(arm, [timing for timing in timings if timing["arm"] == arm]) for arm in arms]
+    settings = dict.fromkeys((timing["model"], timing["threads"]) for timing in report["timings"])
+    for model, threads in settings:
+        lines += ["", *_table(report, model, threads)]
     return "\n".join(lines)
 
 
-def _row(arm: str, timings: Sequence[Mapping[str, Any]]) -> str:
-    def median(name: str) -> float:
-        return statistics.median(timing[name] for timing in timings)
+def _table(report: Mapping[str, Any], model: str, threads: int) -> list[str]:
+    def of_setting(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [row for row in rows if (row["model"], row["threads"]) == (model, threads)]
 
-    cpu = [timing["cpu_seconds"] for timing in timings]
-    memory = statistics.median(timing["peak_mib"] - timing["before_mib"] for timing in timings)
+    peak = max(row["gflops"] for row in of_setting(report["peaks"]))
+    floor = work.floor_flops(model) / peak / 1e9
+    arms: dict[str, list[Mapping[str, Any]]] = {}
+    for timing in of_setting(report["timings"]):
+        arms.setdefault(timing["arm"], []).append(timing)
+    tuned = _medians(arms["trl-tuned"]) if "trl-tuned" in arms else None
+    return [
+        f"Model {model}, {threads} thread(s). Floor: {work.floor_flops(model) / 1e12:.3f} TFLOP at {peak:.0f} GFLOP a CPU second: "
+        f"{floor:.1f} s.",
+        "",
+        "| arm | n | wall s | CPU s (range) | of it generation | of floor | of tuned TRL | peak MiB (above start) |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_row(arm, timings, floor, tuned) for arm, timings in arms.items()),
+    ]
+
+
+def _medians(timings: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = ("wall_seconds", "cpu_seconds", "generation_cpu_seconds", "peak_mib", "before_mib")
+    return {name: statistics.median(timing[name] for timing in timings) for name in names}
+
+
+def _row(arm: str, timings: Sequence[Mapping[str, Any]], floor: float, tuned: Mapping[str, float] | None) -> str:
+    cpu, medians = [timing["cpu_seconds"] for timing in timings], _medians(timings)
+    above = medians["peak_mib"] - medians["before_mib"]
+    faster = f"1/{tuned['cpu_seconds'] / medians['cpu_seconds']:.2f}" if tuned else "–"
+    memory = f"{medians['peak_mib']:.0f} ({above:.0f})"
     cells = (
         arm,
         str(len(timings)),
-        f"{median('wall_seconds'):.1f}",
-        f"{median('cpu_seconds'):.1f} ({min(cpu):.1f} to {max(cpu):.1f})",
-        f"{median('generation_cpu_seconds'):.1f}",
-        f"{memory:.0f}",
-        str(timings[0]["completion_tokens"]),
+        f"{medians['wall_seconds']:.1f}",
+        f"{medians['cpu_seconds']:.1f} ({min(cpu):.1f} to {max(cpu):.1f})",
+        f"{medians['generation_cpu_seconds']:.1f}",
+        f"{medians['cpu_seconds'] / floor:.1f} ×",
+        faster,
+        memory,
     )
     return f"| {' | '.join(cells)} |"
 

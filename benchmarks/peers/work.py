@@ -1,8 +1,9 @@
-"""The work that is timed, the same for every arm: one GRPO step on a tiny random Llama with forced completion lengths.
+"""The work that is timed, the same for every arm: one GRPO step on a random Llama with forced completion lengths.
 
-8 prompts of 66 to 128 tokens, 8 completions each of 8 to 96 tokens (the EOS included), beta 0, AdamW, float32; hidden
-size 256, 6 layers, vocabulary 1,024. Lengths are forced on both sides, so that both compute the same number of tokens
-whatever their random numbers are. Rewards are 0 and 1 in turn, so that every group has a signal.
+8 prompts of 66 to 128 tokens, 8 completions each of 8 to 96 tokens (the EOS included), beta 0, AdamW, float32. Models:
+``tiny`` (hidden size 256, 6 layers, vocabulary 1,024) and ``smollm2`` (the shape of SmolLM2-135M). Lengths are forced
+on both sides, so that both compute the same number of tokens whatever their random numbers are. Rewards are 0 and 1
+in turn, so that every group has a signal.
 """
 
 from __future__ import annotations
@@ -20,8 +21,30 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-NUM_PROMPTS, GROUP_SIZE, MAX_NEW_TOKENS, VOCABULARY, EOS = 8, 8, 96, 1024, 1
+from benchmarks.floor import forward_flops
+
+NUM_PROMPTS, GROUP_SIZE, MAX_NEW_TOKENS, PROMPT_VOCABULARY, EOS = 8, 8, 96, 1024, 1
 LEARNING_RATE = 1e-6
+MODELS: dict[str, dict[str, int]] = {
+    "tiny": {
+        "vocab_size": 1024,
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+    },
+    "smollm2": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +64,7 @@ def prompts() -> list[tuple[int, ...]]:
     """8 prompts as token ids."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.linspace(66, 128, NUM_PROMPTS).round().long().tolist()
-    return [tuple(torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
+    return [tuple(torch.randint(2, PROMPT_VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
 
 
 def completion_lengths() -> torch.Tensor:
@@ -50,16 +73,10 @@ def completion_lengths() -> torch.Tensor:
     return torch.randint(8, MAX_NEW_TOKENS + 1, (NUM_PROMPTS * GROUP_SIZE,), generator=generator)
 
 
-def make_model() -> LlamaForCausalLM:
+def make_model(name: str) -> LlamaForCausalLM:
     """The policy, the same weights in every arm."""
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
+        **MODELS[name],
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=EOS,
@@ -70,9 +87,15 @@ def make_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def floor_flops(name: str) -> float:
+    """FLOP that no exact step can do without: one forward pass to generate, and one with its backward pass to train."""
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts()])
+    return 4 * forward_flops(MODELS[name], prompt_lengths, completion_lengths().view(NUM_PROMPTS, GROUP_SIZE))
+
+
+def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """One word per token (``t17``), so that a prompt given as text has exactly its token ids."""
-    words = {f"t{number}": number for number in range(VOCABULARY)}
+    words = {f"t{number}": number for number in range(MODELS[name]["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0")

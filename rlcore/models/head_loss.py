@@ -42,7 +42,8 @@ def fused_loss(
         lengths: tokens of each sequence, in the order of the targets; their sum is N.
         temperature: of the distribution that was sampled from.
     """
-    loss: torch.Tensor = _FusedLoss.apply(hidden, head_weight, targets, loss_of, tuple(lengths), temperature)
+    arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature)
+    loss: torch.Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
 
 

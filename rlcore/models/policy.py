@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from transformers import PreTrainedModel
@@ -74,8 +75,8 @@ def completion_loss(
     ``loss_of`` is asked for parts of the batch, each of whole sequences; with ``by_token``, where no token's term looks
     at another token, of any tokens. Entropies carry a gradient, and cost a fourth product, only where one is asked for.
     """
-    _, counts = batch.sequence_index.unique_consecutive(return_counts=True)
-    lengths = [1] * batch.num_tokens if by_token else counts.tolist()
+    owners = batch.sequence_index.tolist()
+    lengths = [1] * len(owners) if by_token else [len(list(run)) for _, run in groupby(owners)]
     if entropy_gradient or not fits(lengths):
         logprobs, entropy = state_logprobs(
             model, states, batch, temperature=temperature, entropy_gradient=entropy_gradient

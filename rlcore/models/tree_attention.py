@@ -183,7 +183,7 @@ def _rest(tree: Tree) -> tuple[slice, ...]:
 def _by_pieces(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, scale: float | None
 ) -> torch.Tensor:
-    output: torch.Tensor = _Pieces.apply(query, key, value, layout, scale)
+    output: torch.Tensor = _Pieces.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2)
 
 

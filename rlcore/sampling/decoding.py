@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rlcore.sampling.kv_cache import BufferedLayer
+from rlcore.sampling.kv_cache import SharedPromptLayer, share
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _COMPACT_AT = 0.75  # share of live rows at which the ended ones are dropped: dropping copies the cache
@@ -70,29 +70,37 @@ def decode(
 class _Batch:
     """The rows that are decoded together.
 
-    ``rows`` [R]: which sequence each row is. ``mask`` bool [R, P + N]: False on the padding left of shorter prompts.
+    ``rows`` [R]: which sequence each row is. ``mask`` bool [G, P + N]: False on the padding left of shorter prompts.
+    ``origin`` [R]: which of the G prompts each row has.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: Cache, mask: torch.Tensor, rows: torch.Tensor) -> None:
-        self.model, self.cache, self.mask, self.rows = model, cache, mask, rows
+    def __init__(self, model: PreTrainedModel, cache: Cache, mask: torch.Tensor, origin: torch.Tensor) -> None:
+        self.model, self.cache, self.mask = model, cache, mask
+        self.rows = torch.arange(len(origin), device=origin.device)
+        self.width = cache.get_seq_length()
+        self.sharing = share(cache, origin, mask[:, : self.width])
 
     def advance(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append one token [R] to each row; returns the logits [R, V] that predict the next."""
-        width = self.cache.get_seq_length()
+        length = self.cache.get_seq_length()
+        seen = self.mask[self.sharing.origin, : length + 1]
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
-            attention_mask=self.mask[:, : width + 1],
-            position_ids=self.mask[:, :width].sum(-1, keepdim=True),
+            attention_mask=seen,
+            position_ids=seen[:, :length].sum(-1, keepdim=True),
             past_key_values=self.cache,
             use_cache=True,
+            sharing=self.sharing,
         ).logits
         return logits[:, -1]
 
     def keep(self, places: torch.Tensor) -> None:
-        """Drop all rows but those at these places."""
+        """Drop all rows but those at these places, and the prompts that none of them has."""
+        prompts, origin = self.sharing.origin[places].unique(return_inverse=True)
         for layer in self.cache.layers:
-            layer.select_rows(places)
-        self.mask, self.rows = self.mask[places], self.rows[places]
+            layer.select(places, prompts)
+        self.mask, self.rows = self.mask[prompts], self.rows[places]
+        self.sharing = share(self.cache, origin, self.mask[:, : self.width])
 
 
 def _prefill(
@@ -106,7 +114,7 @@ def _prefill(
         token_ids[place, width - len(prompt) :] = torch.tensor(prompt)
         mask[place, : width - len(prompt)] = False
     mask = mask.to(model.device)
-    cache = Cache(layer_class_to_replicate=BufferedLayer)
+    cache = Cache(layer_class_to_replicate=SharedPromptLayer)
     logits = model(
         input_ids=token_ids.to(model.device),
         attention_mask=mask[:, :width],
@@ -115,12 +123,8 @@ def _prefill(
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-    batch = _Batch(model, cache, mask, torch.arange(len(prompts), device=model.device))
     origin = torch.tensor([distinct[prompt] for prompt in prompts], device=model.device)
-    for layer in cache.layers:
-        layer.select_rows(origin)
-    batch.mask = mask[origin]
-    return batch, logits[origin]
+    return _Batch(model, cache, mask, origin), logits[origin]
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,13 +138,15 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) ->
     Returns:
         tokens, int64 [R], and their log-probabilities, float32 [R]; where logits are not finite these are not either.
     """
-    scaled = logits.float() / temperature
-    peak = scaled.amax(-1, keepdim=True)
-    cumulative = (scaled - peak).exp().cumsum(-1)
+    above_peak = logits.float() / temperature
+    above_peak.sub_(above_peak.amax(-1, keepdim=True))
+    # The one other buffer of the vocabulary's width: exponentials, then their sums, in place.
+    cumulative = above_peak.exp()
+    torch.cumsum(cumulative, -1, out=cumulative)
     total = cumulative[:, -1:]
     # right=True finds the first entry above the target, so a token of probability 0 is never drawn.
     tokens = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True).clamp(max=logits.shape[-1] - 1)
-    return tokens[:, 0], (scaled.gather(-1, tokens) - peak - total.log())[:, 0]
+    return tokens[:, 0], (above_peak.gather(-1, tokens) - total.log())[:, 0]
 
 
 def choose_likeliest(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,13 +1,13 @@
-"""Keys and values of a batch in place, and attention that reads them without a copy per query head."""
+"""Keys and values of a batch in place: a prompt's once for all of its completions, and attention that reads them so."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -15,10 +15,11 @@ GROUPED_ATTENTION = "rlcore_grouped"
 _GROWTH = 64  # positions that a full buffer grows by
 
 
-class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer in buffers [B, heads, capacity, width] that new positions are written into.
+class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of one layer: of G prompts, from the prefill, and of what R rows have added to them.
 
-    The library's dynamic layer copies all of them for every token.
+    ``prompt_keys``, ``prompt_values``: [G, heads, W, width]. ``keys``, ``values``: buffers [R, heads, capacity, width]
+    that new positions are written into. The library's dynamic layer copies all of them for every token.
     """
 
     def __init__(self) -> None:
@@ -29,13 +30,16 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append positions; returns views [B, heads, length, width] of all keys and values so far."""
-        start, self.length = self.length, self.length + key_states.shape[-2]
+        """The prefill's positions, or one more of each row; returns what the rows have added so far."""
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
-            self.keys, self.values = key_states, value_states
+            self.prompt_keys, self.prompt_values = key_states, value_states
+            self.keys = self.values = key_states[:0]
             self.is_initialized = True
-            return self.keys, self.values
+            return key_states, value_states
+        start, self.length = self.length, self.length + key_states.shape[-2]
+        if start == 0:
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         if self.length > self.keys.shape[-2]:
             self._move(slice(None), start)
         self.keys[:, :, start : self.length] = key_states
@@ -43,12 +47,15 @@ class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def get_seq_length(self) -> int:
-        """Number of positions that are filled."""
-        return self.length
+        """Number of positions of a row, those of its prompt included."""
+        return (self.prompt_keys.shape[-2] if self.is_initialized else 0) + self.length
 
-    def select_rows(self, rows: torch.Tensor) -> None:
-        """Keep these rows of the batch, in this order; a row may be named several times."""
-        self._move(rows, self.length)
+    def select(self, rows: torch.Tensor, prompts: torch.Tensor) -> None:
+        """Keep these rows and these prompts, in this order."""
+        if self.length:
+            self._move(rows, self.length)
+        if len(prompts) < len(self.prompt_keys):
+            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
     def _move(self, rows: torch.Tensor | slice, length: int) -> None:
         self.keys = _moved(self.keys[rows, :, :length], self.length + _GROWTH)
@@ -62,28 +69,94 @@ def _moved(states: torch.Tensor, capacity: int) -> torch.Tensor:
     return buffer
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharing:
+    """Which rows have which prompt, for one step of R rows over G prompts.
+
+    ``origin``: int64 [R], the prompt of each row. ``slots``: int64 [G * M], the rows of each prompt side by side, with
+    any row where a prompt has fewer than M. ``places``: int64 [R], where in ``slots`` a row stands. ``mask``: bool
+    [G, W], False on the padding left of shorter prompts.
+    """
+
+    cache: Cache
+    origin: torch.Tensor
+    slots: torch.Tensor
+    places: torch.Tensor
+    mask: torch.Tensor
+
+
+def share(cache: Cache, origin: torch.Tensor, mask: torch.Tensor) -> Sharing:
+    """Lay out the rows of each prompt; ``origin`` [R] and ``mask`` [G, W] as in :class:`Sharing`."""
+    order = origin.argsort(stable=True)
+    counts = origin.bincount(minlength=len(mask))
+    starts = counts.cumsum(0) - counts
+    width = int(counts.max())
+    places = torch.empty_like(origin)
+    places[order] = origin[order] * width + torch.arange(len(origin), device=origin.device) - starts[origin[order]]
+    slots = origin.new_zeros(len(mask) * width)
+    slots[places] = torch.arange(len(origin), device=origin.device)
+    return Sharing(cache, origin, slots, places, mask)
+
+
 def grouped_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    *,
+    sharing: Sharing | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention in which query heads that share a key-value head become its query positions.
+    """Attention of one new token per row over its prompt, read once for all rows that have it, and over its own keys.
 
-    Exact for one new token per sequence, where all heads may see the same positions, and free of the library's copies
-    of keys and values for every query head. Everything else goes to the library's own function. The parameters are
-    those of transformers' ``AttentionInterface``: query [B, heads, T, width], key and value [B, kv_heads, S, width].
+    Query heads that share a key-value head become its query positions, and so do the rows that share a prompt; the two
+    parts are merged by their log-sum-exp. Everything else goes to the library's own function. The parameters are those
+    of transformers' ``AttentionInterface``: query [R, heads, 1, width], key and value [R, kv_heads, own, width].
     """
-    batch, num_heads, num_queries, width = query.shape
-    num_kv_heads = key.shape[1]
-    if num_queries > 1 or num_heads == num_kv_heads or options.get("position_bias") is not None:
+    if sharing is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
-    grouped = query.reshape(batch, num_kv_heads, num_heads // num_kv_heads, width)
-    attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=options["scaling"])
-    return attended.reshape(batch, 1, num_heads, value.shape[-1]), None
+    layer = sharing.cache.layers[module.layer_idx]
+    prompt_keys, prompt_values = layer.prompt_keys, layer.prompt_values
+    if options.get("sliding_window") is not None or options.get("position_bias") is not None:
+        # What is visible differs from row to row: the rows get their own copies for this step.
+        key = torch.cat([prompt_keys[sharing.origin], key], dim=-2)
+        value = torch.cat([prompt_values[sharing.origin], value], dim=-2)
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return output, None
+    rows, num_heads, _, width = query.shape
+    prompts, kv_heads = prompt_keys.shape[:2]
+    grouped = query.reshape(rows, kv_heads, num_heads // kv_heads, width)
+    scale = options["scaling"]
+    own, own_normaliser = _attend(grouped, key, value, scale, None)
+    slotted = grouped[sharing.slots].unflatten(0, (prompts, -1)).transpose(1, 2).flatten(2, 3)
+    above, normaliser = _attend(slotted, prompt_keys, prompt_values, scale, sharing.mask[:, None, None])
+    above, normaliser = (
+        part.unflatten(2, (-1, num_heads // kv_heads)).transpose(1, 2).flatten(0, 1)[sharing.places]
+        for part in (above, normaliser)
+    )
+    merged = own.lerp(above, torch.sigmoid(normaliser - own_normaliser)[..., None].to(own.dtype))
+    return merged.reshape(rows, 1, num_heads, width), None
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T]; True in ``mask`` is seen."""
+    bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    if query.device.type == "cpu":
+        if bias is not None:
+            bias = bias.expand(-1, -1, query.shape[2], -1)
+        output, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=bias, scale=scale
+        )
+        return output, normaliser
+    scores = (query @ key.mT).float() * scale
+    if bias is not None:
+        scores = scores + bias
+    normaliser = scores.logsumexp(-1)
+    return (scores - normaliser[..., None]).exp().to(value.dtype) @ value, normaliser
 
 
 AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)

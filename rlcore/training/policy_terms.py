@@ -1,4 +1,4 @@
-"""The policy's loss of a micro-batch, part by part: what the head calls with the log-probabilities of a few sequences."""
+"""The policy's loss of a micro-batch, part by part: what the head calls with a few sequences' log-probabilities."""
 
 from __future__ import annotations
 

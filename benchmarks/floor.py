@@ -1,0 +1,34 @@
+"""The floor: FLOP that no exact computation on groups can do without, and the machine's best speed at such."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+
+def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, lengths: torch.Tensor) -> float:
+    """One forward pass of a Llama over P prompts, each once, and G completions of each, ``lengths`` [P, G].
+
+    Two per weight and token, the head on completion tokens alone, attention on visible pairs alone. A backward pass
+    costs twice as much. ``shape``: the fields of a ``LlamaConfig``.
+    """
+    hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    kv_share = shape["num_key_value_heads"] / shape["num_attention_heads"]
+    weights = layers * (hidden * hidden * (2 + 2 * kv_share) + 3 * hidden * shape["intermediate_size"])
+    own, prompt = lengths.double(), prompt_lengths.double()
+    pairs = float(prompt.square().sum() / 2 + (prompt[:, None] * own + own.square() / 2).sum())
+    trunk = 2 * weights * float(own.sum() + prompt.sum()) + 4 * hidden * layers * pairs
+    return trunk + 2 * shape["vocab_size"] * hidden * float(own.sum())
+
+
+def peak_flops(size: int = 1024, repeats: int = 60) -> float:
+    """The best of several matrix products, in FLOP per CPU second, so that other work beside it counts little."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        left @ right
+        seconds.append(time.process_time() - start)
+    return 2 * size**3 / min(seconds)
