@@ -31,7 +31,7 @@ from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
-from tasks.rollout_engine import sync_dtype
+from tasks.rollout_engine import engine_metrics, sync_dtype
 from tasks.rollout_tables import write_rollouts
 from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
@@ -95,7 +95,7 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     lengths = [len(item.rollout.completion_ids) for group in (*scored, *drawn.replaced) for item in group]
     metrics |= {"rollouts/count": float(len(lengths)), "rollouts/tokens": float(sum(lengths))}
     metrics["tokens_per_second"] = sum(lengths) / sum(seconds.values())
-    metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+    metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | engine_metrics(run.engine)
     record(run, iteration, metrics)
     write_rollouts(
         run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored, replaced=drawn.replaced

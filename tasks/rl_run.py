@@ -60,6 +60,7 @@ class RlRun:
             tokens_per_microbatch=rl.update.tokens_per_microbatch,
             bootstrap_truncated=rl.critic.gae.bootstrap_truncated,
         )
+        self.engine: Sampler  # what the sampler works on; without tools they are one
         self.sampler: Sampler
         self.ahead: RolloutsAhead
         self.reward_model = open_reward_model(context, rl, runtime, policy)
@@ -113,6 +114,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
         start = context.inputs[START] / MODEL
         engine = stack.enter_context(open_engine(start, tokenizer, rl.sampling, runtime, context.progress))
+        run.engine = engine
         run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         run.ahead = stack.enter_context(closing(RolloutsAhead()))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))

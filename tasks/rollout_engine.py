@@ -13,7 +13,7 @@ from rlcore.errors import ConfigError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import open_vllm
+from rlcore.sampling.vllm_server import VllmSampler, open_vllm
 from rlcore.sampling.weight_files import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
 from tasks.runtime import Runtime
@@ -49,6 +49,11 @@ def open_engine(
     )
     with open_vllm(spec, tokenizer, progress) as sampler:
         yield sampler
+
+
+def engine_metrics(engine: Sampler) -> dict[str, float]:
+    """How busy a server was since the last call; the native engine has nothing to say that is not measured anyway."""
+    return engine.take_metrics() if isinstance(engine, VllmSampler) else {}
 
 
 def engine_dtype(config: SamplingConfig, runtime: Runtime) -> torch.dtype:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
+from rlcore.metrics.engine import SERVER
 from rlcore.metrics.episodes import EPISODES
 from rlcore.metrics.memory import MEMORY
 from rlcore.metrics.promotion import PROMOTION
@@ -27,7 +28,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
     {
         "The update": TRAINING,
         "Episodes with tools": EPISODES,
-        "The engine": ENGINE,
+        "The engine": ENGINE + SERVER,
         "Speed and memory": COSTS + MEMORY,
         "The stages": STAGES,
         "The reward model": REWARD_MODEL,

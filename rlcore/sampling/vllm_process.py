@@ -156,7 +156,7 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
     }
     if config.kv_cache_gib > 0.0:
         options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
-    switches = ["--tokens-only", "--disable-log-stats", "--disable-uvicorn-access-log"]
+    switches = ["--tokens-only", "--disable-uvicorn-access-log"]
     switches += ["--enforce-eager"] if config.eager else []
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
@@ -165,7 +165,8 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
 def environment(folder: Path) -> Mapping[str, str]:
     """This process's variables, without its Python path, and with the routes that take weights."""
     ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **ours}
+    # Its figures are read from /metrics; in its log they would push out the lines that say why it ended.
+    return {**os.environ, **ours, "VLLM_LOG_STATS_INTERVAL": "86400"}
 
 
 def _free_port() -> int:

@@ -8,7 +8,6 @@ served, and what it owed is asked for again.
 from __future__ import annotations
 
 import itertools
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,9 @@ from safetensors import SafetensorError
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm_http import EngineUnreachableError, address_of, call
+from rlcore.sampling.vllm_metrics import EngineWatch
 from rlcore.sampling.vllm_process import ServerProcess, ServerSpec, is_healthy
+from rlcore.sampling.vllm_requests import rescored, rollout_of, settings_of
 from rlcore.sampling.weight_files import checkpoint_shapes, misfits, write_weights
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
@@ -31,7 +32,6 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 
 MAX_ATTEMPTS = 3  # to get one completion
 _CONTROL_SECONDS = 600.0  # of a weight update
-_NO_NUMBER = -9999.0  # what vLLM writes for a log-probability of NaN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +65,7 @@ class VllmSampler:
         self._served, self.policy_version = spec.model, 0
         self._process: ServerProcess | None = None
         self._numbers = itertools.count()
+        self._watch = EngineWatch()
         self._pool = ThreadPoolExecutor(spec.max_concurrent, thread_name_prefix="vllm")
         if spec.config.url:
             self._address = address_of(spec.config.url)
@@ -93,12 +94,19 @@ class VllmSampler:
             [_Request(prompt, derive_seed(seed, place, sample)) for sample in range(params.num_samples)]
             for prompt, place in zip(prompts, numbers, strict=True)
         ]
-        made: dict[_Request, Rollout | FailedRollout] = {}
-        for request in (request for group in groups for request in group):
-            if obstacle := self._obstacle(request.prompt, params):
-                made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
-        self._complete([request for group in groups for request in group if request not in made], params, made)
+        made: dict[_Request, Rollout | FailedRollout] = {
+            request: FailedRollout(prompt=request.prompt, reason=obstacle)
+            for group in groups
+            for request in group
+            if (obstacle := self._obstacle(request.prompt, params))
+        }
+        with self._watch.over(lambda: self._address):
+            self._complete([request for group in groups for request in group if request not in made], params, made)
         return [[made[request] for request in group] for group in groups]
+
+    def take_metrics(self) -> dict[str, float]:
+        """How busy the server was since the last call."""
+        return self._watch.take()
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         """Hand the weights over as a file: pause, update, drop the prefix cache, resume.
@@ -106,8 +114,7 @@ class VllmSampler:
         Raises:
             SamplingError: other names or shapes, or the server refused; it then serves what it served before.
         """
-        problems = misfits(self._shapes, state)
-        if problems:
+        if problems := misfits(self._shapes, state):
             raise SamplingError(
                 f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
                 where=f"policy version {policy_version}",
@@ -128,20 +135,13 @@ class VllmSampler:
         """Log-probability of each completion token under the weights that are being served.
 
         The server scores a given text at temperature 1 alone. Others are worked out from the scores of the whole
-        vocabulary, which suits a probe, not a batch: ``log p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
+        vocabulary, which suits a probe, not a batch.
         """
-        whole = temperature != 1.0
-        settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": -1 if whole else 0}
+        settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
         payload = {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
         answer = self._ask("/inference/v1/generate", payload, seconds=self._spec.config.request_seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
-        if not whole:
-            return [row[str(token)]["logprob"] for token, row in zip(completion_ids, rows, strict=True)]
-        tables = [{int(token): entry["logprob"] / temperature for token, entry in row.items()} for row in rows]
-        return [
-            table[token] - torch.tensor(list(table.values()), dtype=torch.float64).logsumexp(0).item()
-            for token, table in zip(completion_ids, tables, strict=True)
-        ]
+        return rescored(rows, completion_ids, temperature=temperature)
 
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
@@ -152,6 +152,7 @@ class VllmSampler:
         for attempt in range(MAX_ATTEMPTS):
             if attempt and pending:
                 self._progress(f"{len(pending)} completions are asked for again: {reasons[pending[0]]}")
+                self._watch.asked_again += len(pending)
                 self._revive()
             outcomes = self._pool.map(lambda request: self._one(request, params), pending)
             for request, outcome in zip(pending, outcomes, strict=True):
@@ -166,7 +167,10 @@ class VllmSampler:
             made[request] = FailedRollout(prompt=request.prompt, reason=reasons[request])
 
     def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | _Missed:
-        payload = {"token_ids": list(request.prompt.token_ids), "sampling_params": self._settings(request, params)}
+        payload = {
+            "token_ids": list(request.prompt.token_ids),
+            "sampling_params": settings_of(params, request.seed, self._tokenizer),
+        }
         seconds = self._spec.config.request_seconds
         try:
             status, answer = call(self._address, "/inference/v1/generate", payload, seconds=seconds)
@@ -179,37 +183,7 @@ class VllmSampler:
         choice = answer["choices"][0]
         if choice["finish_reason"] not in ("stop", "length"):
             return _Missed(f"the engine ended it with {choice['finish_reason']!r}")
-        return self._rollout(request.prompt, choice)
-
-    def _settings(self, request: _Request, params: SamplingParams) -> dict[str, Any]:
-        """Only our own stop tokens end a completion, whatever the checkpoint says."""
-        return {
-            "temperature": 0.0 if params.greedy else params.temperature,
-            "max_tokens": params.max_new_tokens,
-            "seed": request.seed,
-            "logprobs": 0,
-            "ignore_eos": True,
-            "stop_token_ids": list(self._tokenizer.eos_ids),
-        }
-
-    def _rollout(self, prompt: Prompt, choice: Mapping[str, Any]) -> Rollout:
-        tokens = tuple(choice["token_ids"])
-        logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
-        if not all(math.isfinite(value) and value > _NO_NUMBER for value in logprobs):
-            raise SamplingError(
-                f"the model computes NaN or infinity on prompt {prompt.prompt_id!r}",
-                where=f"policy version {self.policy_version}",
-                fix="go back to an earlier checkpoint and lower the learning rate",
-            )
-        return Rollout(
-            prompt=prompt,
-            completion_ids=tokens,
-            sampler_logprobs=logprobs,
-            loss_mask=(True,) * len(tokens),
-            policy_version=min(int(span["version"]) for span in choice["weight_versions"]),
-            finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
-            text=self._tokenizer.decode(tokens),
-        )
+        return rollout_of(request.prompt, choice, self._tokenizer)
 
     def _obstacle(self, prompt: Prompt, params: SamplingParams) -> str:
         """Why a prompt cannot be completed; empty when it can."""
@@ -286,8 +260,7 @@ def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[st
     """An engine that is ended, with all its processes and files, on the way out."""
     sampler = None
     try:
-        sampler = VllmSampler(spec, tokenizer, progress)
-        yield sampler
+        yield (sampler := VllmSampler(spec, tokenizer, progress))
     finally:
         if sampler is not None:
             sampler.close()

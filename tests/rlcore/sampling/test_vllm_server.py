@@ -19,14 +19,29 @@ from transformers import PreTrainedModel
 
 from rlcore.config import EngineConfig
 from rlcore.errors import ConfigError, SamplingError
+from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm_http import address_of
+from rlcore.sampling.vllm_metrics import EngineWatch, parse_page
 from rlcore.sampling.vllm_process import ServerProcess, ServerSpec
 from rlcore.sampling.vllm_server import MAX_ATTEMPTS, VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=2)
+
+
+PAGE = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} {running}.0
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 2.0
+vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} 9.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {kv}
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {generated}.0
+vllm:num_preemptions_total{{engine="0",model_name="m"}} 3.0
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} 1e+02
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} 25.0
+"""
 
 
 class Routes(BaseHTTPRequestHandler):
@@ -42,7 +57,15 @@ class Routes(BaseHTTPRequestHandler):
     lock: threading.Lock
 
     def do_GET(self) -> None:
-        self._answer(200, {})
+        kind = type(self)
+        if self.path != "/metrics":
+            self._answer(200, {})
+            return
+        done = kind.calls["/inference/v1/generate"] - kind.under_way
+        page = PAGE.format(running=kind.under_way, generated=4 * done, kv=0.125 * kind.under_way)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(page.encode())
 
     def do_POST(self) -> None:
         path = self.path.partition("?")[0]
@@ -269,3 +292,43 @@ def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, 
         address_of("localhost:80")
     with pytest.raises(ConfigError, match="name only one"):
         EngineConfig(url="http://a:1", python="python")
+
+
+def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_call_to_call(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
+) -> None:
+    kind, _ = routes
+    kind.trouble["hang"] = 1  # past the deadline of a second: long enough to be looked at, and asked for again
+    sampler.sample(prompts, PARAMS, seed=1)
+    figures = sampler.take_metrics()
+    check_names(figures)
+    assert figures["engine/asked_again"] == 1.0
+    assert 1.0 <= figures["engine/running"] <= 3.0
+    assert figures["engine/waiting"] == 2.0
+    assert figures["engine/kv_use"] == 0.125 * figures["engine/running"]
+    assert figures["engine/preemptions"] == 0.0  # 3 before and 3 after
+    assert figures["engine/prefix_hits"] == 0.0
+    made = 4 * (len(prompts) * PARAMS.num_samples)
+    assert 0.0 < figures["engine/tokens_per_second"] <= (made + 4) / 1.0
+    assert sampler.take_metrics() == {"engine/asked_again": 0.0}
+
+
+def test_a_page_of_several_engines_is_summed_and_a_restarted_engine_counts_from_nothing() -> None:
+    two = PAGE.format(running=1, generated=40, kv=0.5) + PAGE.format(running=2, generated=2, kv=0.25)
+    figures = parse_page(two)
+    assert figures["num_requests_running"] == 3.0
+    assert figures["num_requests_waiting"] == 4.0  # and not 22: by reason is another figure
+    assert figures["kv_cache_usage_perc"] == 0.5
+    assert figures["generation_tokens"] == 42.0
+    assert figures["prefix_cache_queries"] == 200.0
+    watch = EngineWatch()
+    watch._count({**figures, "generation_tokens": 100.0}, figures)
+    watch._seconds = 2.0
+    assert watch.take()["engine/tokens_per_second"] == 21.0
+
+
+def test_an_engine_that_keeps_its_figures_to_itself_gives_none() -> None:
+    watch = EngineWatch()
+    watch._count({}, {})
+    assert watch.take() == {"engine/asked_again": 0.0}
+    assert parse_page("{}") == {}

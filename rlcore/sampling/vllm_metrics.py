@@ -1,0 +1,96 @@
+"""How busy a vLLM server was while it sampled: its Prometheus page read a few times a second, as metrics of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rlcore.sampling.vllm_http import EngineUnreachableError, call
+
+_EVERY_SECONDS = 0.25
+_PAGE_SECONDS = 5.0
+_LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
+_PEAKS = {
+    "num_requests_running": "engine/running",
+    "num_requests_waiting": "engine/waiting",
+    "kv_cache_usage_perc": "engine/kv_use",
+}
+_COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
+
+
+class EngineWatch:
+    """What a server did from one :meth:`take` to the next; only time within :meth:`over` counts.
+
+    A server that says nothing of itself (``--disable-log-stats``) gives no metrics but ``engine/asked_again``.
+    """
+
+    def __init__(self) -> None:
+        self.asked_again = 0
+        self._peaks: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
+        self._seconds = 0.0
+
+    @contextmanager
+    def over(self, address: Callable[[], tuple[str, int]]) -> Iterator[None]:
+        """Watch a block in which the server, wherever it is by then, samples."""
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
+        before, started = read_page(address()), time.monotonic()
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._seconds += time.monotonic() - started
+            done.set()
+            watcher.join()
+            self._count(before, read_page(address()))
+
+    def take(self) -> dict[str, float]:
+        """The metrics since the last call, by their names in the glossary."""
+        metrics = {"engine/asked_again": float(self.asked_again), **self._peaks}
+        if self._counts and self._seconds > 0.0:
+            queries = self._counts["prefix_cache_queries"]
+            metrics["engine/tokens_per_second"] = self._counts["generation_tokens"] / self._seconds
+            metrics["engine/preemptions"] = self._counts["num_preemptions"]
+            metrics["engine/prefix_hits"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
+        self.asked_again, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
+        return metrics
+
+    def _watch(self, address: Callable[[], tuple[str, int]], done: threading.Event) -> None:
+        while not done.wait(_EVERY_SECONDS):
+            page = read_page(address())
+            for name, metric in _PEAKS.items():
+                if name in page:
+                    self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
+
+    def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """A server that was started again in between counts from 0: then what it says now is all that is known."""
+        if not all(name in after for name in _COUNTS):
+            return
+        restarted = any(after[name] < before.get(name, 0.0) for name in _COUNTS)
+        for name in _COUNTS:
+            new = after[name] - (0.0 if restarted else before.get(name, 0.0))
+            self._counts[name] = self._counts.get(name, 0.0) + new
+
+
+def read_page(address: tuple[str, int]) -> dict[str, float]:
+    """The server's figures by name, summed over its engines; empty where it does not answer or says nothing."""
+    with contextlib.suppress(EngineUnreachableError):
+        status, page = call(address, "/metrics", None, seconds=_PAGE_SECONDS)
+        if status == 200 and isinstance(page, str):
+            return parse_page(page)
+    return {}
+
+
+def parse_page(page: str) -> dict[str, float]:
+    """``vllm:name{labels} value`` lines by name without ``_total``; of a share the largest, else the sum."""
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(page):
+        if name in _PEAKS or name in _COUNTS:
+            together = max if name == "kv_cache_usage_perc" else float.__add__
+            found[name] = together(found.get(name, 0.0), float(value))
+    return found

@@ -1,0 +1,69 @@
+"""What vLLM is asked for and what it answers, as plain values: sampling settings, completions, scores of a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rlcore.errors import SamplingError
+from rlcore.sampling.base import SamplingParams
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt, Rollout
+
+_NO_NUMBER = -9999.0  # what vLLM writes for a log-probability of NaN
+
+
+def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """The sampling settings of one completion: only our own stop tokens end it, whatever the checkpoint says."""
+    return {
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "max_tokens": params.max_new_tokens,
+        "seed": seed,
+        "logprobs": 0,
+        "ignore_eos": True,
+        "stop_token_ids": list(tokenizer.eos_ids),
+    }
+
+
+def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:
+    """A completion as the server wrote it; one that spans a sync has the oldest version that had a part in it.
+
+    Raises:
+        SamplingError: a log-probability is no number.
+    """
+    tokens = tuple(choice["token_ids"])
+    logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
+    version = min(int(span["version"]) for span in choice["weight_versions"])
+    if not all(math.isfinite(value) and value > _NO_NUMBER for value in logprobs):
+        raise SamplingError(
+            f"the model computes NaN or infinity on prompt {prompt.prompt_id!r}",
+            where=f"policy version {version}",
+            fix="go back to an earlier checkpoint and lower the learning rate",
+        )
+    return Rollout(
+        prompt=prompt,
+        completion_ids=tokens,
+        sampler_logprobs=logprobs,
+        loss_mask=(True,) * len(tokens),
+        policy_version=version,
+        finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
+        text=tokenizer.decode(tokens),
+    )
+
+
+def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+    """The log-probability of each token at ``temperature`` from those at temperature 1.
+
+    ``rows``: by token id, of the whole vocabulary where the temperature is not 1:
+    ``log p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
+    """
+    if temperature == 1.0:
+        return [row[str(token)]["logprob"] for token, row in zip(completion_ids, rows, strict=True)]
+    tables = [{int(token): entry["logprob"] / temperature for token, entry in row.items()} for row in rows]
+    return [
+        table[token] - torch.tensor(list(table.values()), dtype=torch.float64).logsumexp(0).item()
+        for token, table in zip(completion_ids, tables, strict=True)
+    ]
