@@ -23,6 +23,7 @@ from rlcore.packing import TokenSequence
 from rlcore.rewards.base import check_error_rate
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.episodes import episode_metrics
+from rlcore.sampling.replicas import members_of, take_metrics
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import Experience, build_experience, is_usable, reward_of
@@ -31,7 +32,7 @@ from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
-from tasks.rollout_engine import engine_metrics, sync_dtype
+from tasks.rollout_engine import sync_dtype
 from tasks.rollout_tables import write_rollouts
 from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
@@ -95,7 +96,7 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     lengths = [len(item.rollout.completion_ids) for group in (*scored, *drawn.replaced) for item in group]
     metrics |= {"rollouts/count": float(len(lengths)), "rollouts/tokens": float(sum(lengths))}
     metrics["tokens_per_second"] = sum(lengths) / sum(seconds.values())
-    metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | engine_metrics(run.engine)
+    metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | take_metrics(run.engine)
     record(run, iteration, metrics)
     write_rollouts(
         run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored, replaced=drawn.replaced
@@ -215,16 +216,21 @@ def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
 def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
     """Push the learner's weights to the engine, then prove that it serves them."""
     probe = SyncProbe(prompt_ids=run.prompts[0].token_ids, completion_ids=run.prompts[0].token_ids[:16])
-    before = run.sampler.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
-    run.sampler.load_weights(merged_state(run.learner.policy), policy_version=run.learner.policy_version)
-    return sync_canary(
-        run.sampler,
-        partial(trainer_logprobs, run),
-        [probe],
-        policy_version=run.learner.policy_version,
-        before=[before] if moved else None,
-        dtype=sync_dtype(run.rl.sampling, run.runtime),
-    )
+    engines = members_of(run.engine)  # each holds weights of its own
+    before = [engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0) for engine in engines]
+    run.engine.load_weights(merged_state(run.learner.policy), policy_version=run.learner.policy_version)
+    figures = [
+        sync_canary(
+            engine,
+            partial(trainer_logprobs, run),
+            [probe],
+            policy_version=run.learner.policy_version,
+            before=[old] if moved else None,
+            dtype=sync_dtype(run.rl.sampling, run.runtime),
+        )
+        for engine, old in zip(engines, before, strict=True)
+    ]
+    return {name: max(each[name] for each in figures) for name in figures[0]}
 
 
 def trainer_logprobs(run: RlRun, probe: SyncProbe) -> list[float]:

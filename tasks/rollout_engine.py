@@ -1,4 +1,4 @@
-"""The rollout engine of a run: built in, or a vLLM server that is started for it."""
+"""The rollout engine of a run: built in, or vLLM servers, started for it or running."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.replicas import open_servers
 from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import VllmSampler, open_vllm
 from rlcore.sampling.weight_files import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
 from tasks.runtime import Runtime
@@ -39,21 +39,21 @@ def open_engine(
             f"the model has {positions} positions", where="sampling.engine.max_model_len", fix="0 takes all of them"
         )
     num_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    spec = ServerSpec(
-        model=model.resolve(),
-        exchange=exchange_folder(engine.exchange, num_bytes=num_bytes),
-        config=engine,
-        dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
-        max_model_len=engine.max_model_len or positions,
-        max_concurrent=config.max_concurrent,
-    )
-    with open_vllm(spec, tokenizer, progress) as sampler:
+    urls = engine.urls or ("",) * engine.replicas
+    specs = [
+        ServerSpec(
+            model=model.resolve(),
+            exchange=exchange_folder(engine.exchange, num_bytes=num_bytes * len(urls)),
+            config=engine,
+            dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
+            max_model_len=engine.max_model_len or positions,
+            max_concurrent=-(-config.max_concurrent // len(urls)),
+            url=url,
+        )
+        for url in urls
+    ]
+    with open_servers(specs, tokenizer, progress) as sampler:
         yield sampler
-
-
-def engine_metrics(engine: Sampler) -> dict[str, float]:
-    """How busy a server was since the last call; the native engine has nothing to say that is not measured anyway."""
-    return engine.take_metrics() if isinstance(engine, VllmSampler) else {}
 
 
 def engine_dtype(config: SamplingConfig, runtime: Runtime) -> torch.dtype:

@@ -32,6 +32,8 @@ class RejectionConfig:
     num_eval: PositiveInt = 32  # demonstrations held out for the loss curve of the SFT that follows
 
     def __post_init__(self) -> None:
+        if self.sampling.staleness:
+            raise ConfigError("sampling.staleness is of RL alone: rejection sampling has no updates to run ahead of")
         if self.sampling.max_replacements:
             raise ConfigError("sampling.max_replacements is of RL alone: rejection sampling has no groups to replace")
         if self.sampling.episodes.tools:

@@ -29,7 +29,8 @@ _STOP_SECONDS = engine_guard.GRACE_SECONDS + 20.0
 class ServerSpec:
     """What is served, and how.
 
-    ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``worker_…``: what takes the weights.
+    ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``url``: of a server that
+    runs; empty where one is to be started. ``worker_…``: what takes the weights.
     """
 
     model: Path
@@ -38,6 +39,7 @@ class ServerSpec:
     dtype: str
     max_model_len: int
     max_concurrent: int
+    url: str = ""
     worker_file: Path = WORKER
     worker_class: str = WORKER_CLASS
 

@@ -67,8 +67,8 @@ class VllmSampler:
         self._numbers = itertools.count()
         self._watch = EngineWatch()
         self._pool = ThreadPoolExecutor(spec.max_concurrent, thread_name_prefix="vllm")
-        if spec.config.url:
-            self._address = address_of(spec.config.url)
+        if spec.url:
+            self._address = address_of(spec.url)
             self._publish(spec.model, 0)
         else:
             self._start()
@@ -225,10 +225,10 @@ class VllmSampler:
         Raises:
             SamplingError: it does not start, or it is not ours to start.
         """
-        if self._spec.config.url:
+        if self._spec.url:
             raise SamplingError(
                 "the engine is broken, and it is not ours to start again",
-                where=self._spec.config.url,
+                where=self._spec.url,
                 fix="start it again, then this run: it goes on from its newest checkpoint",
             )
         if self._process is not None:

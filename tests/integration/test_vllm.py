@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from rlcore.canaries import SyncProbe, sync_canary
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
 from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
+from rlcore.metrics import check_names
 from rlcore.models.loading import import_model, load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -199,6 +200,20 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: VllmSampler, prompts: lis
     groups = engine.sample([prompts[0], long], PARAMS, seed=0)
     assert all(isinstance(item, Rollout) for item in groups[0])
     assert all(isinstance(item, FailedRollout) for item in groups[1])
+
+
+def test_the_server_says_how_busy_it_was(engine: VllmSampler, prompts: list[Prompt]) -> None:
+    engine.take_metrics()
+    params = SamplingParams(temperature=1.0, max_new_tokens=160, num_samples=8)
+    rollouts = rollouts_of(engine.sample(prompts, params, seed=5))
+    figures = engine.take_metrics()
+    check_names(figures)
+    say(f"\n{figures}")
+    assert 1.0 <= figures["engine/running"] <= 16.0  # the bound of requests under way
+    assert 0.0 < figures["engine/kv_use"] <= 1.0
+    assert figures["engine/preemptions"] == figures["engine/asked_again"] == 0.0
+    assert 0.0 < figures["engine/tokens_per_second"] < 10 * sum(len(r.completion_ids) for r in rollouts)
+    assert engine.take_metrics() == {"engine/asked_again": 0.0}
 
 
 def test_five_syncs_leave_no_difference(

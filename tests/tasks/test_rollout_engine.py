@@ -66,3 +66,5 @@ def test_the_canary_allows_what_the_coarser_precision_of_the_two_needs() -> None
 def test_rejection_sampling_has_no_engine_to_choose() -> None:
     with pytest.raises(ConfigError, match="rejection sampling uses the native engine"):
         RejectionConfig(num_samples=1, rewards=(), sampling=sampling(kind="vllm"))
+    with pytest.raises(ConfigError, match="has no updates to run ahead of"):
+        RejectionConfig(num_samples=1, rewards=(), sampling=SamplingConfig(max_new_tokens=8, staleness=1))

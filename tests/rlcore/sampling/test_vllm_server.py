@@ -153,10 +153,11 @@ def sampler(
     spec = ServerSpec(
         model=checkpoint,
         exchange=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", url=routes[1], request_seconds=1.0),
+        config=EngineConfig(kind="vllm", request_seconds=1.0),
         dtype="float32",
         max_model_len=128,
         max_concurrent=3,
+        url=routes[1],
     )
     with open_vllm(spec, tokenizer, lambda line: None) as sampler:
         yield sampler
@@ -291,7 +292,11 @@ def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, 
     with pytest.raises(ConfigError, match="not http://host:port"):
         address_of("localhost:80")
     with pytest.raises(ConfigError, match="name only one"):
-        EngineConfig(url="http://a:1", python="python")
+        EngineConfig(urls=("http://a:1",), python="python")
+    with pytest.raises(ConfigError, match="name only one"):
+        EngineConfig(urls=("http://a:1",), replicas=2)
+    with pytest.raises(ConfigError, match="twice"):
+        EngineConfig(urls=("http://a:1", "http://a:1"))
 
 
 def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_call_to_call(

@@ -1,0 +1,99 @@
+"""Several engines behind one sampler: prompts are dealt among them, weights go to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+_LARGEST = frozenset(("engine/kv_use", "engine/prefix_hits"))  # of shares the largest counts, of the rest the sum
+
+
+class ReplicatedSampler:
+    """Engines that serve the same weights; see :class:`rlcore.sampling.base.Sampler`.
+
+    A prompt's whole group goes to one engine, where it shares its prefill. Draws are decided by seed, place and sample
+    number, so which engine makes a completion, and how many there are, changes none. A sync is proved on each of
+    ``members``: what one of them answers says nothing of the others.
+    """
+
+    def __init__(self, members: Sequence[Sampler]) -> None:
+        self.members = tuple(members)
+        self._threads = ThreadPoolExecutor(len(self.members), thread_name_prefix="replica")
+
+    @property
+    def policy_version(self) -> int:
+        """The oldest version that one of them serves."""
+        return min(member.policy_version for member in self.members)
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        """A group of completions per prompt, in the order of the prompts.
+
+        Raises:
+            SamplingError: one of the engines is broken.
+        """
+        numbers = list(range(len(prompts)) if places is None else places)
+        count = len(self.members)
+
+        def share(index: int) -> list[list[Rollout | FailedRollout]]:
+            mine = slice(index, None, count)
+            return self.members[index].sample(prompts[mine], params, seed=seed, places=numbers[mine])
+
+        shares = list(self._threads.map(share, range(count)))
+        return [shares[number % count][number // count] for number in range(len(prompts))]
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        """Hand the weights to every engine.
+
+        Raises:
+            SamplingError: one refused them.
+        """
+        sent = [self._threads.submit(m.load_weights, state, policy_version=policy_version) for m in self.members]
+        for each in sent:
+            each.result()
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        """What the first engine says."""
+        return self.members[0].logprobs(prompt_ids, completion_ids, temperature=temperature)
+
+
+def members_of(engine: Sampler) -> tuple[Sampler, ...]:
+    """The engines behind one, each of which holds weights of its own."""
+    return engine.members if isinstance(engine, ReplicatedSampler) else (engine,)
+
+
+def take_metrics(engine: Sampler) -> dict[str, float]:
+    """How busy the servers behind an engine were since the last call; the native engine has nothing to say."""
+    total: dict[str, float] = {}
+    for member in members_of(engine):
+        for name, value in member.take_metrics().items() if isinstance(member, VllmSampler) else ():
+            before = total.get(name, 0.0)
+            total[name] = max(before, value) if name in _LARGEST else before + value
+    return total
+
+
+@contextmanager
+def open_servers(
+    specs: Sequence[ServerSpec], tokenizer: ChatTokenizer, progress: Callable[[str], None]
+) -> Iterator[Sampler]:
+    """One server, or several that start at the same time; all of them are ended on the way out.
+
+    Raises:
+        SamplingError: one does not start; the others are ended.
+    """
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(specs)) as threads:
+            # Each is on the stack as soon as it runs, so that those that started are ended when another does not.
+            opened = threads.map(lambda spec: stack.enter_context(open_vllm(spec, tokenizer, progress)), specs)
+            samplers = list(opened)
+        yield ReplicatedSampler(samplers) if len(samplers) > 1 else samplers[0]

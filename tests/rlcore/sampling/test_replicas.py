@@ -1,0 +1,146 @@
+"""Several engines behind one sampler: the same completions as from one, and a sync that is proved on each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.config import EngineConfig
+from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
+from rlcore.models.loading import load_policy
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.replicas import ReplicatedSampler, members_of, open_servers, take_metrics
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+from tasks.online_rl import sync_weights
+
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
+CPU = torch.device("cpu")
+
+
+class DeafSampler(NativeSampler):
+    """Takes the version of new weights and leaves the weights."""
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+
+class BrokenSampler(NativeSampler):
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        raise SamplingError("this engine is gone")
+
+
+class MeetingSampler(NativeSampler):
+    """Does not sample before the others do."""
+
+    meeting = threading.Barrier(2, timeout=20.0)
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        self.meeting.wait()
+        return super().sample(prompts, params, seed=seed, places=places)
+
+
+def make(checkpoint: Path, tokenizer: ChatTokenizer, *kinds: type[NativeSampler]) -> ReplicatedSampler:
+    return ReplicatedSampler(
+        [kind(load_policy(checkpoint, device=CPU, dtype=torch.float32), tokenizer) for kind in kinds]
+    )
+
+
+@pytest.mark.parametrize("places", [None, [7, 2, 11, 5]])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_completions_are_those_of_one_engine_in_the_order_of_the_prompts(
+    count: int, places: list[int] | None, checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    one, several = (make(checkpoint, tokenizer, *(NativeSampler,) * n) for n in (1, count))
+    expected = one.sample(prompts, PARAMS, seed=3, places=places)
+    found = several.sample(prompts, PARAMS, seed=3, places=places)
+    for ours, theirs in zip(expected, found, strict=True):
+        assert [r.prompt for r in theirs] == [r.prompt for r in ours]
+        assert [r.completion_ids for r in theirs if isinstance(r, Rollout)] == [
+            r.completion_ids for r in ours if isinstance(r, Rollout)
+        ]
+
+
+def test_the_engines_work_at_the_same_time(checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    groups = make(checkpoint, tokenizer, MeetingSampler, MeetingSampler).sample(prompts, PARAMS, seed=0)
+    assert [len(group) for group in groups] == [3] * len(prompts)
+
+
+def test_an_engine_that_breaks_stops_the_run(checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with pytest.raises(SamplingError, match="this engine is gone"):
+        make(checkpoint, tokenizer, NativeSampler, BrokenSampler).sample(prompts, PARAMS, seed=0)
+
+
+def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
+    checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt], model: PreTrainedModel
+) -> None:
+    figures = sync_weights(
+        run_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts), moved=True
+    )
+    assert figures["sync/max_abs"] < 1e-5
+    assert figures["sync/moved"] > 1e-3
+    for kinds in ((NativeSampler, DeafSampler), (DeafSampler, NativeSampler)):
+        run = run_of(make(checkpoint, tokenizer, *kinds), model, prompts)
+        with pytest.raises((CanaryError, StaleSamplerError)):
+            sync_weights(run, moved=True)
+
+
+def run_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
+    """A run whose learner has taken a step."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02
+    return SimpleNamespace(
+        engine=engine,
+        prompts=prompts,
+        learner=SimpleNamespace(policy=model, policy_version=1),
+        rl=SimpleNamespace(
+            sampling=SimpleNamespace(engine=EngineConfig()), update=SimpleNamespace(tokens_per_microbatch=512)
+        ),
+        runtime=SimpleNamespace(compute_dtype=torch.float32),
+    )
+
+
+def test_one_engine_has_itself_for_its_only_member_and_a_native_one_no_metrics(
+    checkpoint: Path, tokenizer: ChatTokenizer
+) -> None:
+    several = make(checkpoint, tokenizer, NativeSampler, NativeSampler)
+    assert members_of(several) == several.members
+    assert members_of(several.members[0]) == (several.members[0],)
+    assert take_metrics(several) == {}
+    several.members[1].load_weights(dict(several.members[1]._model.state_dict()), policy_version=4)  # type: ignore[attr-defined]
+    assert several.policy_version == 0
+
+
+def test_where_one_server_does_not_start_nothing_is_left(
+    checkpoint: Path, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    specs = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        specs.append(
+            ServerSpec(
+                model=checkpoint,
+                exchange=tmp_path / str(number),
+                config=EngineConfig(kind="vllm", python=str(tmp_path / "none")),
+                dtype="float32",
+                max_model_len=128,
+                max_concurrent=1,
+            )
+        )
+    with pytest.raises(SamplingError, match="there is no interpreter"), open_servers(specs, tokenizer, print):
+        pass
+    assert list(tmp_path.iterdir()) == []
