@@ -15,7 +15,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +135,12 @@ bench-promotion: setup  ## how often the promotion gate errs, and what it finds 
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory
+
+bench-mismatch: setup  ## GRPO from a quantised sampler, with the mismatch correction and without (about 15 minutes)
+	$(BIN)/python -m benchmarks.mismatch
+
+bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native sampler, three seeds (half an hour)
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.engines --python "$(abspath $(ENGINE))/bin/python"
 
 engine:  ## create .venv-engine with vLLM, the rollout engine of sampling.engine.kind = "vllm" (CUDA where there is a GPU)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }

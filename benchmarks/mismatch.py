@@ -1,6 +1,6 @@
 """Does the mismatch correction matter? GRPO from a deliberately quantised sampler, with the correction and without.
 
-    python -m benchmarks.mismatch [--preset rlvr_grpo] [--seeds 0 1 2] [--iterations 20]
+    python -m benchmarks.mismatch [--preset rlvr_grpo] [--seeds 0 1 2] [--iterations 20] [--samplers float32 int8]
 
 The sampler draws from rounded weights, the trainer has them whole; the sync canary, which would stop such a run, is
 answered by whole ones. Every arm has a home of its own, made from that of the SFT stage:
@@ -104,10 +104,11 @@ def main() -> int:
     parser.add_argument("--preset", default="rlvr_grpo")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--samplers", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     base = find_home().root
-    found: dict[tuple[str, str], list[list[dict[str, float]]]] = {(a, m): [] for a in ARMS for m in MODES}
+    found: dict[tuple[str, str], list[list[dict[str, float]]]] = {(a, m): [] for a in options.samplers for m in MODES}
     for seed in options.seeds:
         common = [*options.set, f"seed={seed}", f"grpo.num_iterations={options.iterations}"]
         _at(base)
