@@ -11,5 +11,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="compare", flow_run_name="compare {preset}", persist_result=False)
 def compare(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """What each step of training was worth, with paired tests on the same problems."""
+    """What each step of training was worth, with paired tests on the same problems.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, ["compare"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from prefect import flow
-from pydantic import Field
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_targets
@@ -15,11 +14,14 @@ from tasks.artifacts import ArtifactRef
 @flow(name="evaluate", flow_run_name="evaluate {preset}", persist_result=False)
 def evaluate(
     preset: Preset = "tiny",
-    checkpoint: Annotated[
-        Literal["base", "sft", "grpo", "ppo", "sft_kept", "grpo_mixed"],
-        Field(description="Which checkpoint of the preset; it is made first where it is not cached."),
-    ] = "sft",
+    checkpoint: Literal["base", "sft", "grpo", "ppo", "sft_kept", "grpo_mixed"] = "sft",
     overrides: Overrides = (),
 ) -> dict[str, ArtifactRef]:
-    """Greedy and sampled accuracy, with intervals, on the held-out problems."""
+    """Greedy and sampled accuracy, with intervals, on the held-out problems.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        checkpoint: which checkpoint of the preset; it is made first where it is not cached.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, [f"evaluate_{checkpoint}"])

@@ -11,5 +11,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="import-sft", flow_run_name="import-sft {preset}", persist_result=False)
 def import_sft(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Bring the preset's model into the store as verified safetensors."""
+    """Bring the preset's model into the store as verified safetensors.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, ["import_sft"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from prefect import flow
-from pydantic import Field
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_targets
@@ -14,11 +13,13 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="online-rl", flow_run_name="{algorithm} {preset}", persist_result=False)
 def online_rl(
-    preset: Preset = "tiny",
-    algorithm: Annotated[
-        Literal["grpo", "ppo"], Field(description="The preset's section to run; its key `algorithm` names the formula.")
-    ] = "grpo",
-    overrides: Overrides = (),
+    preset: Preset = "tiny", algorithm: Literal["grpo", "ppo"] = "grpo", overrides: Overrides = ()
 ) -> dict[str, ArtifactRef]:
-    """Train the SFT policy with the section of the preset that ``algorithm`` names."""
+    """Train the SFT policy with the section of the preset that ``algorithm`` names.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        algorithm: which section of the preset to run; the key `algorithm` in it names the formula.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, [algorithm])

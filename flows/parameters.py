@@ -2,6 +2,7 @@
 
 Prefect validates a request against the JSON schema of the flow's signature, so whatever a pattern can say is said
 here; a key or a value that only the preset's own types can judge ends the run within its first seconds.
+Prefect takes a parameter's description from the flow's docstring alone.
 """
 
 from __future__ import annotations
@@ -19,18 +20,7 @@ _SECTIONS = sorted(each.name for each in fields(RunConfig))
 
 Preset = Annotated[
     str,
-    Field(
-        title="Preset",
-        description=f"What to run: one of {', '.join(_PRESETS)}, or the path of a .toml file on the worker's machine.",
-        pattern=rf"^({'|'.join(_PRESETS)}|.+\.toml)$",
-        examples=_PRESETS,
-    ),
+    Field(pattern=rf"^({'|'.join(_PRESETS)}|.+\.toml)$", examples=_PRESETS),
 ]
 Override = Annotated[str, Field(pattern=rf"^({'|'.join(_SECTIONS)})(\.\w+)*=.+$", examples=["grpo.learning_rate=1e-4"])]
-Overrides = Annotated[
-    tuple[Override, ...],
-    Field(
-        title="Overrides",
-        description="Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.",
-    ),
-]
+Overrides = tuple[Override, ...]

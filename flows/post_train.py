@@ -11,5 +11,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)
 def post_train(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Data, SFT, reward model, online RL, evaluation, comparison: each stage once, in order, cached by content."""
+    """Data, SFT, reward model, online RL, evaluation, comparison: each stage once, in order, cached by content.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, targets_of_post_training(preset, overrides))

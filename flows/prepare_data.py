@@ -12,5 +12,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)
 def prepare_data(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots."""
+    """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, DATASETS)

@@ -11,5 +11,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="promote", flow_run_name="promote {preset}", persist_result=False)
 def promote(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Evaluate both on the same held-out prompts, write the verdict, move the aliases."""
+    """Evaluate both on the same held-out prompts, write the verdict, move the aliases.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_promotion(preset, overrides)

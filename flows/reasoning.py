@@ -16,5 +16,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="reasoning", flow_run_name="reasoning {preset}", persist_result=False)
 def reasoning(preset: Preset = "reasoning", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Each stage once, in order, cached by content; the preset needs the sections of the second half."""
+    """Each stage once, in order, cached by content; the preset needs the sections of the second half.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, targets_of_reasoning(preset, overrides))

@@ -11,5 +11,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="reward-model", flow_run_name="reward-model {preset}", persist_result=False)
 def reward_model(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Train and judge the reward model on the preset's preferences."""
+    """Train and judge the reward model on the preset's preferences.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, ["reward_model"])

@@ -12,9 +12,15 @@ from flows.run import run_roll_back
 
 @flow(name="rollback", flow_run_name="rollback {model} {version}", persist_result=False)
 def rollback(
-    model: Annotated[str, Field(description="Name of the registered model, such as tiny-grpo.", min_length=1)],
-    version: Annotated[int, Field(description="The version to take down, which must be the champion.", ge=1)],
-    reason: Annotated[str, Field(description="Why, for the version's tags.", min_length=1)],
+    model: Annotated[str, Field(min_length=1)],
+    version: Annotated[int, Field(ge=1)],
+    reason: Annotated[str, Field(min_length=1)],
 ) -> str:
-    """The previous champion of ``model`` is champion again; ``version`` must be the present one."""
+    """The previous champion of ``model`` is champion again; ``version`` must be the present one.
+
+    Args:
+        model: name of the registered model, such as tiny-grpo.
+        version: the version to take down, which must be the champion.
+        reason: why, for the version's tags.
+    """
     return run_roll_back(model, version, reason)

@@ -11,5 +11,10 @@ from tasks.artifacts import ArtifactRef
 
 @flow(name="sft", flow_run_name="sft {preset}", persist_result=False)
 def sft(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Train the imported checkpoint on the demonstrations and evaluate it."""
+    """Train the imported checkpoint on the demonstrations and evaluate it.
+
+    Args:
+        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+    """
     return run_targets(preset, overrides, ["evaluate_sft"])

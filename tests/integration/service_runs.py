@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -135,6 +136,13 @@ class Services:
         (path,) = (self.home / "cache" / stage).glob("*.json")
         found: dict[str, Any] = json.loads(path.read_text())
         return found
+
+    def weights(self, stage: str) -> str:
+        """SHA-256 of a stage's weights; its artifact as a whole has seconds in it, which no two runs share."""
+        folder = self.home / self.record(stage)["ref"]["uri"] / "model"
+        files = sorted(folder.glob("*.safetensors"))
+        assert files
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
     def forget(self, stage: str) -> None:
         """Remove a stage's records, so that it is computed again."""

@@ -39,10 +39,10 @@ def services() -> Iterator[Services]:
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Services) -> str:
-    """The digest of the policy that a run of `grpo` makes when nothing happens to it."""
+    """The digest of the weights that a run of `grpo` makes when nothing happens to it."""
     done = services.deploy("online-rl/grpo", *SMALL, preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
-    return str(services.record("grpo")["ref"]["sha256"])
+    return services.weights("grpo")
 
 
 def test_a_second_start_changes_nothing_and_no_password_is_to_be_seen(services: Services) -> None:
@@ -153,6 +153,16 @@ def test_a_server_killed_during_a_run_costs_nothing(services: Services, undistur
     assert_undisturbed(services, run, undisturbed)
 
 
+def test_a_run_under_way_goes_on_when_everything_was_taken_down_and_brought_up(
+    services: Services, undisturbed: str
+) -> None:
+    run = start_and_wait_for_checkpoint(services)
+    for command in ("down", "up"):
+        done = services.command(command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert_undisturbed(services, run, undisturbed)
+
+
 def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -172,8 +182,7 @@ def start_and_wait_for_checkpoint(services: Services) -> str:
 def assert_undisturbed(services: Services, run: str, digest: str) -> None:
     """The run completes, with every step recorded once and the very weights of a run to which nothing happened."""
     wait_until(lambda: services.flow_run(run)["state_type"] == "COMPLETED", seconds=END_SECONDS, what="completed")
-    ref = services.record("grpo")["ref"]
-    assert ref["sha256"] == digest
+    assert services.weights("grpo") == digest
     iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("grpo.num_iterations"))
-    assert sorted(services.steps(ref["mlflow_run_id"])) == list(range(1, iterations + 1))
+    assert sorted(services.steps(services.record("grpo")["ref"]["mlflow_run_id"])) == list(range(1, iterations + 1))
     assert not any((services.home / "leases").glob("*.json"))

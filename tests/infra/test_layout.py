@@ -1,0 +1,65 @@
+"""The services' folder, ports, passwords and environments; nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.services.layout import Layout, environment, find_layout, passwords, save_layout, saved_layout
+from rlcore.errors import ConfigError, StorageError
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    for name in ("RLCORE_SERVICES", "RLCORE_POSTGRES_PORT", "RLCORE_PREFECT_PORT", "RLCORE_MLFLOW_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return find_layout(tmp_path / "home")
+
+
+def test_state_is_in_the_home_and_every_port_can_be_set(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (layout.root, dict(layout.ports)) == (
+        layout.home / "services",
+        {"postgres": 5442, "prefect": 4200, "mlflow": 5000},
+    )
+    monkeypatch.setenv("RLCORE_MLFLOW_PORT", "5001")
+    assert find_layout(layout.home).url("mlflow") == "http://127.0.0.1:5001"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http", "-1", "4200"])
+def test_what_is_no_port_of_its_own_is_refused(layout: Layout, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    monkeypatch.setenv("RLCORE_MLFLOW_PORT", port)
+    with pytest.raises(ConfigError):
+        find_layout(layout.home)
+
+
+def test_passwords_are_drawn_once_and_are_for_their_owner_alone(layout: Layout) -> None:
+    save_layout(layout)
+    drawn = passwords(layout)
+    assert passwords(layout) == drawn
+    assert len(set(drawn.values())) == 3
+    assert (layout.root / "passwords.json").stat().st_mode & 0o777 == 0o600
+    assert all(len(each) >= 32 and each.replace("-", "").replace("_", "").isalnum() for each in drawn.values())
+
+
+def test_a_password_stands_in_the_environment_of_its_user_alone(layout: Layout) -> None:
+    save_layout(layout)
+    drawn = passwords(layout)
+    holders = {
+        role: [name for name in ("postgres", "prefect", "mlflow", "worker") if secret in str(environment(layout, name))]
+        for role, secret in drawn.items()
+    }
+    assert holders == {"postgres": [], "prefect": ["prefect"], "mlflow": ["mlflow"]}
+
+
+def test_later_commands_find_the_ports_of_what_runs(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert saved_layout(layout) == layout
+    save_layout(layout)
+    monkeypatch.setenv("RLCORE_PREFECT_PORT", "4300")
+    assert saved_layout(find_layout(layout.home)) == layout
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, layout: Layout) -> None:
+    (tmp_path / "home").write_text("a file")
+    with pytest.raises(StorageError, match="services"):
+        save_layout(layout)
