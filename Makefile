@@ -15,7 +15,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines retrain
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ plan: setup  ## say which stages are cached, which run and why, before any work
 
 promote: setup  ## judge PRESET's challenger against the champion, and promote it if it is better
 	@$(BIN)/python -m flows promote --preset $(PRESET) $(OVERRIDES)
+
+retrain: PRESET = retrain
+retrain: setup  ## gate new data, train the champion on, promote what is better; the same again does nothing
+	@$(BIN)/python -m flows retrain --preset $(PRESET) $(OVERRIDES)
 
 rollback: setup  ## take VERSION of MODEL down, REASON='why': the previous champion is champion again
 	@$(BIN)/python -m flows rollback $(MODEL) $(VERSION) --reason '$(REASON)'

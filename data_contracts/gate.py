@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from data_contracts import drift, preference_pairs
+from data_contracts import preference_pairs
 from data_contracts.budget import TokenMeter, measure
 from data_contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
 from data_contracts.errors import ContractError
 from data_contracts.records import Origin, Quarantined, canonical_json, excerpt
 from data_contracts.report import GateReport, RuleResult
 from data_contracts.rules import DatasetRule, dataset_rules
+from data_contracts.sketches import sketch
 from data_contracts.splits import select
 from data_contracts.text import prompt_hash
 
@@ -95,7 +96,7 @@ def check(candidates: Candidates, contract: Contract, limits: GateLimits, *, met
         digest=digest_rows(rows),
         reasons=dict(Counter(one.reason for one in quarantine).most_common()),
         rules=results,
-        sketches=drift.sketch(kept),
+        sketches=sketch(kept),
         faults=tuple(faults),
     )
     return GateResult(kept=rows, quarantine=quarantine, report=report)

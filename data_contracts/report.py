@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from data_contracts.drift import Sketch
 from data_contracts.errors import ContractError
+from data_contracts.sketches import Sketch
 
 
 @dataclass(frozen=True, kw_only=True)

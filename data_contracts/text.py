@@ -27,7 +27,12 @@ def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
     return hashlib.sha256("\n".join(turns).encode()).hexdigest()
 
 
+def words_of(text: str) -> list[str]:
+    """The words of the normalised text, in order."""
+    return _WORD.findall(normalise(text))
+
+
 def word_ngrams(text: str, size: int) -> Iterator[str]:
     """Every run of ``size`` words of the normalised text; none when it has fewer."""
-    words = _WORD.findall(normalise(text))
+    words = words_of(text)
     return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))

@@ -71,6 +71,19 @@ def _promote(options: argparse.Namespace) -> int:
     return 0
 
 
+def _retrain(options: argparse.Namespace) -> int:
+    from flows.presets import open_preset
+    from tasks.retrain import retrain_settings
+
+    retrain_settings(open_preset(options.preset, options.set))  # refused here, before anything is started
+    from flows.retrain import retrain
+    from tasks.engine import call_flow
+
+    done = call_flow(retrain, preset=options.preset, overrides=tuple(options.set))
+    sys.stdout.write(f"{done.page}\n{done.outcome}\n")
+    return 0
+
+
 def _rollback(options: argparse.Namespace) -> int:
     from flows.rollback import rollback
     from tasks.engine import call_flow
@@ -95,6 +108,7 @@ _COMMANDS = {
     "plan": _plan,
     "ui": _ui,
     "promote": _promote,
+    "retrain": _retrain,
     "rollback": _rollback,
     "lineage": _lineage,
 }
@@ -111,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     promote = commands.add_parser("promote", help="judge a preset's challenger, and promote it if it is better")
     promote.add_argument("--preset", default="tiny", help="a committed preset or the path of a .toml file")
     promote.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
+    retrain = commands.add_parser("retrain", help="train the champion on with what is new, and promote what is better")
+    retrain.add_argument("--preset", default="retrain", help="a committed preset or the path of a .toml file")
+    retrain.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
     rollback = commands.add_parser("rollback", help="make the previous champion of a model champion again")
     rollback.add_argument("model", help="name of the registered model, such as tiny-grpo")
     rollback.add_argument("version", type=int, help="the version to take down, which must be the champion")

@@ -6,15 +6,18 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flows.presets import open_preset
-from flows.stages import promotion_stages, stages
+from flows.stages import promotion_stages, retrain_stages, stages
+from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from tasks.artifacts import ArtifactRef
 from tasks.disk import full_disk_named
 from tasks.engine import report_markdown
-from tasks.pipeline import PlanRow, plan, run_pipeline
+from tasks.pipeline import PlanRow, cached_refs, plan, run_pipeline
 from tasks.promote import current_champion, settings_of, settle
-from tasks.registry import roll_back
-from tasks.settings import configure_environment, configure_logging, find_home
+from tasks.registry import ModelVersion, roll_back
+from tasks.retrain import Retraining, page_of, past_of, recipe_of, retrain_settings
+from tasks.settings import Home, configure_environment, configure_logging, find_home
+from tasks.stages import Stage, ingredients_of
 from tasks.tracking import open_tracker
 
 logger = logging.getLogger("tasks.promotion")  # below "tasks", whose lines are shown
@@ -45,6 +48,60 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
     logger.info("%s", outcome)
     report_markdown("outcome of the promotion", outcome)
     return refs
+
+
+def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
+    """Train the champion on with what is new, and promote what comes out if it is better; the same again does nothing.
+
+    Without a champion the preset's whole chain is run, and its result has only limits of its own to meet.
+
+    Raises:
+        ConfigError: the preset lacks the section ``retrain`` or ``promotion``.
+        DataError: the new data break their contract, or drift too far from the last accepted.
+        TrainingError: the new reward model is refused.
+    """
+    home = find_home()
+    configure_environment(home)
+    configure_logging()
+    config = open_preset(preset, overrides)
+    retrain_settings(config)  # refused before any work
+    with full_disk_named(home.root):
+        champion = current_champion(home, config)
+        if champion is None:
+            logger.info("there is no champion yet: the preset's chain is run from its model, to make the first one")
+            done = _judged(home, config, promotion_stages(config, None), None)
+        else:
+            done = _retrain_champion(home, config, champion)
+    logger.info("%s", done.outcome)
+    report_markdown("outcome of the retraining", f"{done.outcome}\n\n{done.page}")
+    return done
+
+
+def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion) -> Retraining:
+    past = past_of(home, champion)
+    table = retrain_stages(config, champion, past)
+    by_name = {stage.name: stage for stage in table}
+    rl = by_name[settings_of(config).challenger]
+    gates = [name for name in (*rl.inputs, "drift", "reward_gate") if name in by_name and name != "champion"]
+    refs = cached_refs(table, config, gates, home=home)
+    if not refs.keys() >= set(gates):
+        refs = run_pipeline(table, config, gates, home=home, experiment=config.name)
+    if recipe_of(home, ingredients_of(rl, config, refs)) == past.recipe:
+        outcome = f"nothing to do: version {champion.version} of {champion.name} was made from these very inputs"
+        return Retraining(result="unchanged", outcome=outcome, page=page_of(home, refs), refs=refs)
+    return _judged(home, config, table, champion)
+
+
+def _judged(home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None) -> Retraining:
+    """Run what is not cached and move the aliases; a verdict that was reached before is acted on once more."""
+    refs = cached_refs(table, config, ["promote"], home=home)
+    known = "promote" in refs
+    if not known:
+        refs = run_pipeline(table, config, ["promote"], home=home, experiment=config.name)
+    outcome = settle(home, config, refs, over=champion)
+    if known:
+        outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"
+    return Retraining(result="unchanged" if known else "judged", outcome=outcome, page=page_of(home, refs), refs=refs)
 
 
 def run_roll_back(model: str, version: int, reason: str) -> str:

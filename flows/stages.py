@@ -9,6 +9,7 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from tasks.compare import run_compare
+from tasks.drift import run_drift
 from tasks.episodes import evaluation_corpus, evaluation_section
 from tasks.evaluate import run_evaluate
 from tasks.import_sft import run_import_sft, source_files
@@ -24,6 +25,8 @@ from tasks.prepare import (
 from tasks.promote import run_champion, run_promote, settings_of
 from tasks.registry import ModelVersion
 from tasks.rejection import needs_reward_model, run_rejection
+from tasks.retrain import Past
+from tasks.retrain_reward import run_reward_gate
 from tasks.reward_model import run_reward_model
 from tasks.rl_run import outside, uses_reward_model
 from tasks.sft import run_sft
@@ -57,6 +60,48 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
     Raises:
         ConfigError: the preset has no section promotion, or its challenger is none of the preset's checkpoints.
     """
+    return (*stages(config), *_promotion(config, champion))
+
+
+def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tuple[Stage, ...]:
+    """New data and reward model against those of the champion's ``past``, RL from the champion, promotion over it."""
+    challenger = settings_of(config).challenger
+    with_reward_model = uses_reward_model(getattr(config, challenger))
+    datasets = DATASETS if with_reward_model else ("prepare_prompts",)
+    drift = Stage(
+        name="drift",
+        version=1,
+        kind="report",
+        run=partial(run_drift, accepted={name: past.datasets[name] for name in datasets if name in past.datasets}),
+        inputs=datasets,
+        section=_sections("retrain"),
+    )
+    prepare_preferences, reward_model = _reward_model() if config.reward_model else (None, None)
+    return (
+        *_base_and_data(),
+        _sft("sft", start="import_sft", data="prepare_demonstrations"),
+        *(filter(None, (prepare_preferences, drift, reward_model))),  # drift first: it refuses before the training
+        *((_reward_gate(past),) if with_reward_model else ()),
+        _online_rl(challenger, config, start="champion"),
+        _evaluate(challenger, challenger),
+        *_promotion(config, champion),
+    )
+
+
+def _reward_gate(past: Past) -> Stage:
+    previous, seen = (past.artifacts.get(name, "") for name in ("reward_model", "prepare_preferences"))
+    return Stage(
+        name="reward_gate",
+        version=1,
+        kind="verdict",
+        run=partial(run_reward_gate, previous=previous, seen=seen),
+        inputs=("reward_model", "prepare_preferences"),
+        section=_sections("retrain", "preferences", "reward_model", "hardware"),
+    )
+
+
+def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
+    """The champion, its evaluation, and the verdict."""
     challenger = settings_of(config).challenger
     if challenger not in checkpoints(config):
         raise ConfigError(
@@ -71,7 +116,7 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
             name="champion",
             version=1,
             kind="checkpoint",
-            run=partial(run_champion, uri=uri),
+            run=partial(run_champion, uri=uri, model_id=champion.model_id),
             section=_sections(),
             external=partial(_constant, champion.model_id),
         )
@@ -85,7 +130,7 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
         inputs=inputs,
         section=_sections("name", "promotion"),
     )
-    return (*stages(config), *opponent, verdict)
+    return (*opponent, verdict)
 
 
 def _base_and_data() -> tuple[Stage, ...]:

@@ -185,7 +185,7 @@ def source_digest(config: DatasetConfig) -> str:
         ) from error
 
 
-def prompt_hashes(rows: Iterable[PromptRow]) -> frozenset[str]:
+def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
     """Hashes of the normalised prompts, to keep them out of another dataset's training rows."""
     return frozenset(prompt_hash(_turns(row.messages)) for row in rows)
 

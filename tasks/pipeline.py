@@ -62,15 +62,14 @@ def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Sta
 
 def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:
     """What :func:`run_pipeline` would do now, stage by stage; nothing is run, and files are verified by hashing."""
-    store, cache = ArtifactStore(home.root), StageCache(home.cache)
-    known: dict[str, ArtifactRef] = {}
-    rows = []
-    for stage in order_stages(stages, targets):
-        row, ref = _plan_stage(stage, config, known, store, cache)
-        rows.append(row)
-        if ref is not None:
-            known[stage.name] = ref
-    return tuple(rows)
+    return _look_up(stages, config, targets, home=home)[0]
+
+
+def cached_refs(
+    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
+) -> Mapping[str, ArtifactRef]:
+    """The artifacts of the stages that :func:`run_pipeline` would not run now, by the stage's name; nothing is run."""
+    return _look_up(stages, config, targets, home=home)[1]
 
 
 def format_plan(rows: Iterable[PlanRow]) -> str:
@@ -116,6 +115,20 @@ def _run_stage_task(
     stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun
 ) -> ArtifactRef:
     return run_stage(stage, config, inputs, run)
+
+
+def _look_up(
+    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
+) -> tuple[tuple[PlanRow, ...], Mapping[str, ArtifactRef]]:
+    store, cache = ArtifactStore(home.root), StageCache(home.cache)
+    known: dict[str, ArtifactRef] = {}
+    rows = []
+    for stage in order_stages(stages, targets):
+        row, ref = _plan_stage(stage, config, known, store, cache)
+        rows.append(row)
+        if ref is not None:
+            known[stage.name] = ref
+    return tuple(rows), known
 
 
 def _plan_stage(

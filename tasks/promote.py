@@ -53,11 +53,11 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
     return registry.find_version(open_tracker(home), registered_name(config), CHAMPION)
 
 
-def run_champion(context: StageContext, *, uri: str) -> StageResult:
+def run_champion(context: StageContext, *, uri: str, model_id: str) -> StageResult:
     """The champion's files from the registry, verified like every checkpoint that comes from outside."""
     folder = download_model(uri, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
-    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)}, model_id=model_id)
 
 
 def run_promote(context: StageContext, *, challenger: str, champion: str, champion_sha256: str) -> StageResult:

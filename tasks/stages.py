@@ -57,7 +57,8 @@ class StageResult:
     """What a stage's function gives back, beside the files.
 
     ``metrics`` are the figures that sum the stage up; ``summary`` is Markdown for the flow run's page. With
-    ``model_name`` the artifact's folder ``model_folder`` is registered as the next version of that model.
+    ``model_name`` the artifact's folder ``model_folder`` is registered as the next version of that model; ``model_id``
+    is MLflow's id of a model that was registered before and is what the artifact holds.
     """
 
     metrics: Mapping[str, float]
@@ -66,6 +67,7 @@ class StageResult:
     summary: str = ""
     model_name: str = ""
     model_folder: str = "model"
+    model_id: str = ""
 
 
 def no_files(config: RunConfig) -> str:
@@ -205,7 +207,7 @@ def _commit(stage: Stage, context: StageContext, result: StageResult, store: Art
     if result.summary:
         report_markdown(stage.name, result.summary)
     if not result.model_name:
-        return ref
+        return dataclasses.replace(ref, model_id=result.model_id)
     parents = ",".join(sorted(each.model_id for each in context.input_refs.values() if each.model_id))
     folder = store.path(ref) / result.model_folder
     tags |= {"parents": parents, "preset": context.config.name, "data": _datasets(context.input_refs)}

@@ -11,6 +11,7 @@ from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
+from rlcore.config.retrain import DriftConfig, RetrainConfig
 from rlcore.config.rl import (
     CriticConfig,
     GaeConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "CriticConfig",
     "DatasetConfig",
     "Decay",
+    "DriftConfig",
     "EngineConfig",
     "EpisodeConfig",
     "EvaluationConfig",
@@ -49,6 +51,7 @@ __all__ = [
     "PreferenceLossConfig",
     "PromotionConfig",
     "RejectionConfig",
+    "RetrainConfig",
     "RewardModelConfig",
     "RewardTerm",
     "RlConfig",

@@ -12,6 +12,7 @@ from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, Positi
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
+from rlcore.config.retrain import RetrainConfig
 from rlcore.config.rl import RlConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
@@ -63,6 +64,7 @@ class RunConfig:
     sft_kept: SftConfig | None = None
     grpo_mixed: RlConfig | None = None
     promotion: PromotionConfig | None = None
+    retrain: RetrainConfig | None = None
 
     def __post_init__(self) -> None:
         if (self.preferences is None) != (self.reward_model is None):
@@ -80,6 +82,8 @@ class RunConfig:
             self._refuse_adapter_of_no_adapter()
         if self.sft.start == "policy":
             raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
+        if self.retrain and (self.promotion is None or self.promotion.challenger not in self.runs):
+            raise ConfigError(f"[retrain] needs [promotion] with a challenger among runs = {list(self.runs)}")
 
     def rl(self, name: str) -> RlConfig:
         """The section ``name`` of an RL run.

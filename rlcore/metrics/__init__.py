@@ -18,6 +18,7 @@ from rlcore.metrics.episodes import EPISODES
 from rlcore.metrics.memory import MEMORY
 from rlcore.metrics.promotion import PROMOTION
 from rlcore.metrics.rejection import REJECTION
+from rlcore.metrics.retrain import RETRAIN
 from rlcore.metrics.reward_model import REWARD_MODEL
 from rlcore.metrics.stages import COSTS, ENGINE, STAGES
 from rlcore.metrics.training import TRAINING
@@ -34,6 +35,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
         "The reward model": REWARD_MODEL,
         "Rejection": REJECTION,
         "Promotion": PROMOTION,
+        "Retraining": RETRAIN,
     }
 )
 METRICS: Mapping[str, Metric] = MappingProxyType(

@@ -1,0 +1,14 @@
+"""Flow: new data, and the champion trained on from where it is."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.run import run_retrain
+from tasks.retrain import Retraining
+
+
+@flow(name="retrain", flow_run_name="retrain {preset}", persist_result=False)
+def retrain(preset: str = "retrain", overrides: tuple[str, ...] = ()) -> Retraining:
+    """Gate new data and their drift, then the reward model; RL from the champion; promote or refuse. Idempotent."""
+    return run_retrain(preset, overrides)

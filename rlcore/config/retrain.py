@@ -1,0 +1,51 @@
+"""Settings of retraining: how far new data may drift, and what a new reward model must hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from rlcore.config.bounds import Fraction, NonNegativeFloat
+from rlcore.errors import ConfigError
+from rlcore.strict import Above, Below
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftConfig:
+    """From which distance to the last accepted data a column warns, and from which it refuses the new data.
+
+    ``psi``: population stability index; ``ks``: largest difference of cumulative shares. A distance that chance alone
+    exceeds with probability ``chance`` or more, given the numbers of rows, does neither. ``accepted``: digests of
+    snapshots (12 digits or more, as on the page) that a person has looked at and takes as they are.
+    """
+
+    warn_psi: NonNegativeFloat = 0.1
+    refuse_psi: NonNegativeFloat = 0.25
+    warn_ks: Fraction = 0.1
+    refuse_ks: Fraction = 0.25
+    chance: Annotated[float, Above(0.0), Below(0.5)] = 0.001
+    accepted: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("psi", "ks"):
+            if getattr(self, f"warn_{name}") > getattr(self, f"refuse_{name}"):
+                raise ConfigError(f"warn_{name} is above refuse_{name}: it would never warn")
+        short = [digest for digest in self.accepted if len(digest) < 12]
+        if short:
+            raise ConfigError(f"accepted names {short[0]!r}: give at least 12 digits of the snapshot's digest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainConfig:
+    """What must hold before the champion is trained on; the promotion itself is judged by the section ``promotion``.
+
+    A new reward model is held against the one of the champion on held-out pairs that neither was trained on: the lower
+    ends of the intervals of its accuracy and of their agreement must reach ``min_accuracy`` and ``min_agreement``, and
+    its accuracy may be lower by ``accuracy_margin`` at most, the interval's end again.
+    """
+
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    min_accuracy: Fraction = 0.5
+    min_agreement: Fraction = 0.7
+    accuracy_margin: Fraction = 0.05
+    confidence: Annotated[float, Above(0.0), Below(1.0)] = 0.95

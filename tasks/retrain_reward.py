@@ -1,0 +1,169 @@
+"""The gate of a new reward model: its accuracy on held-out pairs, and how far it agrees with the champion's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rlcore.config import RetrainConfig, RunConfig
+from rlcore.errors import DataError, TrainingError
+from rlcore.evaluation import paired_difference
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.promotion import Check, Verdict, at_least
+from rlcore.tokenization import ChatTokenizer
+from rlcore.training.preferences import different_sequences
+from tasks.data import PairRow, prompt_hashes, read_pairs
+from tasks.engine import report_markdown
+from tasks.promotion_page import check_table
+from tasks.rl_run import MODEL
+from tasks.runtime import Runtime, open_runtime
+from tasks.settings import find_home
+from tasks.stages import StageContext, StageResult
+from tasks.storage import write_json
+from tasks.tokens import tokenize_pairs
+
+Margins = NDArray[np.float64]
+_SHOWN = 5
+
+
+def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> StageResult:
+    """Judge the reward model; ``previous`` and ``seen``: the champion's, and the preferences that it was trained on.
+
+    Both are digests of artifacts, empty where this home has none. Pairs whose prompt the previous one was trained on
+    are left out, so that both are judged on what is new to them.
+
+    Raises:
+        DataError: no held-out pair is left.
+        TrainingError: a check did not pass. The page stays in the work folder, which the error names.
+    """
+    settings = context.config.retrain
+    assert settings is not None  # without the section there is no such stage
+    artifacts, new = find_home().artifacts, context.input_refs["reward_model"].sha256
+    rows = _unseen(read_pairs(context.inputs["prepare_preferences"] / "eval.parquet"), artifacts / "dataset" / seen)
+    folders = [context.inputs["reward_model"] / MODEL]
+    old = artifacts / "reward_model" / previous / MODEL
+    folders += [old] if previous not in ("", new) and old.is_dir() else []
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
+    checks = compared(margins, settings, seed=context.seed)
+    verdict = _verdict(checks, settings)
+    page = render(verdict, rows, margins, is_same=previous == new)
+    for folder in (context.work, context.folder):
+        (folder / "reward_gate.md").write_text(page, encoding="utf-8")
+    write_json(asdict(verdict), context.folder / "reward_gate.json")
+    context.tracker.log_artifact(context.folder / "reward_gate.md", "reward_model")
+    context.progress(verdict.sentence)
+    if not verdict.promote:
+        report_markdown("reward gate", page)  # a stage that fails has no summary
+        raise TrainingError(
+            f"the new reward model is refused: {'; '.join(check.sentence for check in checks if not check.passed)}",
+            where=str(context.work / "reward_gate.md"),
+            fix="look at the pairs on the page and at the preference snapshot, or lower the bounds in [retrain]",
+        )
+    return StageResult(metrics=_metrics(checks), rows=len(rows), summary=page)
+
+
+def compared(margins: Sequence[Margins], settings: RetrainConfig, *, seed: int) -> tuple[Check, ...]:
+    """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one."""
+    new, confidence = margins[0], settings.confidence
+    right = np.heaviside(new, 0.5).tolist()
+    accuracy = at_least("held-out accuracy", right, settings.min_accuracy, confidence=confidence)
+    if len(margins) == 1:
+        return (accuracy,)
+    old = margins[1]
+    same = (np.sign(new) == np.sign(old)).astype(float).tolist()
+    agreement = at_least(
+        "agreement with the previous reward model", same, settings.min_agreement, confidence=confidence
+    )
+    change = paired_difference(new > 0, old > 0, seed=seed, confidence=confidence).difference
+    passed = change.low >= -settings.accuracy_margin
+    sentence = f"accuracy changes by {change.mean:+.3f}; a loss of more than {settings.accuracy_margin:g} is " + (
+        "ruled out" if passed else "not ruled out"
+    )
+    loss = Check(
+        name="accuracy over the previous reward model",
+        estimate=change.mean,
+        low=change.low,
+        high=change.high,
+        p_value=None,
+        limit=-settings.accuracy_margin,
+        passed=passed,
+        sentence=sentence,
+    )
+    return accuracy, agreement, loss
+
+
+def margins_of(folder: Path, rows: Sequence[PairRow], config: RunConfig, runtime: Runtime) -> Margins:
+    """By how much a stored reward model prefers the chosen answers: float64 [P], the mean over its members."""
+    assert config.preferences is not None and config.reward_model is not None  # without them there is no such stage
+    budget = config.reward_model.tokens_per_microbatch
+    pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=config.preferences.max_tokens)
+    sequences = different_sequences(pairs)
+    model = load_reward_model(runtime.load_frozen(folder), folder)
+    scores = model.rewards(sequences, tokens_per_microbatch=budget).mean(dim=0).double().numpy()
+    place = {sequence: number for number, sequence in enumerate(sequences)}
+    chosen, rejected = ([place[pair.sides[side]] for pair in pairs] for side in (0, 1))
+    margins: Margins = scores[chosen] - scores[rejected]
+    return margins
+
+
+def render(verdict: Verdict, rows: Sequence[PairRow], margins: Sequence[Margins], *, is_same: bool) -> str:
+    """The page, as Markdown: every check with its interval, and pairs on which the two disagree."""
+    parts = ["# The reward model", f"**{verdict.sentence}**", check_table(verdict)]
+    if is_same:
+        parts.append("It is the champion's reward model: neither data nor settings have changed.")
+    elif len(margins) == 1:
+        parts.append("There is no reward model of the champion in this home to compare with.")
+    else:
+        parts += ["## Pairs on which the two disagree", _disagreements(rows, margins[0], margins[1])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _unseen(rows: Sequence[PairRow], snapshot: Path) -> list[PairRow]:
+    """The pairs of prompts that the other snapshot does not train on."""
+    path = snapshot / "train.parquet"
+    seen = prompt_hashes(read_pairs(path)) if snapshot.name != "dataset" and path.is_file() else frozenset[str]()
+    left = [row for row in rows if not prompt_hashes([row]) & seen]
+    if not left:
+        raise DataError(
+            "every held-out pair has a prompt that the champion's reward model was trained on",
+            fix="give preferences of more prompts, or a split column that keeps held-out prompts held out",
+        )
+    return left
+
+
+def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> Verdict:
+    failed = [check.sentence for check in checks if not check.passed]
+    sentence = f"Refused: {'; '.join(failed)}." if failed else "Accepted: " + "; ".join(c.sentence for c in checks)
+    return Verdict(
+        promote=not failed, look=0, alpha=(1.0 - settings.confidence) / 2.0, checks=checks, sentence=sentence
+    )
+
+
+def _disagreements(rows: Sequence[PairRow], new: Margins, old: Margins) -> str:
+    apart = np.flatnonzero(np.sign(new) != np.sign(old))
+    if not len(apart):
+        return "None."
+    worst = apart[np.argsort(-np.abs(new - old)[apart], kind="stable")][:_SHOWN]
+    table = pd.DataFrame({"row": worst, "new": new[worst], "old": old[worst]})
+    lines = ["| pair | chosen | rejected | margin, new | previous |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {rows[one.row].pair_id} | {_cell(rows[one.row].chosen)} | {_cell(rows[one.row].rejected)} "
+        f"| {one.new:+.2f} | {one.old:+.2f} |"
+        for one in table.itertuples()
+    ]
+    return f"{len(apart)} of {len(rows)}.\n\n" + "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]
+
+
+def _metrics(checks: Sequence[Check]) -> dict[str, float]:
+    names = ("retrain/rm_accuracy", "retrain/rm_agreement", "retrain/rm_gain")
+    return {name: check.estimate for name, check in zip(names, checks, strict=False)}
