@@ -15,7 +15,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines retrain
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines retrain reproduce
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ rollback: setup  ## take VERSION of MODEL down, REASON='why': the previous champ
 
 lineage: setup  ## where MODEL (tiny-grpo@champion) comes from, down to the raw rows
 	@$(BIN)/python -m flows lineage $(MODEL)
+
+reproduce: setup  ## run what made MODEL again in a scratch home: do the same bytes come out?
+	@$(BIN)/python -m flows reproduce $(MODEL)
 
 ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote
 	@$(BIN)/python -m flows ui

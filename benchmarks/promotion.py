@@ -2,11 +2,13 @@
 
 Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it right with that
 chance, by itself. A challenger that is better is right with ``gain`` more on every problem, on average. Task slices
-and lengths are simulated beside it, so that a comparison passes through every kind of check.
+and lengths are simulated beside it, so that a comparison passes through every kind of check. With ``--real`` a real
+checkpoint stands in: see :mod:`benchmarks.promotion_real`.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from dataclasses import dataclass
 
@@ -141,5 +143,16 @@ def _row(label: str, wins: list[bool]) -> str:
     return f"| {label} | {share.n} | {share.mean:.4f} | [{share.low:.4f}, {share.high:.4f}] |"
 
 
+def _real() -> bool:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--real", action="store_true", help="sample a real checkpoint against itself")
+    return bool(parser.parse_args().real)
+
+
 if __name__ == "__main__":
-    main()
+    if _real():
+        from benchmarks.promotion_real import measure
+
+        measure()
+    else:
+        main()

@@ -103,6 +103,14 @@ def _lineage(options: argparse.Namespace) -> int:
     return 0
 
 
+def _reproduce(options: argparse.Namespace) -> int:
+    from flows.reproduce import run_reproduce
+
+    done = run_reproduce(options.model, options.preset, anyway=options.anyway)
+    sys.stdout.write("\n".join(done.lines) + "\n")
+    return 0 if done.is_equal else FAILURE
+
+
 _COMMANDS = {
     "run": _run,
     "plan": _plan,
@@ -111,6 +119,7 @@ _COMMANDS = {
     "retrain": _retrain,
     "rollback": _rollback,
     "lineage": _lineage,
+    "reproduce": _reproduce,
 }
 
 
@@ -134,6 +143,10 @@ def _parser() -> argparse.ArgumentParser:
     rollback.add_argument("--reason", required=True, help="why, for the version's tags")
     lineage = commands.add_parser("lineage", help="where a registered model comes from, down to the raw rows")
     lineage.add_argument("model", help="tiny-grpo@champion or tiny-grpo/3")
+    reproduce = commands.add_parser("reproduce", help="run what made a model again, and compare the bytes")
+    reproduce.add_argument("model", help="tiny-grpo@champion or tiny-grpo/3")
+    reproduce.add_argument("--preset", default="", help="where its preset lies, if it is not a committed one")
+    reproduce.add_argument("--anyway", action="store_true", help="run though code or versions have changed")
     ui = commands.add_parser("ui", help="open the MLflow and Prefect interfaces over the results")
     ui.add_argument("--mlflow-port", type=int, default=5000)
     ui.add_argument("--prefect-port", type=int, default=4200)

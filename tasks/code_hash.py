@@ -30,7 +30,7 @@ NEUTRAL = frozenset(
         f"tasks.{name}"
         for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks", "logs")
     }
-    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry", "logs", "disk")}
+    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry", "environment", "disk")}
 )
 _ROOT = Path(__file__).resolve().parent.parent
 

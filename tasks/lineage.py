@@ -40,7 +40,7 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
         ModelError: no such version, or one that this pipeline did not register.
     """
     tracker = open_tracker(home)
-    version = _find_version(tracker, model)
+    version = find_registered(tracker, model)
     tags = registry.read_tags(tracker, version)
     records = read_records(home)
     record = next((each for each in records if each.key == tags.get("stage_key")), None)
@@ -53,6 +53,20 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
     return {"name": version.name, "version": str(version.version), **tags}, ancestry(home, records, record)
 
 
+def find_registered(tracker: Tracker, model: str) -> registry.ModelVersion:
+    """The version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names.
+
+    Raises:
+        ModelError: there is none.
+    """
+    name, _, alias = model.partition("@")
+    name, _, number = name.partition("/")
+    version = registry.find_version(tracker, name, alias) if alias else registry.find_number(tracker, name, number)
+    if version is None:
+        raise ModelError(f"there is no registered model {model!r}", fix="write name@champion or name/3")
+    return version
+
+
 def read_records(home: Home) -> tuple[Record, ...]:
     """Every record of the home, the newest first."""
     cache = StageCache(home.cache)
@@ -63,7 +77,9 @@ def read_records(home: Home) -> tuple[Record, ...]:
 
 def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancestor:
     """The tree above one record; of several records of the same content the newest that is not newer counts."""
-    parents = []
+    model_id = record.ingredients["arguments"].get("model_id")  # of an import from the registry: what made that model
+    made_it = (each for each in records if each.ref.model_id == model_id and not is_import(each)) if model_id else ()
+    parents = [ancestry(home, records, each) for each in made_it][:1]
     for stage, sha256 in record.ingredients["inputs"].items():
         made = [
             each
@@ -78,9 +94,25 @@ def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancesto
     return Ancestor(stage=stage, sha256=record.ref.sha256, facts=_facts(home, record), parents=tuple(parents))
 
 
+def is_import(record: Record) -> bool:
+    """Whether a stage brought in a model that was registered before, instead of making one."""
+    return "model_id" in record.ingredients["arguments"]
+
+
 def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
     """The tree for a terminal; what stands in it already is not drawn out a second time."""
-    names = ("sha256", "preset", "code", "data", "parents", "versions", "promoted_over", "verdict", "rolled_back")
+    names = (
+        "sha256",
+        "preset",
+        "code",
+        "data",
+        "parents",
+        "versions",
+        "environment",
+        "promoted_over",
+        "verdict",
+        "rolled_back",
+    )
     lines = [f"{tags['name']} version {tags['version']}"]
     lines += [f"  {name}: {tags[name]}" for name in names if tags.get(name)]
     lines += _tree_lines(root, "", set())
@@ -104,15 +136,6 @@ def draw(root: Ancestor, path: Path) -> None:
         f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n',
         encoding="utf-8",
     )
-
-
-def _find_version(tracker: Tracker, model: str) -> registry.ModelVersion:
-    name, _, alias = model.partition("@")
-    name, _, number = name.partition("/")
-    version = registry.find_version(tracker, name, alias) if alias else registry.find_number(tracker, name, number)
-    if version is None:
-        raise ModelError(f"there is no registered model {model!r}", fix="write name@champion or name/3")
-    return version
 
 
 def _facts(home: Home, record: Record) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from rlcore.errors import ConfigError
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import closure_digests, code_version
 from tasks.engine import report_markdown
+from tasks.environment import pins, pins_digest
 from tasks.locks import file_lock
 from tasks.registry import register_model
 from tasks.settings import Home
@@ -212,6 +213,9 @@ def _commit(stage: Stage, context: StageContext, result: StageResult, store: Art
     folder = store.path(ref) / result.model_folder
     tags |= {"parents": parents, "preset": context.config.name, "data": _datasets(context.input_refs)}
     tags["versions"] = ",".join(f"{name}=={version}" for name, version in versions().items() if version)
+    tags["environment"] = pins_digest()
+    (context.work / "environment.txt").write_text(pins(), encoding="utf-8")
+    tracker.log_artifact(context.work / "environment.txt", "environment")
     version = register_model(tracker, folder, name=result.model_name, tags=tags)
     tracker.log_model_metrics(version.model_id, result.metrics)
     return dataclasses.replace(ref, model_id=version.model_id)

@@ -14,6 +14,7 @@ import pytest
 from rlcore.config import RunConfig
 from rlcore.errors import ModelError
 from tasks.artifacts import ArtifactRef
+from tasks.environment import pins_digest
 from tasks.lineage import draw, find_lineage, tree_text
 from tasks.pipeline import run_pipeline
 from tasks.settings import Home
@@ -68,6 +69,7 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
     assert tags["data"] == f"rows:{refs['rows'].sha256}"
     assert "torch==" in tags["versions"]
     assert "python==3" in tags["versions"]
+    assert tags["environment"] == pins_digest()
     text = tree_text(tags, root)
     assert text.startswith("toy-2 version 1\n")
     assert [line.split()[0] for line in text.splitlines()[-4:]] == ["grpo", "sft", "rows", "rows"]

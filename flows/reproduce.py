@@ -1,0 +1,52 @@
+"""The same run once more, from a registered version's records, in a scratch home; the command ``reproduce``."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from flows.presets import open_preset
+from flows.stages import retrain_stages, stages
+from tasks.pipeline import run_pipeline
+from tasks.reproduce import changes, compare, config_of, find_origin, scratch_home
+from tasks.retrain import Past
+from tasks.settings import find_home
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """Whether the same bytes came out, and lines for people: what was found to differ, before or after the work."""
+
+    is_equal: bool
+    lines: tuple[str, ...]
+
+
+def run_reproduce(model: str, preset: str = "", *, anyway: bool = False) -> Reproduction:
+    """Run what made ``model`` again and compare the files of the model.
+
+    ``preset`` fills in the sections that none of its stages used; the version's own unless it is given. Nothing is run
+    where data are gone; nor, unless ``anyway``, where code, library versions or data are no longer those of the run.
+
+    Raises:
+        ModelError: no such version, or no record of how it was made.
+        ConfigError: the preset cannot be opened.
+    """
+    home = find_home()
+    origin = find_origin(home, model)
+    config = config_of(origin, open_preset(preset or origin.tags["preset"]))
+    start = origin.start
+    table = retrain_stages(config, start, Past(artifacts={}, recipe="")) if start else stages(config)
+    gone, changed = changes(home, origin, table, config)
+    if gone or (changed and not anyway):
+        faults = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
+        return Reproduction(is_equal=False, lines=(*faults, "nothing was run"))
+    target = origin.chain[-1].ingredients["stage"]["name"]
+    with scratch_home(home, origin, table, config) as scratch:
+        refs = run_pipeline(table, config, [target], home=scratch, experiment=config.name)
+        different = compare(home, origin, scratch, refs)
+    before = [f"changed: {line}" for line in changed]
+    if different:
+        return Reproduction(is_equal=False, lines=(*before, *different, f"both are kept: {scratch.root}"))
+    shutil.rmtree(scratch.root)
+    name = f"{origin.version.name} version {origin.version.version}"
+    return Reproduction(is_equal=True, lines=(*before, f"{name}: every file of the model is the same"))

@@ -1,0 +1,69 @@
+"""A recipe of seconds whose outcome is known: questions with one right answer, and demonstrations that mostly miss it.
+
+SFT copies the wrong answer, because it stands in most demonstrations; RL finds the other one within a few iterations.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RIGHT, WRONG = "#### 7", "#### 3"
+NAME = "retrain-grpo"
+SMALL = (
+    "hardware.num_threads=1",
+    "model.shape.hidden_size=48",
+    "model.shape.num_layers=1",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=96",
+    "sft.num_steps=60",
+    "sft.optim.warmup_steps=5",
+    "sft.learning_rate=5e-3",
+    "reward_model.audit_folds=0",
+    "reward_model.min_accuracy=0.0",
+    "grpo.num_iterations=1",
+    "grpo.prompts_per_iteration=8",
+    "grpo.group_size=8",
+    "grpo.learning_rate=1e-9",
+    "grpo.eval_every=0",
+    "grpo.sampling.max_new_tokens=8",
+    "grpo.kl.coefficient=0.0",
+    "grpo.rewards.1.weight=0.001",
+    "evaluation.num_problems=100",
+    "evaluation.num_samples=0",
+    "evaluation.max_new_tokens=8",
+    "promotion.min_accuracy=0.0",
+    "promotion.max_truncated=1.0",
+    "promotion.finished_margin=0.1",
+    "retrain.min_accuracy=0.6",
+    "retrain.min_agreement=0.6",
+)
+LEARN = ("grpo.learning_rate=3e-3", "grpo.num_iterations=8")
+SPOIL = ("grpo.learning_rate=0.3", "grpo.num_iterations=1")
+
+
+def write_data(folder: Path, *, digits: int = 2) -> tuple[str, ...]:
+    """Files of prompts, demonstrations and preferences, and the overrides that name them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    questions = [f"{'1' * (digits - 2)}{number}" for number in range(10, 99)]
+    questions += [f"{question}+1" for question in questions] + [f"{question}-1" for question in questions]
+    asked = [[{"role": "user", "content": question}] for question in questions]
+    splits = ["eval" if place % 5 < 2 else "train" for place in range(len(questions))]
+    rows: dict[str, list[dict[str, Any]]] = {"prompts": [], "demonstrations": [], "preferences": []}
+    for question, messages, split in zip(questions, asked, splits, strict=True):
+        common = {"messages": messages, "split": split}
+        rows["prompts"].append({"prompt_id": question, "reference": "7", "task": "sevens", **common})
+        said = RIGHT if len(rows["demonstrations"]) // 5 % 5 < 2 else WRONG
+        rows["demonstrations"].append(
+            {"demonstration_id": question, "completion": said, "reference": said[-1], "task": "sevens", **common}
+        )
+        sides = {"chosen": RIGHT, "rejected": WRONG, "margin": 0.0, "probability": 1.0, "weight": 1.0}
+        rows["preferences"].append({"pair_id": question, "set_id": question, "source": "test", **sides, **common})
+    overrides = []
+    for name, lines in rows.items():
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        overrides += [f"{name}.adapter={name}", f"{name}.path={path}", f"{name}.num_train=150", f"{name}.num_eval=100"]
+    return (*SMALL, *overrides, "demonstrations.options={}")

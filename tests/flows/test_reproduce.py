@@ -1,0 +1,74 @@
+"""The same run once more from a version's records: equal bytes, and what is said before any work when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from retraining import LEARN, write_data
+
+from flows.__main__ import main
+from flows.reproduce import run_reproduce
+from flows.run import run_targets
+from rlcore.errors import ModelError
+from tasks.settings import Home
+
+
+def edit_records(home: Home, stage: str, old: str, new: str) -> None:
+    for path in (home.cache / stage).glob("*.json"):
+        path.write_text(path.read_text().replace(old, new))
+
+
+def artifact(home: Home, stage: str) -> Path:
+    (record,) = (home.cache / stage).glob("*.json")
+    return home.root / json.loads(record.read_text())["ref"]["uri"]
+
+
+def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_any_work(
+    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_targets("retrain", (*write_data(tmp_path / "data"), *LEARN), ["grpo"])
+    scratch = tracked_home.work / "reproduce-retrain-grpo-1"
+
+    assert main(["reproduce", "retrain-grpo/1"]) == 0
+    assert "every file of the model is the same" in capsys.readouterr().out
+    assert not scratch.exists()
+
+    manifest = artifact(tracked_home, "grpo") / "MANIFEST.json"
+    whole = manifest.read_text()
+    weights = artifact(tracked_home, "grpo") / "model" / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:-1])
+    assert run_reproduce("retrain-grpo/1").lines == (
+        "gone: grpo: model/model.safetensors is damaged",
+        "nothing was run",
+    )
+    weights.write_bytes(kept)
+    assert manifest.read_text() == whole
+
+    edit_records(tracked_home, "sft", '"torch": "', '"torch": "0.')
+    versions = run_reproduce("retrain-grpo/1")
+    assert not versions.is_equal
+    assert versions.lines[0] == "changed: sft: versions changed: torch"
+    edit_records(tracked_home, "sft", '"torch": "0.', '"torch": "')
+
+    edit_records(tracked_home, "sft", '"learning_rate": 0.005', '"learning_rate": 0.004')
+    other = run_reproduce("retrain-grpo/1")  # as if the run had been another: its records say so, and the bytes do
+    assert other.lines[0].startswith("sft: ")
+    assert "model/model.safetensors" in other.lines[0]
+    assert other.lines[-1] == f"both are kept: {scratch}"
+    shutil.rmtree(scratch)
+
+    (tmp_path / "data" / "prompts.jsonl").unlink()
+    assert main(["reproduce", "retrain-grpo/1"]) == 1
+    assert "gone: prepare_prompts: cannot read the dataset" in capsys.readouterr().out
+    assert not scratch.exists()
+
+    with pytest.raises(ModelError, match="no registered model"):
+        run_reproduce("retrain-grpo/7")

@@ -1,0 +1,87 @@
+"""The flow retrain from the first champion on, inline, in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from retraining import LEARN, NAME, SPOIL, write_data
+
+from flows.presets import open_preset
+from flows.run import run_retrain
+from rlcore.errors import ConfigError, DataError
+from tasks.lineage import find_lineage, tree_text
+from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from tasks.settings import Home
+from tasks.tracking import open_tracker
+
+
+def aliases(home: Home) -> dict[str, int]:
+    tracker = open_tracker(home)
+    found = {alias: find_version(tracker, NAME, alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS)}
+    return {alias: version.version for alias, version in found.items() if version}
+
+
+def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_data(
+    tracked_home: Home, tmp_path: Path
+) -> None:
+    data = write_data(tmp_path / "data")
+
+    first = run_retrain("retrain", data)
+    assert first.outcome.endswith("Promoted: the first champion, within every limit.")
+    again = run_retrain("retrain", data)
+    assert (again.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 1})
+    assert "version 1 of retrain-grpo was made from these very inputs" in again.outcome
+    copied = run_retrain("retrain", write_data(tmp_path / "copy"))  # the same rows under another name
+    assert (copied.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 1})
+
+    better = run_retrain("retrain", (*data, *LEARN))
+    assert (better.result, aliases(tracked_home)) == ("judged", {CHAMPION: 2, PREVIOUS: 1})
+    assert "the accepted rows, unchanged" in better.page
+    assert "It is the champion's reward model" in better.page
+    assert "## Problems won: 100" in better.page
+
+    tags, root = find_lineage(tracked_home, f"{NAME}@champion")
+    names = {parent.stage for parent in root.parents}
+    assert names == {"champion", "prepare_prompts", "reward_model"}
+    (start,) = (parent for parent in root.parents if parent.stage == "champion")
+    assert [parent.stage for parent in start.parents] == ["grpo"]  # the first champion, and what it comes from
+    assert "rows' digest" in tree_text(tags, root)
+    tracker = open_tracker(tracked_home)
+    one = find_version(tracker, NAME, PREVIOUS)
+    two = find_version(tracker, NAME, CHAMPION)
+    assert one is not None
+    assert two is not None
+    assert one.model_id in read_tags(tracker, two)["parents"]
+
+    same = run_retrain("retrain", (*data, *LEARN))
+    assert (same.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 2, PREVIOUS: 1})
+
+    worse = run_retrain("retrain", (*data, *SPOIL))
+    assert (worse.result, "Refused" in worse.outcome) == ("judged", True)
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+    known = run_retrain("retrain", (*data, *SPOIL))
+    assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+
+    with pytest.raises(DataError, match="drifts from the last accepted") as caught:
+        run_retrain("retrain", (*write_data(tmp_path / "long", digits=30), *LEARN))
+    page = Path(caught.value.where).read_text(encoding="utf-8")
+    assert "## prompts: refuse" in page
+    assert "| prompt_tokens | **refuse** |" in page
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+
+
+def test_a_preset_without_the_section_or_with_no_challenger_from_rl_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs the section retrain"):
+        run_retrain("tiny", ())
+    with pytest.raises(ConfigError, match=r"\[retrain\] needs \[promotion\]"):
+        open_preset("retrain", ["promotion.challenger=sft"])
+    with pytest.raises(ConfigError, match="would never warn"):
+        open_preset("retrain", ["retrain.drift.warn_psi=0.5"])
+    with pytest.raises(ConfigError, match="at least 12 digits"):
+        open_preset("retrain", ["retrain.drift.accepted=['abc']"])
