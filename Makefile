@@ -11,11 +11,12 @@ SET ?=
 OVERRIDES := $(foreach item,$(SET),--set '$(item)')
 
 PEERS := .venv-peers
+PEERS_PPO := .venv-peers-ppo
 ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines retrain reproduce
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +138,35 @@ bench-grpo: peers setup  ## one GRPO step of TRL and of ours, interleaved: BENCH
 bench-growth: setup  ## cost of one update against group, prompt, completion, vocabulary and model size (minutes)
 	$(BIN)/python -m benchmarks.growth
 
+peers-ppo: $(PEERS_PPO)/.installed  ## create .venv-peers-ppo with TRL 0.29, the last with a PPO trainer
+
+$(PEERS_PPO)/.installed: benchmarks/peers/requirements-ppo.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	"$(PYTHON)" -m venv $(PEERS_PPO)
+	$(PEERS_PPO)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PEERS_PPO)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/peers/requirements-ppo.txt torch==2.13.0
+	@touch $@
+
+bench-ppo: peers-ppo setup  ## one PPO iteration of TRL 0.29 and of ours, interleaved, one thread (minutes)
+	PYTHONPATH=. $(PEERS_PPO)/bin/python -m benchmarks.peers.ppo
+	$(BIN)/python -m benchmarks.plots .rlcore/bench-ppo.json
+
+bench-ppo-memory: peers-ppo setup  ## memory of one PPO iteration in multiples of a model of 135 M parameters (minutes)
+	PYTHONPATH=. $(PEERS_PPO)/bin/python -m benchmarks.peers.ppo_memory --rounds 1
+	$(BIN)/python -m benchmarks.plots .rlcore/bench-ppo-memory.json
+
+bench-rm: peers setup  ## reward-model training of TRL and of ours: equal losses, then time (minutes)
+	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.reward_trl
+	$(BIN)/python -m benchmarks.plots .rlcore/bench-rm.json
+
+bench-sft: peers setup  ## SFT of TRL, with and without packing, and of ours: equal losses, then time (minutes)
+	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.sft_trl
+	$(BIN)/python -m benchmarks.plots .rlcore/bench-sft.json
+
+bench-rollout: setup  ## tokens per CPU second of generate, continuous batching, native, and vLLM by ENGINE_PYTHON (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rollout
+	$(BIN)/python -m benchmarks.plots .rlcore/bench-rollout.json
+
 bench-promotion: setup  ## how often the promotion gate errs, and what it finds (half a minute)
 	$(BIN)/python -m benchmarks.promotion
 
@@ -157,4 +187,4 @@ test-engine: setup engine  ## vLLM against the trainer: log-probabilities, weigh
 	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -m engine tests/integration
 
 clean:  ## remove the environments and all results
-	rm -rf .venv $(PEERS) $(ENGINE) .rlcore
+	rm -rf .venv $(PEERS) $(PEERS_PPO) $(ENGINE) .rlcore

@@ -11,8 +11,13 @@ from tests.architecture.source_files import ROOT, imported, modules
 
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
     "mlflow": {"tasks/tracking.py", "tasks/registry.py"},
-    "datasets": {"tasks/data.py", "benchmarks/peers/arm_trl.py"},
-    "peft": {"rlcore/models/lora.py"},
+    "datasets": {
+        "tasks/data.py",
+        "benchmarks/peers/arm_trl.py",
+        "benchmarks/peers/ppo_trl.py",
+        "benchmarks/peers/supervised_trl.py",
+    },
+    "peft": {"rlcore/models/lora.py", "benchmarks/peers/ppo_trl.py"},
     "vllm": {"rlcore/sampling/vllm_worker.py"},
     "math_verify": {"rlcore/rewards/math_verifier.py"},
 }
