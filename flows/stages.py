@@ -244,7 +244,7 @@ def _online_rl(name: str, config: RunConfig, *, start: str) -> Stage:
         kind="policy",
         run=partial(run_online_rl, section=name, start=start),
         inputs=(start, "prepare_prompts", *reward_model),
-        section=_sections(name, "evaluation", "hardware"),
+        section=_sections(name, "evaluation", "hardware", "health"),
         external=partial(outside, section=name),
     )
 

@@ -15,6 +15,7 @@ from rlcore.algorithms.advantages import has_signal
 from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import SyncProbe, mask_canary, reward_canary, sync_canary
 from rlcore.evaluation import accuracy
+from rlcore.health import Verdict
 from rlcore.metrics import check_names
 from rlcore.models.loading import save_model
 from rlcore.models.lora import merged_state
@@ -30,6 +31,7 @@ from rlcore.training.experience import Experience, build_experience, is_usable, 
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
+from tasks.health import go_back, stopping, watch, write_health
 from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_engine import sync_dtype
@@ -51,8 +53,11 @@ def run_online_rl(context: StageContext, *, section: str, start: str) -> StageRe
         check_rewards(run)
         done = resume(run)
         for iteration in range(done + 1, run.rl.num_iterations + 1):
-            run_iteration(run, iteration)
+            verdict = run_iteration(run, iteration)
             report_progress(f"{section} iterations", iteration, run.rl.num_iterations)
+            if finding := stopping(run, verdict):
+                go_back(run, finding, sound=verdict.sound)
+                break
         return finish(run, section)
 
 
@@ -62,7 +67,7 @@ def resume(run: RlRun) -> int:
     state = load_newest(run.context.work / "checkpoints", run.learner, identity=identity)
     if state is None:
         return 0
-    run.history = state["history"]
+    run.history, run.findings = state["history"], state["findings"]
     iteration = int(state["iteration"])
     run.ahead.restore(state["ahead"], run.prompts_of(iteration + 1))
     run.context.progress(f"goes on after iteration {iteration} of {run.rl.num_iterations}")
@@ -71,8 +76,8 @@ def resume(run: RlRun) -> int:
 
 
 @task(name="iteration", run_name="iteration {iteration}")
-def run_iteration(run: RlRun, iteration: int) -> None:
-    """One iteration: every step of it is timed, and what it measured is logged and kept."""
+def run_iteration(run: RlRun, iteration: int) -> Verdict:
+    """One iteration: every step of it is timed, what it measured is logged and kept, and the health rules judge it."""
     metrics: dict[str, float] = {}
     seconds: dict[str, float] = {}
     drawn = draw_groups(run, iteration, seconds)
@@ -101,9 +106,11 @@ def run_iteration(run: RlRun, iteration: int) -> None:
     write_rollouts(
         run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored, replaced=drawn.replaced
     )
-    if last or iteration % run.rl.checkpoint_every == 0:
+    verdict = watch(run, iteration)
+    if (last or iteration % run.rl.checkpoint_every == 0) and not stopping(run, verdict):
         check_rewards(run)
-        checkpoint(run, iteration)
+        checkpoint(run, iteration, sound=verdict.sound)
+    return verdict
 
 
 def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
@@ -264,16 +271,17 @@ def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:
     )
 
 
-def checkpoint(run: RlRun, iteration: int) -> None:
-    """Everything that has state, after a whole iteration."""
+def checkpoint(run: RlRun, iteration: int, *, sound: int) -> None:
+    """Everything that has state, after a whole iteration; what the rules say is a function of the history."""
     state: dict[str, Any] = {
         "iteration": iteration,
         "identity": {"stage": run.context.stage_key},
         "history": run.history,
         "ahead": run.ahead.state(),
+        "findings": run.findings,
     }
     run.context.tracker.flush()  # the resumed run drops what is logged already, and must not miss what is not
-    save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state)
+    save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state, sound=sound)
 
 
 def check_rewards(run: RlRun) -> None:
@@ -287,6 +295,7 @@ def finish(run: RlRun, section: str) -> StageResult:
     save_model(run.learner.policy, run.context.inputs[START] / MODEL, folder / MODEL)
     shutil.copytree(run.rollouts_folder, folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")
+    write_health(run)
     plots.training_curves(run.history, folder / "curves.png", title=run.rl.algorithm)
     run.context.tracker.log_artifact(folder / "curves.png", "plots")
     run.context.tracker.log_artifacts(folder / "rollouts", "rollouts")

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -74,6 +75,8 @@ class RlRun:
         self.rollouts_folder = context.work / "rollouts"
         self.rollouts_folder.mkdir(parents=True, exist_ok=True)
         self.history: list[dict[str, float]] = []
+        self.findings: list[dict[str, Any]] = []  # of the health rules, as they came up
+        self.stopped: dict[str, Any] | None = None  # where a health rule stopped the run
 
     def prompts_of(self, iteration: int) -> list[Prompt]:
         """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""

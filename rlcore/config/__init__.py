@@ -9,8 +9,10 @@ from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeI
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
+from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
+from rlcore.config.report import ReportConfig
 from rlcore.config.retrain import DriftConfig, RetrainConfig
 from rlcore.config.rl import (
     CriticConfig,
@@ -28,6 +30,7 @@ from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardMode
 from rlcore.strict import to_dict
 
 __all__ = [
+    "LIMITS",
     "AdapterConfig",
     "CriticConfig",
     "DatasetConfig",
@@ -39,7 +42,10 @@ __all__ = [
     "Fraction",
     "GaeConfig",
     "HardwareConfig",
+    "HealthConfig",
     "KlConfig",
+    "Limit",
+    "LimitConfig",
     "MismatchConfig",
     "ModelConfig",
     "NonNegativeFloat",
@@ -51,6 +57,7 @@ __all__ = [
     "PreferenceLossConfig",
     "PromotionConfig",
     "RejectionConfig",
+    "ReportConfig",
     "RetrainConfig",
     "RewardModelConfig",
     "RewardTerm",

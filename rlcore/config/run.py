@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
+from rlcore.config.health import HealthConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
+from rlcore.config.report import ReportConfig
 from rlcore.config.retrain import RetrainConfig
 from rlcore.config.rl import RlConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
@@ -58,6 +60,8 @@ class RunConfig:
     ppo: RlConfig | None = None
     runs: tuple[Literal["grpo", "ppo"], ...] = ("grpo", "ppo")  # the RL runs that post-training does and compares
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     preferences: DatasetConfig | None = None
     reward_model: RewardModelConfig | None = None
     rejection: RejectionConfig | None = None

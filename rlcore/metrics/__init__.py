@@ -15,6 +15,7 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics.base import Metric
 from rlcore.metrics.engine import SERVER
 from rlcore.metrics.episodes import EPISODES
+from rlcore.metrics.health import HEALTH, render_rules
 from rlcore.metrics.memory import MEMORY
 from rlcore.metrics.promotion import PROMOTION
 from rlcore.metrics.rejection import REJECTION
@@ -30,6 +31,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
         "The update": TRAINING,
         "Episodes with tools": EPISODES,
         "The engine": ENGINE + SERVER,
+        "Health": HEALTH,
         "Speed and memory": COSTS + MEMORY,
         "The stages": STAGES,
         "The reward model": REWARD_MODEL,
@@ -83,7 +85,7 @@ def render() -> str:
             "|---" * 6 + "|",
         ]
         lines += [_row(metric) for metric in metrics]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + render_rules()
 
 
 def _row(metric: Metric) -> str:

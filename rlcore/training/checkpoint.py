@@ -30,8 +30,12 @@ STATE = "state.json"
 Tensors = Mapping[str, torch.Tensor]
 
 
-def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], keep: int = 2) -> Path:
+def save_checkpoint(
+    root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], keep: int = 2, sound: int | None = None
+) -> Path:
     """Write the learner and ``run_state`` (JSON-able: iteration, identity hashes, history ...) atomically.
+
+    The newest ``keep`` checkpoints stay, and the newest of step ``sound`` or an earlier one, to go back to.
 
     Raises:
         StorageError: the disk is full or refuses; earlier checkpoints are untouched.
@@ -48,7 +52,8 @@ def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mappi
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         _fsync(root)
-        for old in _steps(root)[:-keep]:
+        spared = _newest_up_to(root, sound) if sound is not None else None
+        for old in (path for path in _steps(root)[:-keep] if path != spared):
             # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
             old.rename(root / f".tmp-{old.name}")
         _sweep(root)
@@ -62,14 +67,18 @@ def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mappi
     return final
 
 
-def load_newest(root: Path, learner: Learner, *, identity: Mapping[str, str]) -> dict[str, Any] | None:
+def load_newest(
+    root: Path, learner: Learner, *, identity: Mapping[str, str], up_to: int | None = None
+) -> dict[str, Any] | None:
     """Restore the learner from the newest intact checkpoint; returns its run state, or None where there is none.
+
+    ``up_to``: of checkpoints after that step none is looked at.
 
     Raises:
         CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs), or there
             were checkpoints and every one is damaged: a run must not begin anew without a word.
     """
-    folders = _steps(root)
+    folders = [path for path in _steps(root) if up_to is None or _step(path) <= up_to]
     for folder in reversed(folders):
         if not is_intact(folder):
             _set_aside(folder)
@@ -185,7 +194,16 @@ def _restore_scheduler(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) 
 
 
 def _steps(root: Path) -> list[Path]:
-    return sorted(root.glob("step-*[0-9]"), key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(root.glob("step-*[0-9]"), key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _newest_up_to(root: Path, step: int) -> Path | None:
+    """The folder of the newest checkpoint of ``step`` or an earlier one."""
+    return next((path for path in reversed(_steps(root)) if _step(path) <= step), None)
 
 
 def _sweep(root: Path) -> None:

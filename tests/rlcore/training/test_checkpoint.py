@@ -170,3 +170,13 @@ def test_old_checkpoints_are_pruned_by_number_not_by_name(tmp_path: Path) -> Non
 def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 1)
     assert is_intact(tmp_path / "step-000001")
+
+
+def test_the_newest_sound_checkpoint_is_spared_and_found_again(tmp_path: Path) -> None:
+    learner = make_learner()
+    for step in range(1, 7):  # step 3 is the newest that is known to be sound
+        state = {"identity": IDENTITY, "iteration": step}
+        save_checkpoint(tmp_path, step, learner, run_state=state, keep=2, sound=min(step, 3))
+    assert names(tmp_path) == ["step-000003", "step-000005", "step-000006"]
+    assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=4) == {"identity": IDENTITY, "iteration": 3}
+    assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=2) is None

@@ -1,0 +1,93 @@
+"""Settings of the health rules: from which figure on a run is warned of, and from which it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from rlcore.config.bounds import PositiveInt
+from rlcore.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """One rule's bounds, complete.
+
+    A reading beyond ``warn`` is warned of; one beyond ``stop``, ``patience`` readings in a row, stops the run. Beyond
+    means above where ``stop`` is the larger of the two, else below.
+    """
+
+    warn: float
+    stop: float
+    patience: int
+
+    @property
+    def is_upper(self) -> bool:
+        return self.stop > self.warn
+
+    def exceeds(self, reading: float, bound: float) -> bool:
+        """Whether a reading is beyond one of the two bounds; one that equals it is within."""
+        return reading > bound if self.is_upper else reading < bound
+
+
+# Several times what the committed presets show: at most 0.15 nats, 0.8 % clipped, 2.7 times the length; entropy 0.016.
+LIMITS: Mapping[str, Limit] = MappingProxyType(
+    {
+        "kl": Limit(warn=0.5, stop=2.0, patience=3),
+        "clip": Limit(warn=0.4, stop=0.8, patience=5),
+        "entropy": Limit(warn=0.01, stop=0.001, patience=5),
+        "zero_signal": Limit(warn=0.9, stop=0.99, patience=10),
+        "length": Limit(warn=4.0, stop=10.0, patience=5),
+        "gaming": Limit(warn=0.1, stop=0.25, patience=2),
+        "critic": Limit(warn=-0.1, stop=-1.0, patience=10),
+        "mismatch": Limit(warn=0.01, stop=0.1, patience=3),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitConfig:
+    """What is set otherwise than the rule has it; left out: the rule's own."""
+
+    warn: float | None = None
+    stop: float | None = None
+    patience: PositiveInt | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """Rules that watch every online-RL run; docs/metrics.md describes each.
+
+    ``action``: ``stop`` warns, then stops the run and goes back to its last healthy checkpoint; ``warn`` only warns.
+    """
+
+    action: Literal["stop", "warn", "off"] = "stop"
+    kl: LimitConfig = field(default_factory=LimitConfig)
+    clip: LimitConfig = field(default_factory=LimitConfig)
+    entropy: LimitConfig = field(default_factory=LimitConfig)
+    zero_signal: LimitConfig = field(default_factory=LimitConfig)
+    length: LimitConfig = field(default_factory=LimitConfig)
+    gaming: LimitConfig = field(default_factory=LimitConfig)
+    critic: LimitConfig = field(default_factory=LimitConfig)
+    mismatch: LimitConfig = field(default_factory=LimitConfig)
+
+    def __post_init__(self) -> None:
+        for name, limit in self.limits.items():
+            if limit.warn == limit.stop or limit.is_upper != LIMITS[name].is_upper:
+                order = "below" if LIMITS[name].is_upper else "above"
+                raise ConfigError(f"{name}: warn = {limit.warn:g} must be {order} stop = {limit.stop:g}")
+
+    @property
+    def limits(self) -> Mapping[str, Limit]:
+        """Every rule's bounds, by its name."""
+        return {name: _resolve(getattr(self, name), own) for name, own in LIMITS.items()}
+
+
+def _resolve(changed: LimitConfig, own: Limit) -> Limit:
+    return Limit(
+        warn=own.warn if changed.warn is None else changed.warn,
+        stop=own.stop if changed.stop is None else changed.stop,
+        patience=own.patience if changed.patience is None else changed.patience,
+    )

@@ -1,0 +1,57 @@
+"""A micro run with a learning rate that wrecks the policy: it is stopped, and its result is from before that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from conftest import run_flows
+
+WRECKED = (
+    'runs=["grpo"]',
+    "grpo.num_iterations=9",
+    "grpo.learning_rate=0.02",
+    "grpo.update.optim.warmup_steps=40",  # rises to 0.0045 by the ninth step: the first iterations do no harm
+    "health.kl.warn=0.01",
+    "health.kl.stop=0.05",
+    "health.kl.patience=2",
+)
+
+
+def policy_folder(home: Path, since: set[Path]) -> Path:
+    (record,) = set((home / "cache" / "grpo").glob("*.json")) - since
+    return home / str(json.loads(record.read_text())["ref"]["uri"])
+
+
+def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
+    micro_home: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(micro_home, home)
+    known = set((home / "cache" / "grpo").glob("*.json"))
+    done = run_flows("run", home, *WRECKED)
+    assert done.returncode == 0, done.stderr
+    folder = policy_folder(home, known)
+    health = json.loads((folder / "health.json").read_text())
+    history = json.loads((folder / "history.json").read_text())
+    stopped = health["stopped"]
+    first_over = next(row["iteration"] for row in history + stopped["dropped"] if row["kl/ref"] > 0.05)
+    # Rollouts of an iteration show the weights after the one before: two iterations back they were seen to be sound.
+    assert stopped["result_iteration"] == len(history) == first_over - 2
+    assert stopped["iteration"] == first_over + 1 < 9
+    assert len(history) + len(stopped["dropped"]) == stopped["iteration"]
+    assert max(row["kl/ref"] for row in history) <= 0.05
+    assert [finding["level"] for finding in health["findings"] if finding["rule"] == "kl"][-2:] == ["alarm", "stop"]
+    assert "stopped after iteration" in done.stderr
+
+
+def test_a_run_that_was_never_healthy_fails_with_the_rule_and_its_fix(micro_home: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(micro_home, home)
+    done = run_flows(
+        "run", home, 'runs=["grpo"]', "health.clip.warn=-2.0", "health.clip.stop=-1.0", "health.clip.patience=1"
+    )
+    assert done.returncode == 1
+    assert "health.clip" in done.stderr and "no checkpoint is from before" in done.stderr
+    assert "lower learning_rate" in done.stderr
