@@ -34,12 +34,14 @@ def _run(options: argparse.Namespace) -> int:
     from flows.reasoning import reasoning
     from flows.run import TARGETS
     from tasks.engine import call_flow
+    from tasks.live_view import live_view
     from tasks.summary import summarise
 
     TARGETS[options.flow](options.preset, options.set)  # refused here: a preset without the flow's sections
     flow = {"post_train": post_train, "reasoning": reasoning}[options.flow]
     started = time.perf_counter()
-    refs = call_flow(flow, preset=options.preset, overrides=tuple(options.set))
+    with live_view():
+        refs = call_flow(flow, preset=options.preset, overrides=tuple(options.set))
     sys.stdout.write(summarise(find_home(), refs, seconds=time.perf_counter() - started))
     return 0
 

@@ -6,6 +6,7 @@ The history is in every checkpoint, so a resumed run judges as one that was neve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -189,7 +190,7 @@ def _judge_rule(rule: Rule, limit: Limit, history: History) -> tuple[Finding | N
     last = int(history[-1]["iteration"]) if history else 0
     row, within = _row_beyond(rule, limit, limit.stop, history)
     never_read = not row and within is None
-    sound = last if never_read else within - rule.lag if within is not None else 0
+    sound = last if never_read else _seen(rule, history[within]) if within is not None else 0
     level: Literal["warn", "alarm", "stop"] = "stop" if len(row) >= limit.patience else "alarm"
     bound = limit.stop
     if not row:
@@ -209,16 +210,22 @@ def _judge_rule(rule: Rule, limit: Limit, history: History) -> tuple[Finding | N
 
 
 def _row_beyond(rule: Rule, limit: Limit, bound: float, history: History) -> tuple[list[tuple[int, float]], int | None]:
-    """The newest readings up to the last one within the bound, newest first, and the iteration of that one."""
+    """The newest readings up to the last one within the bound, newest first, and the place of that one."""
     row = []
     for place in reversed(range(len(history))):
         reading, iteration = rule.reading(history, place), int(history[place]["iteration"])
         if reading is None:
             continue
         if not limit.exceeds(reading, bound):
-            return row, iteration
+            return row, place
         row.append((iteration, reading))
     return row, None
+
+
+def _seen(rule: Rule, row: Mapping[str, float]) -> int:
+    """The iteration that made the weights which a reading of this row speaks of; rollouts may be staler than one."""
+    staleness = math.ceil(row.get("staleness", 0.0)) if rule.lag else 0
+    return int(row["iteration"]) - rule.lag - staleness
 
 
 def _mean_of_last(history: History, place: int, name: str) -> float:

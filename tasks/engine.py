@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+PROGRESS_LOGGER = "tasks.progress"  # its records are below the level that other handlers take
 _PROGRESS_SECONDS = 5.0  # an update costs 15 to 300 ms, so a fast loop must not pay for it at every turn
 
 
@@ -95,8 +96,20 @@ def current_flow_run() -> FlowRun | None:
     return FlowRun(flow_run_id=str(run.id), name=run.name, attempt=run.run_count, url=url)
 
 
-def report_progress(label: str, done: int, total: int) -> None:
-    """Show how far a loop is, on the flow run's page; at most one update in five seconds, and the last."""
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a loop is: what a record of the logger ``PROGRESS_LOGGER`` carries as ``progress``."""
+
+    label: str
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+
+
+def report_progress(label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+    """Show how far a loop is: in a live view, and on the flow run's page at most every five seconds and at the end."""
+    progress = Progress(label=label, done=done, total=total, metrics=metrics or {})
+    logging.getLogger(PROGRESS_LOGGER).debug("%s: %d of %d", label, done, total, extra={"progress": progress})
     if not _in_flow_run():
         return
     percent = 100.0 * done / max(total, 1)

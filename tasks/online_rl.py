@@ -35,7 +35,7 @@ from tasks.health import go_back, stopping, watch, write_health
 from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_engine import sync_dtype
-from tasks.rollout_tables import write_rollouts
+from tasks.rollout_tables import keep_rollouts
 from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
 from tasks.stages import StageContext, StageResult
@@ -54,7 +54,7 @@ def run_online_rl(context: StageContext, *, section: str, start: str) -> StageRe
         done = resume(run)
         for iteration in range(done + 1, run.rl.num_iterations + 1):
             verdict = run_iteration(run, iteration)
-            report_progress(f"{section} iterations", iteration, run.rl.num_iterations)
+            report_progress(f"{section} iterations", iteration, run.rl.num_iterations, run.history[-1])
             if finding := stopping(run, verdict):
                 go_back(run, finding, sound=verdict.sound)
                 break
@@ -103,9 +103,7 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     metrics["tokens_per_second"] = sum(lengths) / sum(seconds.values())
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | take_metrics(run.engine)
     record(run, iteration, metrics)
-    write_rollouts(
-        run.rollouts_folder / f"iteration-{iteration:05d}.parquet", iteration, scored, replaced=drawn.replaced
-    )
+    keep_rollouts(run, iteration, drawn)
     verdict = watch(run, iteration)
     if (last or iteration % run.rl.checkpoint_every == 0) and not stopping(run, verdict):
         check_rewards(run)

@@ -14,8 +14,9 @@ from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.engine import FlowRun, current_flow_run, report_link, report_table, task
 from tasks.leases import heal, hold_lease
+from tasks.report import publish_report
 from tasks.settings import Home
-from tasks.stage_keys import StageCache, key_of, why
+from tasks.stage_keys import StageCache, key_of, now, why
 from tasks.stages import PipelineRun, Stage, ingredients_of, run_stage
 from tasks.tracking import RunTracker, Tracker, open_tracker
 
@@ -95,6 +96,7 @@ def run_pipeline(
     parent = open_pipeline_run(tracker, experiment, config, flow_run)
     flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
     refs: dict[str, ArtifactRef] = {}
+    started = now()
     with hold_lease(home, mlflow_run_id=parent.run_id, flow_run_id=flow_run_id, attempt=attempt), parent:
         run = PipelineRun(
             home=home,
@@ -106,6 +108,8 @@ def run_pipeline(
         )
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
+        page = publish_report(run, config, refs, started=started)
+    logger.info("report: %s", page)
     _report(refs, parent)
     return refs
 

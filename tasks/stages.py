@@ -161,14 +161,25 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
                 tracker=tracker,
                 progress=partial(logger.info, "%s: %s", stage.name),
             )
-            section = ingredients["config"]
-            tracker.log_params({**(section if isinstance(section, Mapping) else {}), "seed": config.seed})
+            tracker.log_params({**parameters(stage, ingredients["config"]), "seed": config.seed})
             ref = _commit(stage, context, stage.run(context), run.store)
         seconds = time.perf_counter() - started
         run.cache.write(stage.name, Record(key=key, ref=ref, ingredients=ingredients, created=now(), seconds=seconds))
         shutil.rmtree(run.home.work / key)
     logger.info("%s: done in %.1f s", stage.name, seconds)
     return ref
+
+
+def parameters(stage: Stage, section: object) -> Mapping[str, object]:
+    """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
+
+    The section with the stage's own name loses it: ``grpo.learning_rate`` and ``ppo.learning_rate`` are one column.
+    """
+    if not isinstance(section, Mapping):
+        return {}
+    own = section.get(stage.name)
+    others = {name: value for name, value in section.items() if name != stage.name}
+    return {**own, **others} if isinstance(own, Mapping) else section
 
 
 @contextmanager

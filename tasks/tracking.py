@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+_TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of 8000 characters at most: the interface looks there
+_MAX_TABLES = 100
 PARENT_TAG = "mlflow.parentRunId"  # what MLflow's interface nests runs by
 _MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
@@ -104,6 +106,11 @@ class Tracker:
         found = self.client.search_runs([self._experiment_id(experiment)], query, max_results=1)
         return str(found[0].info.run_id) if found else ""
 
+    def run_metrics(self, run_id: str) -> Mapping[str, float]:
+        """The last value of every metric of a run; none when MLflow no longer has it."""
+        run = or_none(self.client.get_run, run_id) if run_id else None
+        return dict(run.data.metrics) if run else {}
+
     def kill_runs(self, run_id: str) -> int:
         """Mark a dead pipeline's run, and its stages' runs, as killed where they are said to run; how many were."""
         run = or_none(self.client.get_run, run_id)
@@ -133,6 +140,7 @@ class RunTracker:
         self._last_steps: dict[str, int] = {}
         self._waiting: list[Metric] = []
         self._written = 0.0
+        self._tables: list[dict[str, str]] | None = None  # that the interface shows; None: not read yet
 
     def __enter__(self) -> RunTracker:
         return self
@@ -193,6 +201,19 @@ class RunTracker:
     def log_artifact(self, path: Path, folder: str) -> None:
         """Copy a file into the run's folder: a plot, a table, the rollouts of one iteration."""
         self.client.log_artifact(self.run_id, str(path), folder)
+
+    def log_table(self, path: Path, folder: str) -> None:
+        """Copy a JSON table (``columns``, ``data``) that MLflow's interface shows as one: the newest hundred of a run.
+
+        Not ``MlflowClient.log_table``, which reads back and rewrites what is there.
+        """
+        self.log_artifact(path, folder)
+        if self._tables is None:
+            known = self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]") if self._resumed else "[]"
+            self._tables = json.loads(known)
+        entry = {"path": f"{folder}/{path.name}", "type": "table"}
+        self._tables = [*(each for each in self._tables if each != entry), entry][-_MAX_TABLES:]
+        self.client.set_tag(self.run_id, _TABLES_TAG, json.dumps(self._tables))
 
     def log_artifacts(self, path: Path, folder: str) -> None:
         """Copy a folder's files into the run's folder."""

@@ -102,6 +102,11 @@ def test_a_reading_within_the_bound_ends_the_row() -> None:
     assert verdict.sound == 2  # the rollouts of iteration 3 were made by the weights after iteration 2
 
 
+def test_stale_rollouts_speak_of_older_weights() -> None:
+    rows = history(kl__ref=[0.1, 0.1, 0.1, 3.0], staleness=[0.0, 1.0, 1.0, 1.0])
+    assert judge(rows, HealthConfig()).sound == 1  # those of iteration 3 were sampled by the weights after iteration 1
+
+
 def test_a_run_that_was_never_within_a_bound_has_no_sound_checkpoint() -> None:
     verdict = judge(history(kl__ref=[3.0, 3.0, 3.0]), HealthConfig())
     assert (verdict.stop is not None, verdict.sound) == (True, 0)

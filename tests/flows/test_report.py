@@ -1,0 +1,125 @@
+"""The report of a micro run: all that it promises, nothing from outside, no way for a model to write HTML."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from rlcore.config import RunConfig, load_preset
+from tasks import report
+from tasks.artifacts import ArtifactRef
+from tasks.stage_keys import StageCache
+from tasks.storage import read_table, write_table
+
+ATTACK = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes, and the text outside of the style sheet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def parsed(page: str) -> Tags:
+    tags = Tags()
+    tags.feed(page)
+    return tags
+
+
+def refs_of(home: Path) -> dict[str, ArtifactRef]:
+    cache = StageCache(home / "cache")
+    return {
+        stage.name: record.ref
+        for stage in sorted((home / "cache").iterdir())
+        for record in cache.records(stage.name)[:1]
+    }
+
+
+def page_of(home: Path, folders: dict[str, Path] | None = None, *overrides: str) -> str:
+    config: RunConfig = load_preset(ROOT / "flows" / "presets" / "tiny.toml", overrides)
+    refs = refs_of(home)
+    lines = [
+        report.StageLine(
+            name=name, was_run=True, sha256=ref.sha256, seconds=60.0, tokens=None, memory_gib=None, cost=None
+        )
+        for name, ref in refs.items()
+    ]
+    places = {name: home / ref.uri for name, ref in refs.items()} | (folders or {})
+    return report.render(config, refs, places, lines, started="2026-01-02T03:04:05")
+
+
+def test_a_finished_run_leaves_its_report_in_the_home_and_in_mlflow(micro_home: Path) -> None:
+    (page,) = (micro_home / "reports").glob("*/report.html")
+    (copy,) = (micro_home / "mlartifacts").rglob("report/report.html")
+    assert page.read_bytes() == copy.read_bytes()
+    text = parsed(page.read_text()).text
+    for word in ("GRPO and PPO", "Verdict", "Health", "Parts of the reward", "mended", "Data", "prompts/v1", "cached"):
+        assert word in text, word
+    assert "USD" not in text  # no price, no cost
+
+
+def test_the_report_needs_nothing_from_outside(micro_home: Path) -> None:
+    page = page_of(micro_home)
+    tags = parsed(page).found
+    assert not [tag for tag, _ in tags if tag in {"script", "link", "img", "iframe", "object", "embed", "base"}]
+    assert not [
+        name for _, attributes in tags for name in attributes if name in {"src", "href"} or name.startswith("on")
+    ]
+    assert not re.findall(r"url\(|@import|https?://", page)
+
+
+def test_what_a_model_wrote_is_text(micro_home: Path, tmp_path: Path) -> None:
+    refs = refs_of(micro_home)
+    folders = {}
+    for name in ("evaluate_sft", "evaluate_grpo"):
+        folders[name] = tmp_path / name
+        shutil.copytree(micro_home / refs[name].uri, folders[name])
+        table = read_table(folders[name] / "answers.parquet")
+        table["completion"] = [f"{ATTACK} {name}" for _ in range(len(table))]
+        write_table(table, folders[name] / "answers.parquet")
+    folders["grpo"] = tmp_path / "grpo"
+    shutil.copytree(micro_home / refs["grpo"].uri, folders["grpo"])
+    for path in (folders["grpo"] / "rollouts").glob("*.parquet"):
+        table = read_table(path)
+        table["text"], table["prompt"] = ATTACK, ATTACK
+        write_table(table, path)
+    page = page_of(micro_home, folders)
+    assert "<script" not in page and "<img" not in page
+    assert parsed(page).text.count("alert(1)") >= 6
+
+
+def test_a_price_adds_a_cost_per_stage_and_in_all(micro_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_preset(
+        ROOT / "flows" / "presets" / "tiny.toml", ("report.price_per_core_hour=0.5", "hardware.num_threads=2")
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert report.hourly_price(config) == 1.0  # two cores of 0.5
+    lines = [
+        report.StageLine(name=name, was_run=True, sha256="0", seconds=1800.0, tokens=None, memory_gib=1.0, cost=0.5)
+        for name in ("a", "b")
+    ]
+    assert report.totals(lines) == {
+        "run_seconds": 3600.0, "seconds": 3600.0, "tokens": 0.0, "memory_gib": 1.0, "cost": 1.0
+    }  # fmt: skip
+
+
+def test_the_report_takes_less_than_two_seconds_of_the_processor(micro_home: Path) -> None:
+    page_of(micro_home)  # the template is compiled once
+    started = time.process_time()
+    page_of(micro_home)
+    assert time.process_time() - started < 2.0
