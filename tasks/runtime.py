@@ -13,14 +13,17 @@ from transformers import PreTrainedModel
 
 from rlcore.config import HardwareConfig
 from rlcore.models.loading import choose_device_and_dtype, load_policy
+from rlcore.models.recompute import recompute_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """``compute_dtype``: of the matrix products; weights that learn are always float32."""
+    """``compute_dtype``: of the matrix products; weights that learn are always float32. ``recompute``: see
+    :class:`rlcore.config.HardwareConfig`."""
 
     device: torch.device
     compute_dtype: torch.dtype
+    recompute: bool = False
 
     def autocast(self) -> torch.autocast:
         """The context of matrix products in ``compute_dtype``; it is a thread's own."""
@@ -28,7 +31,8 @@ class Runtime:
 
     def load_trainable(self, folder: Path) -> PreTrainedModel:
         """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
-        return load_policy(folder, device=self.device, dtype=torch.float32)
+        model = load_policy(folder, device=self.device, dtype=torch.float32)
+        return recompute_layers(model) if self.recompute else model
 
     def load_frozen(self, folder: Path) -> PreTrainedModel:
         """A model for inference alone, in the compute precision."""
@@ -43,7 +47,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
         torch.set_num_threads(config.num_threads)
     torch.manual_seed(seed)
     device, dtype = choose_device_and_dtype(config)
-    runtime = Runtime(device=device, compute_dtype=dtype)
+    runtime = Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)
     with runtime.autocast():
         yield runtime
 

@@ -110,8 +110,8 @@ def _table(report: Mapping[str, Any], model: str, threads: int) -> list[str]:
         arms.setdefault(timing["arm"], []).append(timing)
     tuned = _medians(arms["trl-tuned"]) if "trl-tuned" in arms else None
     return [
-        f"Model {model}, {threads} thread(s). Floor: {work.floor_flops(model) / 1e12:.3f} TFLOP at {peak:.0f} GFLOP a CPU second: "
-        f"{floor:.1f} s.",
+        f"Model {model}, {threads} thread(s). Floor: {work.floor_flops(model) / 1e12:.3f} TFLOP at {peak:.0f} GFLOP a "
+        f"CPU second, so {floor:.1f} s.",
         "",
         "| arm | n | wall s | CPU s (range) | of it generation | of floor | of tuned TRL | peak MiB (above start) |",
         "|---|---|---|---|---|---|---|---|",

@@ -12,11 +12,16 @@ from rlcore.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Where and in which precision to compute. ``auto``: CUDA if present; bfloat16 only where the hardware has it."""
+    """Where and in which precision to compute. ``auto``: CUDA if present; bfloat16 only where the hardware has it.
+
+    ``recompute_layers``: keep no activations inside the layers of a model that learns, and compute them a second time
+    in the backward pass: less memory for about a third more time.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     num_threads: NonNegativeInt = 0  # 0: torch's default
+    recompute_layers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,6 +117,8 @@ def tree_attention_forward(
             f"the model's layers see {window} tokens back, a sequence has {tree.depth}",
             fix="keep prompt and completion within the window, or use a model without one",
         )
+    # Under autocast the rotation leaves queries and keys in float32, and kernels want one precision.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     return _KERNELS[query.device.type](query, key, value, tree, options.get("scaling")), None
 
 

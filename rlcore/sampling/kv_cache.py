@@ -31,6 +31,7 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The prefill's positions, or one more of each row; returns what the rows have added so far."""
+        key_states = key_states.to(value_states.dtype)  # under autocast the rotation leaves keys in float32
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
             self.prompt_keys, self.prompt_values = key_states, value_states
@@ -127,7 +128,7 @@ def grouped_attention(
         return output, None
     rows, num_heads, _, width = query.shape
     prompts, kv_heads = prompt_keys.shape[:2]
-    grouped = query.reshape(rows, kv_heads, num_heads // kv_heads, width)
+    grouped = query.to(value.dtype).reshape(rows, kv_heads, num_heads // kv_heads, width)
     scale = options["scaling"]
     own, own_normaliser = _attend(grouped, key, value, scale, None)
     slotted = grouped[sharing.slots].unflatten(0, (prompts, -1)).transpose(1, 2).flatten(2, 3)
