@@ -106,6 +106,7 @@ def main() -> int:
 
 
 def machine() -> dict[str, Any]:
+    """What it was measured on."""
     return {
         "cpu": platform.machine(),
         "cores": os.cpu_count(),

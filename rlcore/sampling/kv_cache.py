@@ -128,15 +128,14 @@ def grouped_attention(
         return output, None
     rows, num_heads, _, width = query.shape
     prompts, kv_heads = prompt_keys.shape[:2]
-    grouped = query.to(value.dtype).reshape(rows, kv_heads, num_heads // kv_heads, width)
+    heads = num_heads // kv_heads  # of the query, for each of the key
+    grouped = query.to(value.dtype).reshape(rows, kv_heads, heads, width)
     scale = options["scaling"]
     own, own_normaliser = _attend(grouped, key, value, scale, None)
-    slotted = grouped[sharing.slots].unflatten(0, (prompts, -1)).transpose(1, 2).flatten(2, 3)
+    slotted = grouped[sharing.slots].reshape(prompts, -1, kv_heads, heads, width).transpose(1, 2).flatten(2, 3)
     above, normaliser = _attend(slotted, prompt_keys, prompt_values, scale, sharing.mask[:, None, None])
-    above, normaliser = (
-        part.unflatten(2, (-1, num_heads // kv_heads)).transpose(1, 2).flatten(0, 1)[sharing.places]
-        for part in (above, normaliser)
-    )
+    above = above.reshape(prompts, kv_heads, -1, heads, width).transpose(1, 2).flatten(0, 1)[sharing.places]
+    normaliser = normaliser.reshape(prompts, kv_heads, -1, heads).transpose(1, 2).flatten(0, 1)[sharing.places]
     merged = own.lerp(above, torch.sigmoid(normaliser - own_normaliser)[..., None].to(own.dtype))
     return merged.reshape(rows, 1, num_heads, width), None
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from rlcore.errors import SamplingError
 from rlcore.models.loading import load_policy
+from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling import native
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -163,7 +164,7 @@ def test_the_engine_has_weights_of_its_own(
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(3.0)
     assert rollouts_of(sampler, prompts) == before
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == TREE_ATTENTION  # as it was loaded
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
