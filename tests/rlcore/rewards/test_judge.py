@@ -321,3 +321,32 @@ def test_a_template_that_does_not_fence_the_answer_is_refused(tmp_path: Path, te
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_rewards([RewardTerm(kind="judge", options={"model": "m", **options})], resources=RewardResources())
+
+
+def test_a_judge_held_to_the_form_is_sent_the_form_of_a_mark_and_no_other_fits_it(
+    judged: tuple[Server, str], make_rollout: Callable[..., Rollout]
+) -> None:
+    state, url = judged
+    make_judge(url)([make_rollout("four")])
+    assert "structured_outputs" not in state.bodies[0]  # not of the protocol: other servers would refuse it
+    assert make_judge(url, enforce_form=True, scale=5.0)([make_rollout("four")])[0].value == 0.8
+    form, nonce = state.bodies[1]["structured_outputs"]["regex"], nonce_of(state.bodies[1])
+    for mark in range(6):
+        reply = f"<mark {nonce}>{mark}</mark>"
+        assert re.fullmatch(form, reply)
+        assert parse_mark(reply, nonce, scale=5.0) == mark
+    for reply in (
+        "",
+        "5",
+        f"<mark {nonce}>6</mark>",
+        f"<mark {nonce}>55</mark>",
+        "<mark 0>5</mark>",
+        f"Well: <mark {nonce}>5</mark>",
+    ):
+        assert not re.fullmatch(form, reply)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.5, 101.0])
+def test_a_form_needs_a_scale_of_whole_marks(scale: float) -> None:
+    with pytest.raises(ConfigError, match="whole number from 1 to 100"):
+        JudgeOptions(base_url="http://127.0.0.1:1/v1", model="m", scale=scale, enforce_form=True)
