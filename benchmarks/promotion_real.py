@@ -39,8 +39,8 @@ from tasks.runtime import open_runtime
 from tasks.settings import configure_environment, find_home
 from tasks.tokens import tokenize_prompts
 
-NUM_PAIRS, NUM_PROBLEMS = 40, 300
-OVERRIDES = (f"prompts.num_eval={NUM_PROBLEMS}", "promotion.min_gain=0.0")
+NUM_PAIRS, NUM_PROBLEMS = 40, 200
+OVERRIDES = (f"prompts.num_eval={NUM_PROBLEMS}", "sft.num_steps=300", "promotion.min_gain=0.0")
 
 
 def measure() -> None:

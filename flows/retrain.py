@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.parameters import Overrides, Preset
 from flows.run import run_retrain
 from tasks.retrain import Retraining
 
 
 @flow(name="retrain", flow_run_name="retrain {preset}", persist_result=False)
-def retrain(preset: str = "retrain", overrides: tuple[str, ...] = ()) -> Retraining:
+def retrain(preset: Preset = "retrain", overrides: Overrides = ()) -> Retraining:
     """Gate new data and their drift, then the reward model; RL from the champion; promote or refuse. Idempotent."""
     return run_retrain(preset, overrides)

@@ -94,10 +94,11 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion) -> 
 
 def _judged(home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None) -> Retraining:
     """Run what is not cached and move the aliases; a verdict that was reached before is acted on once more."""
-    refs = cached_refs(table, config, ["promote"], home=home)
+    targets = [stage.name for stage in table if stage.name in ("drift", "reward_gate", "promote")]
+    refs = cached_refs(table, config, targets, home=home)
     known = "promote" in refs
     if not known:
-        refs = run_pipeline(table, config, ["promote"], home=home, experiment=config.name)
+        refs = run_pipeline(table, config, targets, home=home, experiment=config.name)
     outcome = settle(home, config, refs, over=champion)
     if known:
         outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"

@@ -66,7 +66,7 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
 def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tuple[Stage, ...]:
     """New data and reward model against those of the champion's ``past``, RL from the champion, promotion over it."""
     challenger = settings_of(config).challenger
-    with_reward_model = uses_reward_model(getattr(config, challenger))
+    with_reward_model = uses_reward_model(config.rl(challenger))
     datasets = DATASETS if with_reward_model else ("prepare_prompts",)
     drift = Stage(
         name="drift",

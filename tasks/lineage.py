@@ -12,12 +12,11 @@ from html import escape
 from pathlib import Path
 
 from rlcore.errors import ModelError
-from tasks import registry
 from tasks.artifacts import ArtifactRef
+from tasks.registry import read_version
 from tasks.settings import Home
 from tasks.stage_keys import Record, StageCache
 from tasks.storage import read_json
-from tasks.tracking import Tracker, open_tracker
 
 _DIGITS = 12
 _BOX_WIDTH, _BOX_HEIGHT, _GAP = 250, 64, 26  # of the picture, in its units
@@ -39,32 +38,16 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
     Raises:
         ModelError: no such version, or one that this pipeline did not register.
     """
-    tracker = open_tracker(home)
-    version = find_registered(tracker, model)
-    tags = registry.read_tags(tracker, version)
+    tags = read_version(home, model)
     records = read_records(home)
     record = next((each for each in records if each.key == tags.get("stage_key")), None)
     if record is None:
         raise ModelError(
-            f"no stage of this home made version {version.version} of {version.name}",
+            f"no stage of this home made version {tags['version']} of {tags['name']}",
             where=str(home.cache),
             fix="set RLCORE_HOME to the home that trained it",
         )
-    return {"name": version.name, "version": str(version.version), **tags}, ancestry(home, records, record)
-
-
-def find_registered(tracker: Tracker, model: str) -> registry.ModelVersion:
-    """The version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names.
-
-    Raises:
-        ModelError: there is none.
-    """
-    name, _, alias = model.partition("@")
-    name, _, number = name.partition("/")
-    version = registry.find_version(tracker, name, alias) if alias else registry.find_number(tracker, name, number)
-    if version is None:
-        raise ModelError(f"there is no registered model {model!r}", fix="write name@champion or name/3")
-    return version
+    return tags, ancestry(home, records, record)
 
 
 def read_records(home: Home) -> tuple[Record, ...]:

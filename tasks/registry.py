@@ -8,16 +8,18 @@ Every move can be repeated after a kill: the champion is moved last by a promoti
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlcore.errors import PromotionError
+from rlcore.errors import ModelError, PromotionError
 from tasks.locks import file_lock
 from tasks.settings import Home
-from tasks.tracking import RunTracker, Tracker, or_none, unless_exists
+from tasks.tracking import RunTracker, Tracker, open_tracker, or_none, unless_exists
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
+_SQLITE = "sqlite:///"
 _FIRST = "none"  # what the first champion was promoted over
 
 
@@ -77,6 +80,29 @@ def find_by_model_id(tracker: Tracker, name: str, model_id: str) -> ModelVersion
     """The version of ``name`` that an artifact's ``model_id`` was registered as, or None."""
     found = tracker.client.search_model_versions(f"name = '{name}' and tags.model_id = '{model_id}'")
     return _model_version(found[0]) if found else None
+
+
+def read_version(home: Home, model: str) -> Mapping[str, str]:
+    """Name, number and tags of the version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names.
+
+    Read from MLflow's database itself where there is no server: to import MLflow takes longer than all the rest of a
+    lineage.
+
+    Raises:
+        ModelError: there is none.
+    """
+    name, _, alias = model.partition("@")
+    name, _, number = name.partition("/")
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
+    if uri.startswith(_SQLITE):
+        found = _from_database(Path(uri.removeprefix(_SQLITE)), name, alias=alias, number=number)
+    else:
+        tracker = open_tracker(home)
+        version = find_version(tracker, name, alias) if alias else find_number(tracker, name, number)
+        found = {"version": str(version.version), **read_tags(tracker, version)} if version else None
+    if found is None:
+        raise ModelError(f"there is no registered model {model!r}", fix="write name@champion or name/3")
+    return {"name": name, **found}
 
 
 def read_tags(tracker: Tracker, version: ModelVersion) -> dict[str, str]:
@@ -167,6 +193,21 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
         set_alias(tracker, previous, CHAMPION)
         _finish_roll_back(tracker, previous)
     return previous
+
+
+def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
+    if not path.is_file():
+        return None
+    by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
+    by_number = (
+        "SELECT version FROM model_versions WHERE name = ? AND version = ? AND current_stage NOT LIKE 'Deleted%'"
+    )
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
+        row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
+        if row is None:
+            return None
+        query = "SELECT key, value FROM model_version_tags WHERE name = ? AND version = ?"
+        return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
 
 
 def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:

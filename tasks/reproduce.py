@@ -17,17 +17,15 @@ from typing import Any
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import DataError, ModelError
 from rlcore.strict import build
-from tasks import registry
 from tasks.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
-from tasks.lineage import find_registered, is_import, read_records
-from tasks.registry import ModelVersion
+from tasks.lineage import is_import, read_records
+from tasks.registry import ModelVersion, read_version
 from tasks.rl_run import MODEL
 from tasks.settings import Home, configure_environment
 from tasks.stage_keys import Record, StageCache, key_of, why
 from tasks.stages import Stage, ingredients_of
 from tasks.storage import read_json
-from tasks.tracking import open_tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +58,13 @@ def find_origin(home: Home, model: str) -> Origin:
     Raises:
         ModelError: no such version, or this home lacks a record of how it was made.
     """
-    tracker = open_tracker(home)
-    version = find_registered(tracker, model)
-    tags = registry.read_tags(tracker, version)
+    tags = read_version(home, model)
+    version = ModelVersion(
+        name=tags["name"],
+        version=int(tags["version"]),
+        model_id=tags.get("model_id", ""),
+        sha256=tags.get("sha256", ""),
+    )
     records = read_records(home)
     record = next((each for each in records if each.key == tags.get("stage_key")), None)
     if record is None:
