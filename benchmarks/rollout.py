@@ -4,8 +4,8 @@
 
 ``generate`` of transformers (one padded batch to its longest row), its continuous batching, the native engine, and
 vLLM where the environment variable ENGINE_PYTHON names the interpreter of ``make engine``. 16, 64 and 256 completions
-at once, 8 of each prompt of 66 to 128 tokens, of 32 tokens each or of long-tailed lengths (log-normal around 24, 4 to
-192), on the tiny random Llama of :mod:`benchmarks.peers.shapes`, float32, one thread. Lengths are forced and checked.
+at once, 8 of each prompt of 66 to 128 tokens, of 16 tokens each or of long-tailed lengths (log-normal around 16, 4 to
+128), on the tiny random Llama of :mod:`benchmarks.peers.shapes`, float32, one thread. Lengths are forced and checked.
 The engines take turns, round by round.
 """
 
@@ -49,8 +49,8 @@ def make_task(size: int, kind: str) -> Task:
     """``size`` completions and their lengths, the same for every engine."""
     generator = torch.Generator().manual_seed(size)
     prompts = list(itertools.islice(_prompts(generator), size // GROUP_SIZE))
-    tailed = (24.0 * (0.9 * torch.randn(size, generator=generator)).exp()).round().clamp(4, 192).long()
-    lengths = tailed if kind == "tailed" else torch.full((size,), 32)
+    tailed = (16.0 * (0.9 * torch.randn(size, generator=generator)).exp()).round().clamp(4, 128).long()
+    lengths = tailed if kind == "tailed" else torch.full((size,), 16)
     return Task(prompts=[prompt for prompt in prompts for _ in range(GROUP_SIZE)], lengths=lengths)
 
 

@@ -23,7 +23,7 @@ from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.vllm_http import call
 from rlcore.sampling.vllm_process import ServerProcess, ServerSpec
 
-LARGEST, LONGEST = 256, 192  # completions at once, tokens of one
+LARGEST, LONGEST = 256, 128  # completions at once, tokens of one
 
 
 @dataclass(frozen=True, kw_only=True)

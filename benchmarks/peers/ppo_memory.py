@@ -1,4 +1,4 @@
-"""What does one PPO iteration hold, in multiples of its model? The work ``smollm2`` of :mod:`benchmarks.peers.ppo_work`.
+"""What does one PPO iteration hold, in multiples of its model? Work ``smollm2`` of :mod:`benchmarks.peers.ppo_work`.
 
     make bench-ppo-memory        (python -m benchmarks.peers.ppo_memory --rounds 1)
 

@@ -1,4 +1,4 @@
-"""One PPO iteration of TRL 0.29, which has a PPO trainer: ``python -m benchmarks.peers.ppo_trl full|lora tiny|smollm2``.
+"""One PPO iteration of TRL 0.29, with its PPO trainer: ``python -m benchmarks.peers.ppo_trl full|lora tiny|smollm2``.
 
 ``full``: policy, reference, critic and reward model are four models, as its trainer has it; ``lora``: the policy is an
 adapter of rank 8 and the reference is its base, critic and reward model are models.

@@ -1,9 +1,9 @@
 """The supervised work, the same for every arm: steps of a reward model, and of SFT, on the tiny random Llama.
 
-64 prompts of 66 to 128 tokens with two completions of 8 to 96 tokens, the EOS included: the pairs of the reward model;
-SFT learns the first of each. One optimizer step takes all 64, so that every arm has the same batches in whatever order
+32 prompts of 66 to 128 tokens with two completions of 8 to 96 tokens, the EOS included: the pairs of the reward model;
+SFT learns the first of each. One optimizer step takes all 32, so that every arm has the same batches in whatever order
 and rows it computes them: AdamW (0.9, 0.999, no decay), constant learning rate 1e-4, gradient clipped at norm 1,
-float32. Tokens are random: the loss falls because 64 examples can be learned by heart.
+float32. Tokens are random: the loss falls because 32 examples can be learned by heart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import LlamaForSequenceClassification
 from benchmarks.peers import shapes
 from benchmarks.peers.arena import Timing, by_arm, median, memory_mib, spread, table
 
-NUM_EXAMPLES, NUM_STEPS, LEARNING_RATE = 64, 3, 1e-4
+NUM_EXAMPLES, NUM_STEPS, LEARNING_RATE = 32, 3, 1e-4
 Example = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 

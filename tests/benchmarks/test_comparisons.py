@@ -68,7 +68,7 @@ def test_rollout_tasks_are_the_same_for_every_engine_and_have_groups_of_one_prom
     assert first.prompts == second.prompts
     assert first.lengths.equal(second.lengths)
     assert [len(list(group)) for _, group in itertools.groupby(first.prompts)] == [8, 8]
-    assert rollout.make_task(16, "short").lengths.tolist() == [32] * 16
+    assert rollout.make_task(16, "short").lengths.tolist() == [16] * 16
 
 
 def test_rates_are_tokens_by_processor_seconds_and_an_engine_that_was_not_asked_has_none() -> None:
