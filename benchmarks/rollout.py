@@ -5,7 +5,7 @@
 ``generate`` of transformers (one padded batch to its longest row), its continuous batching, the native engine, and
 vLLM where the environment variable ENGINE_PYTHON names the interpreter of ``make engine``. 16, 64 and 256 completions
 at once, 8 of each prompt of 66 to 128 tokens, of 16 tokens each or of long-tailed lengths (log-normal around 16, 4 to
-128), on the tiny random Llama of :mod:`benchmarks.peers.shapes`, float32, one thread. Lengths are forced and checked.
+128), on the tiny random Llama of :mod:`benchmarks.peers.work`, float32, one thread. Lengths are forced and checked.
 The engines take turns, round by round.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.memory import resident_kib
-from benchmarks.peers import shapes
+from benchmarks.peers import work
 from benchmarks.peers.arena import describe, machine, table, write
 from benchmarks.rollout_engines import ENGINES, Engine, Task
 
@@ -57,20 +57,21 @@ def make_task(size: int, kind: str) -> Task:
 def _prompts(generator: torch.Generator) -> Iterator[tuple[int, ...]]:
     while True:
         length = int(torch.randint(66, 129, (), generator=generator))
-        yield tuple(torch.randint(2, shapes.VOCABULARY, (length,), generator=generator).tolist())
+        yield tuple(torch.randint(2, work.PROMPT_VOCABULARY, (length,), generator=generator).tolist())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=_available())
+    parser.add_argument("--engines", nargs="+", choices=ENGINES)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--out", type=Path, default=Path(".rlcore/bench-rollout.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     loads, runs = [os.getloadavg()[0]], list[Run]()
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(ENGINES[name](shapes.make_model("tiny"))) for name in options.engines}
+        names = options.engines or _available()
+        engines = {name: stack.enter_context(ENGINES[name](work.make_model("tiny"))) for name in names}
         for engine in engines.values():
             engine.complete(make_task(16, "short"))  # what is made on first use is no engine's cost
         for _, size, kind in itertools.product(range(options.rounds), options.sizes, KINDS):

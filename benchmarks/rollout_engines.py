@@ -16,7 +16,7 @@ import psutil
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM, LogitsProcessorList
 
-from benchmarks.peers import shapes
+from benchmarks.peers import work
 from benchmarks.peers.forced import ForcedLengths, decode_forced
 from rlcore.config import EngineConfig
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
@@ -57,7 +57,7 @@ def generate(model: LlamaForCausalLM) -> Iterator[Engine]:
                 logits_processor=LogitsProcessorList([ForcedLengths(width, task.lengths)]),
                 generation_config=_settings(int(task.lengths.max())),
             )
-        ends = (output[:, width:] == shapes.EOS).int().argmax(-1) + 1
+        ends = (output[:, width:] == work.EOS).int().argmax(-1) + 1
         assert ends.equal(task.lengths)
 
     yield Engine(complete=complete)
@@ -65,7 +65,7 @@ def generate(model: LlamaForCausalLM) -> Iterator[Engine]:
 
 def _settings(max_new_tokens: int) -> GenerationConfig:
     sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
-    return GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=shapes.EOS, pad_token_id=0, **sampling)
+    return GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=work.EOS, pad_token_id=0, **sampling)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def vllm(model: LlamaForCausalLM) -> Iterator[Engine]:
     """
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        shapes.make_tokenizer().save_pretrained(folder)
+        work.make_tokenizer("tiny").save_pretrained(folder)
         spec = ServerSpec(
             model=Path(folder),
             exchange=Path(tempfile.mkdtemp(dir=folder)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LlamaForCausalLM, LogitsProcessor
 
-from benchmarks.peers.shapes import EOS
+from benchmarks.peers.work import EOS
 from rlcore.sampling.decoding import Decoded, decode, draw
 
 _END = 2.0  # beyond every random number: the token at this place is the EOS

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.peers import ppo_work, shapes
+from benchmarks.peers import ppo_work, work
 from benchmarks.peers.arena import Meter, peak_mib
 from benchmarks.peers.forced import decode_forced
 from rlcore.algorithms.table import ALGORITHMS
@@ -45,7 +45,7 @@ class Models:
 
 def make_models(kind: str, size: str) -> Models:
     """The five models of PPO, as many of them on one trunk as the kind says."""
-    base = shapes.make_model(size)
+    base = work.make_model(size)
     engine = copy.deepcopy(base).requires_grad_(False).eval()
     engine.set_attn_implementation(GROUPED_ATTENTION)
     base.set_attn_implementation(TREE_ATTENTION)

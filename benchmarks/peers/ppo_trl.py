@@ -18,9 +18,10 @@ from peft import LoraConfig
 from transformers import LogitsProcessorList
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from benchmarks.peers import ppo_work, shapes
+from benchmarks.peers import ppo_work, work
 from benchmarks.peers.arena import Meter, peak_mib
 from benchmarks.peers.forced import ForcedLengths
+from benchmarks.peers.scalar import make_scalar_model
 
 NAMES = {"full": "TRL 0.29, full", "lora": "TRL 0.29, LoRA"}
 
@@ -46,7 +47,7 @@ def forced(generate: Callable[..., Any], task: ppo_work.Work, meters: list[Meter
         start = time.process_time()
         output = generate(*args, **inputs, logits_processor=LogitsProcessorList([ForcedLengths(width, lengths)]))
         meters[0].add("generation", time.process_time() - start)
-        assert ((output.sequences[:, width:] == shapes.EOS).int().argmax(-1) + 1).equal(lengths)
+        assert ((output.sequences[:, width:] == work.EOS).int().argmax(-1) + 1).equal(lengths)
         return output
 
     return forced_generate
@@ -54,7 +55,7 @@ def forced(generate: Callable[..., Any], task: ppo_work.Work, meters: list[Meter
 
 def make_trainer(kind: str, task: ppo_work.Work, size: str, folder: str) -> PPOTrainer:
     """Tuned: float32, no gradient checkpointing, micro-batches of ``rows_per_microbatch``."""
-    policy = shapes.make_model(size)
+    policy = work.make_model(size)
     rows, count = len(task.lengths), task.rows_per_microbatch
     config = PPOConfig(
         output_dir=folder,
@@ -77,7 +78,7 @@ def make_trainer(kind: str, task: ppo_work.Work, size: str, folder: str) -> PPOT
         kl_coef=ppo_work.KL,
     )
     dataset = Dataset.from_list([{"input_ids": list(prompt)} for prompt in task.repeated])
-    tokenizer = shapes.make_tokenizer()
+    tokenizer = work.make_tokenizer("tiny")
     tokenizer.padding_side = "left"
     lora = LoraConfig(r=ppo_work.RANK, lora_alpha=2 * ppo_work.RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     return PPOTrainer(
@@ -85,8 +86,8 @@ def make_trainer(kind: str, task: ppo_work.Work, size: str, folder: str) -> PPOT
         processing_class=tokenizer,
         model=policy,
         ref_model=None,
-        reward_model=shapes.make_scalar_model(policy, seed=2).requires_grad_(False),
-        value_model=shapes.make_scalar_model(policy, seed=3),
+        reward_model=make_scalar_model(policy, seed=2).requires_grad_(False),
+        value_model=make_scalar_model(policy, seed=3),
         train_dataset=dataset,
         eval_dataset=dataset,
         peft_config=lora if kind == "lora" else None,
@@ -102,7 +103,7 @@ def main(kind: str, size: str) -> None:
         policy.generate = forced(policy.generate, task, meters)
         meters.append(Meter(bare_mib=bare))
         trainer.train()
-        parameters = sum(parameter.numel() for parameter in shapes.make_model(size).parameters())
+        parameters = sum(parameter.numel() for parameter in work.make_model(size).parameters())
         meters[0].report(NAMES[kind], completion_tokens=int(task.lengths.sum()), num_parameters=parameters)
 
 

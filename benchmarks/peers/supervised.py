@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import LlamaForSequenceClassification
 
-from benchmarks.peers import shapes
+from benchmarks.peers import work
 from benchmarks.peers.arena import Timing, by_arm, median, memory_mib, spread, table
+from benchmarks.peers.scalar import make_scalar_model
 
 NUM_EXAMPLES, NUM_STEPS, LEARNING_RATE = 32, 3, 1e-4
 Example = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -25,20 +26,20 @@ def examples() -> list[Example]:
     generator = torch.Generator().manual_seed(4)
 
     def tokens(length: int) -> tuple[int, ...]:
-        return tuple(torch.randint(2, shapes.VOCABULARY, (length,), generator=generator).tolist())
+        return tuple(torch.randint(2, work.PROMPT_VOCABULARY, (length,), generator=generator).tolist())
 
     def length(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=generator))
 
     return [
-        (tokens(length(66, 128)), (*tokens(length(7, 95)), shapes.EOS), (*tokens(length(7, 95)), shapes.EOS))
+        (tokens(length(66, 128)), (*tokens(length(7, 95)), work.EOS), (*tokens(length(7, 95)), work.EOS))
         for _ in range(NUM_EXAMPLES)
     ]
 
 
 def make_classifier() -> LlamaForSequenceClassification:
     """The reward model that both sides begin with."""
-    return shapes.make_scalar_model(shapes.make_model("tiny"), seed=1)
+    return make_scalar_model(work.make_model("tiny"), seed=1)
 
 
 def render(timings: Sequence[Timing]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.peers import shapes, supervised
+from benchmarks.peers import supervised, work
 from benchmarks.peers.arena import Meter, peak_mib
 from rlcore.config import OptimConfig, RewardModelConfig, SftConfig
 from rlcore.demonstrations import Demonstration
@@ -26,7 +26,7 @@ Report = Callable[[int, Mapping[str, float]], None]
 
 def make_policy() -> LlamaForCausalLM:
     """With the attention that a loaded model has."""
-    model = shapes.make_model("tiny")
+    model = work.make_model("tiny")
     model.set_attn_implementation(TREE_ATTENTION)
     return model
 

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from benchmarks.peers import shapes, supervised
+from benchmarks.peers import supervised, work
 from benchmarks.peers.arena import Meter, peak_mib
 
 ROWS_PER_MICROBATCH = {"rm": 8, "sft": 4}
@@ -65,7 +65,7 @@ def reward_trainer(folder: str) -> tuple[RewardTrainer, int, float]:
             **QUIET,
         ),
         train_dataset=Dataset.from_list(rows),
-        processing_class=shapes.make_tokenizer(),
+        processing_class=work.make_tokenizer("tiny"),
     )
     return trainer, count, 1 / count
 
@@ -78,7 +78,7 @@ def sft_trainer(folder: str, *, packing: bool) -> tuple[SFTTrainer, int, float]:
     ]
     size = 1 if packing else ROWS_PER_MICROBATCH["sft"]
     trainer = SFTTrainer(
-        model=shapes.make_model("tiny"),
+        model=work.make_model("tiny"),
         args=SFTConfig(
             output_dir=folder,
             completion_only_loss=True,
@@ -89,7 +89,7 @@ def sft_trainer(folder: str, *, packing: bool) -> tuple[SFTTrainer, int, float]:
             **QUIET,
         ),
         train_dataset=Dataset.from_list(rows),
-        processing_class=shapes.make_tokenizer(),
+        processing_class=work.make_tokenizer("tiny"),
     )
     return trainer, len(trainer.get_train_dataloader()), 1.0
 

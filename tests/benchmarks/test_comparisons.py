@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from benchmarks import plots, rollout
-from benchmarks.peers import arena, shapes, supervised
+from benchmarks.peers import arena, supervised, work
 from benchmarks.peers.forced import ForcedLengths, decode_forced
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from tests import strategies
@@ -29,7 +29,7 @@ def test_our_engine_ends_each_completion_at_its_place_and_nowhere_else() -> None
     assert made.lengths.tolist() == LENGTHS.tolist()
     assert bool(made.stopped.all())
     for row, length in zip(made.tokens.tolist(), LENGTHS.tolist(), strict=True):
-        assert [token == shapes.EOS for token in row[:length]] == [False] * (length - 1) + [True]
+        assert [token == work.EOS for token in row[:length]] == [False] * (length - 1) + [True]
 
 
 def test_generate_ends_each_completion_at_the_same_places() -> None:
@@ -41,11 +41,11 @@ def test_generate_ends_each_completion_at_the_same_places() -> None:
         attention_mask=torch.ones_like(prompts),
         do_sample=True,
         max_new_tokens=8,
-        eos_token_id=shapes.EOS,
+        eos_token_id=work.EOS,
         pad_token_id=0,
         logits_processor=processors,
     )
-    ends = (output[:, len(PROMPT) :] == shapes.EOS).int().argmax(-1) + 1
+    ends = (output[:, len(PROMPT) :] == work.EOS).int().argmax(-1) + 1
     assert ends.tolist() == LENGTHS.tolist()
 
 
