@@ -173,9 +173,13 @@ def command_of(process: psutil.Process) -> str:
 def start_and_wait_for_checkpoint(services: Services) -> str:
     """A run of `grpo` that is in the middle of its iterations."""
     services.forget("grpo")
+    known = set(services.home.glob("work/*/checkpoints/*"))
     run = services.submit("online-rl/grpo", *SMALL, preset="tiny")
-    work = services.home / "work"
-    wait_until(lambda: any(work.glob("*/checkpoints/*")), seconds=END_SECONDS, what="at a first checkpoint")
+    wait_until(
+        lambda: bool(set(services.home.glob("work/*/checkpoints/*")) - known),
+        seconds=END_SECONDS,
+        what="at a first checkpoint",
+    )
     return run
 
 
