@@ -20,8 +20,8 @@ def evaluate(
     """Greedy and sampled accuracy, with intervals, on the held-out problems.
 
     Args:
-        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        checkpoint: which checkpoint of the preset; it is made first where it is not cached.
-        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        checkpoint: Which checkpoint of the preset; it is made first where it is not cached.
+        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [f"evaluate_{checkpoint}"])

@@ -18,8 +18,8 @@ def online_rl(
     """Train the SFT policy with the section of the preset that ``algorithm`` names.
 
     Args:
-        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        algorithm: which section of the preset to run; the key `algorithm` in it names the formula.
-        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        algorithm: Which section of the preset to run; the key `algorithm` in it names the formula.
+        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [algorithm])

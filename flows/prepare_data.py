@@ -15,7 +15,7 @@ def prepare_data(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str
     """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots.
 
     Args:
-        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, DATASETS)

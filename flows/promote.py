@@ -14,7 +14,7 @@ def promote(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, Art
     """Evaluate both on the same held-out prompts, write the verdict, move the aliases.
 
     Args:
-        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
     """
     return run_promotion(preset, overrides)

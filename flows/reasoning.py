@@ -19,7 +19,7 @@ def reasoning(preset: Preset = "reasoning", overrides: Overrides = ()) -> dict[s
     """Each stage once, in order, cached by content; the preset needs the sections of the second half.
 
     Args:
-        preset: a committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, targets_of_reasoning(preset, overrides))

@@ -19,8 +19,8 @@ def rollback(
     """The previous champion of ``model`` is champion again; ``version`` must be the present one.
 
     Args:
-        model: name of the registered model, such as tiny-grpo.
-        version: the version to take down, which must be the champion.
-        reason: why, for the version's tags.
+        model: Name of the registered model, such as tiny-grpo.
+        version: The version to take down, which must be the champion.
+        reason: Why, for the version's tags.
     """
     return run_roll_back(model, version, reason)
