@@ -40,7 +40,7 @@ from tasks.settings import configure_environment, find_home
 from tasks.tokens import tokenize_prompts
 
 NUM_PAIRS, NUM_PROBLEMS = 40, 200
-OVERRIDES = (f"prompts.num_eval={NUM_PROBLEMS}", "sft.num_steps=300", "promotion.min_gain=0.0")
+OVERRIDES = ("promotion.min_gain=0.0",)
 
 
 def measure() -> None:
@@ -62,7 +62,7 @@ def measure() -> None:
 def _evaluations(config: RunConfig, checkpoint: Path, data: Path) -> Iterator[pd.DataFrame]:
     """The checkpoint's answers to the held-out problems under one seed after another, two for each pair."""
     tokenizer = ChatTokenizer.load(checkpoint / MODEL)
-    prompts = tokenize_prompts(read_prompts(data / "eval.parquet"), tokenizer)
+    prompts = tokenize_prompts(read_prompts(data / "eval.parquet")[:NUM_PROBLEMS], tokenizer)
     params = SamplingParams(temperature=1.0, max_new_tokens=config.evaluation.max_new_tokens, num_samples=1)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(config.hardware, seed=config.seed))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlcore.config import RunConfig, to_dict
@@ -106,11 +108,12 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
 
 @contextmanager
 def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> Iterator[Home]:
-    """An empty home below ``home``, with a tracking database of its own; what the run starts from lies in it.
+    """A new home below ``home``, with a tracking database of its own; what the run starts from lies in it already.
 
-    It stays when the run fails or is killed, so that the next attempt goes on.
+    It stays. Each has a name of its own: MLflow keeps a database open that was removed, and would go on with that.
     """
-    scratch = Home(home.work / f"reproduce-{origin.version.name}-{origin.version.version}")
+    prefix = f"reproduce-{origin.version.name}-{origin.version.version}-"
+    scratch = Home(Path(tempfile.mkdtemp(prefix=prefix, dir=home.work)))
     names = ("RLCORE_HOME", "MLFLOW_TRACKING_URI")
     before = {name: os.environ.get(name) for name in names}
     os.environ |= {"RLCORE_HOME": str(scratch.root), "MLFLOW_TRACKING_URI": scratch.tracking_uri}
