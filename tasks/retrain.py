@@ -79,7 +79,7 @@ def past_of(home: Home, champion: ModelVersion) -> Past:
 def nearest(root: Ancestor) -> dict[str, str]:
     """The artifact of each stage that is the fewest steps above ``root``, by the stage's name."""
     found: dict[str, str] = {}
-    level = (root,)
+    level: tuple[Ancestor, ...] = (root,)
     while level:
         for node in level:
             found.setdefault(node.stage, node.sha256)

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.config import RetrainConfig, RunConfig
@@ -127,7 +126,7 @@ def render(verdict: Verdict, rows: Sequence[PairRow], margins: Sequence[Margins]
 def _unseen(rows: Sequence[PairRow], snapshot: Path) -> list[PairRow]:
     """The pairs of prompts that the other snapshot does not train on."""
     path = snapshot / "train.parquet"
-    seen = prompt_hashes(read_pairs(path)) if snapshot.name != "dataset" and path.is_file() else frozenset[str]()
+    seen = prompt_hashes(read_pairs(path)) if path.is_file() else frozenset[str]()
     left = [row for row in rows if not prompt_hashes([row]) & seen]
     if not left:
         raise DataError(
@@ -149,13 +148,12 @@ def _disagreements(rows: Sequence[PairRow], new: Margins, old: Margins) -> str:
     apart = np.flatnonzero(np.sign(new) != np.sign(old))
     if not len(apart):
         return "None."
-    worst = apart[np.argsort(-np.abs(new - old)[apart], kind="stable")][:_SHOWN]
-    table = pd.DataFrame({"row": worst, "new": new[worst], "old": old[worst]})
+    worst = sorted(apart.tolist(), key=lambda place: -abs(float(new[place] - old[place])))[:_SHOWN]
     lines = ["| pair | chosen | rejected | margin, new | previous |", "|---|---|---|---|---|"]
     lines += [
-        f"| {rows[one.row].pair_id} | {_cell(rows[one.row].chosen)} | {_cell(rows[one.row].rejected)} "
-        f"| {one.new:+.2f} | {one.old:+.2f} |"
-        for one in table.itertuples()
+        f"| {rows[place].pair_id} | {_cell(rows[place].chosen)} | {_cell(rows[place].rejected)} "
+        f"| {new[place]:+.2f} | {old[place]:+.2f} |"
+        for place in worst
     ]
     return f"{len(apart)} of {len(rows)}.\n\n" + "\n".join(lines)
 
