@@ -61,11 +61,11 @@ def plot_engines(timings: Runs) -> Figure:
         for engine in dict.fromkeys(run["engine"] for run in timings):
             runs = [run for run in timings if (run["kind"], run["engine"]) == (kind, engine)]
             _line(axes, runs, engine)
-        axes.set(title=f"{kind} lengths", xlabel="completions at once", xscale="log", yscale="log")
+        axes.set(title=f"{kind} lengths", xlabel="completions at once", xscale="log", ylim=(0, None))
         axes.set_xticks(sizes := sorted({run["size"] for run in timings}), [str(size) for size in sizes], minor=False)
         axes.minorticks_off()
     panels[0].set_ylabel("tokens per CPU second")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 
