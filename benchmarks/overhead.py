@@ -167,11 +167,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--home", type=Path, help="an empty folder to keep the run's state in; else it is temporary")
     options = parser.parse_args(arguments)
     from tasks.settings import Home, configure_environment, configure_logging
 
     with tempfile.TemporaryDirectory(prefix="rlcore-overhead-", ignore_cleanup_errors=True) as folder:
-        configure_environment(Home(Path(folder)))
+        configure_environment(Home(options.home or Path(folder)))
         configure_logging()
         print(json.dumps(measure(options.preset, tuple(options.set)), indent=1))
     return 0

@@ -15,6 +15,7 @@ from tasks.engine import report_markdown
 from tasks.pipeline import PlanRow, cached_refs, plan, run_pipeline
 from tasks.promote import current_champion, settings_of, settle
 from tasks.registry import ModelVersion, roll_back
+from tasks.report import publish_report
 from tasks.retrain import Retraining, page_of, past_of, recipe_of, retrain_settings
 from tasks.settings import Home, configure_environment, configure_logging, find_home
 from tasks.stages import Stage, ingredients_of
@@ -30,7 +31,9 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
     configure_logging()
     config = open_preset(preset, overrides)
     with full_disk_named(home.root):
-        return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name))
+        return dict(
+            run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=publish_report)
+        )
 
 
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:
@@ -43,7 +46,7 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
     with full_disk_named(home.root):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
-        refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name))
+        refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=publish_report))
         outcome = settle(home, config, refs, over=champion)
     logger.info("%s", outcome)
     report_markdown("outcome of the promotion", outcome)
@@ -98,7 +101,7 @@ def _judged(home: Home, config: RunConfig, table: Sequence[Stage], champion: Mod
     refs = cached_refs(table, config, targets, home=home)
     known = "promote" in refs
     if not known:
-        refs = run_pipeline(table, config, targets, home=home, experiment=config.name)
+        refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=publish_report)
     outcome = settle(home, config, refs, over=champion)
     if known:
         outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Literal
+from typing import Literal, Protocol
 
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import ConfigError
@@ -14,7 +14,6 @@ from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.engine import FlowRun, current_flow_run, report_link, report_table, task
 from tasks.leases import heal, hold_lease
-from tasks.report import publish_report
 from tasks.settings import Home
 from tasks.stage_keys import StageCache, key_of, now, why
 from tasks.stages import PipelineRun, Stage, ingredients_of, run_stage
@@ -80,10 +79,24 @@ def format_plan(rows: Iterable[PlanRow]) -> str:
     return "\n".join(f"{row.stage:<{width}}  {row.state:<7}  {row.reason}".rstrip() for row in rows)
 
 
+class Report(Protocol):
+    """What is told of a finished run; ``started``: when it began, as records of stages keep the time."""
+
+    def __call__(
+        self, run: PipelineRun, config: RunConfig, refs: Mapping[str, ArtifactRef], *, started: str
+    ) -> object: ...
+
+
 def run_pipeline(
-    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home, experiment: str
+    stages: Sequence[Stage],
+    config: RunConfig,
+    targets: Collection[str],
+    *,
+    home: Home,
+    experiment: str,
+    report: Report | None = None,
 ) -> Mapping[str, ArtifactRef]:
-    """Run what the targets need, in order, and give every stage's artifact by its name.
+    """Run what the targets need, in order, and give every stage's artifact by its name; ``report`` ends the run.
 
     Under Prefect each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the
     pipeline, with one run below it for every stage that was computed.
@@ -108,8 +121,8 @@ def run_pipeline(
         )
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
-        page = publish_report(run, config, refs, started=started)
-    logger.info("report: %s", page)
+        if report is not None:
+            logger.info("report: %s", report(run, config, refs, started=started))
     _report(refs, parent)
     return refs
 

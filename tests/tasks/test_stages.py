@@ -16,7 +16,7 @@ from rlcore.errors import ConfigError, TrainingError
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.settings import Home
 from tasks.stage_keys import StageCache
-from tasks.stages import PipelineRun, Stage, StageContext, StageResult, run_stage
+from tasks.stages import PipelineRun, Stage, StageContext, StageResult, parameters, run_stage
 from tasks.tracking import open_tracker
 
 
@@ -298,3 +298,11 @@ RESULT = StageResult(metrics={})
 def run(context):
     (context.folder / "x").write_text("x")
 """
+
+
+def test_a_stages_own_section_gives_parameters_without_its_name_so_that_runs_can_be_compared() -> None:
+    stage = replace(MAKE, name="ppo")
+    section = {"ppo": {"learning_rate": 0.1}, "evaluation": {"verifier": "math"}}
+    assert parameters(stage, section) == {"learning_rate": 0.1, "evaluation": {"verifier": "math"}}
+    assert parameters(stage, {"grpo": {"learning_rate": 0.1}}) == {"grpo": {"learning_rate": 0.1}}
+    assert parameters(stage, None) == {}
