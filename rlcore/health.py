@@ -211,7 +211,7 @@ def _judge_rule(rule: Rule, limit: Limit, history: History) -> tuple[Finding | N
 
 def _row_beyond(rule: Rule, limit: Limit, bound: float, history: History) -> tuple[list[tuple[int, float]], int | None]:
     """The newest readings up to the last one within the bound, newest first, and the place of that one."""
-    row = []
+    row: list[tuple[int, float]] = []
     for place in reversed(range(len(history))):
         reading, iteration = rule.reading(history, place), int(history[place]["iteration"])
         if reading is None:

@@ -49,7 +49,11 @@ class LiveView(logging.Handler):
             return table
         shown, metrics = self._shown, self._shown.metrics
         seconds, turns = time.monotonic() - self._started, shown.done - self._first_done
-        cells = [Text(shown.label, style="bold"), Text(bar(shown.done, shown.total)), f"{shown.done}/{shown.total}"]
+        cells: list[Text | str] = [
+            Text(shown.label, style="bold"),
+            Text(bar(shown.done, shown.total)),
+            f"{shown.done}/{shown.total}",
+        ]
         if "reward/mean" in metrics:
             cells += [Text(sparkline(self._rewards), style="cyan"), f"reward {metrics['reward/mean']:.3f}"]
         if "tokens_per_second" in metrics:
