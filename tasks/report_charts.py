@@ -67,9 +67,9 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
 
 
 def nice_ticks(low: float, high: float, *, count: int = 4) -> list[float]:
-    """Round numbers, evenly spaced, that reach from at most ``low`` to at least ``high``."""
+    """A few round numbers, evenly spaced, that reach from at most ``low`` to at least ``high``."""
     if high - low < 1e-12 * max(1.0, abs(low)):
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+        low, high = (0.0, 2.0 * high or 1.0) if low >= 0.0 else (2.0 * low, 0.0)  # a flat curve, half way up
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw)

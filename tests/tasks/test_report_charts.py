@@ -16,7 +16,8 @@ from tasks.report_charts import Point, Series, line_chart, nice_ticks
     [
         (0.0, 1.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
         (0.13, 0.42, [0.1, 0.2, 0.3, 0.4, 0.5]),  # 0.29 / 4 = 0.0725, the next round step is 0.1
-        (3.0, 3.0, [1.0, 2.0, 3.0, 4.0, 5.0]),  # a flat curve: half of 3 on either side, 1.5 to 4.5
+        (3.0, 3.0, [0.0, 2.0, 4.0, 6.0]),  # a flat curve: from 0 to twice 3, in steps of 6 / 4 = 1.5, rounded to 2
+        (0.0, 0.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
     ],
 )
 def test_ticks_are_round_and_enclose_the_values(low: float, high: float, ticks: list[float]) -> None:
