@@ -83,8 +83,8 @@ def _prompt_sketches(prompts: pd.DataFrame) -> dict[str, Sketch]:
 def _pair_sketches(frame: pd.DataFrame) -> dict[str, Sketch]:
     if not {"chosen_tokens", "rejected_tokens"} <= set(frame.columns):
         return {}
-    signs = np.sign(frame["chosen_tokens"] - frame["rejected_tokens"])
-    return {"chosen_is": _categories(signs.map({1: "longer", 0: "as long", -1: "shorter"}).tolist())}
+    gap = (frame["chosen_tokens"] - frame["rejected_tokens"]).to_numpy()
+    return {"chosen_is": _categories(np.select([gap > 0, gap < 0], ["longer", "shorter"], "as long").tolist())}
 
 
 def _is_answer_length(name: str) -> bool:

@@ -96,7 +96,7 @@ class _Batch:
 
     def keep(self, places: torch.Tensor) -> None:
         """Drop all rows but those at these places, and the prompts that none of them has."""
-        prompts, origin = self.sharing.origin[places].unique(return_inverse=True)
+        prompts, origin = self.sharing.origin[places].unique(return_inverse=True)  # type: ignore[no-untyped-call]
         for layer in self.cache.layers:
             layer.select(places, prompts)
         self.mask, self.rows = self.mask[prompts], self.rows[places]
