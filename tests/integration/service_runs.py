@@ -126,13 +126,13 @@ class Services:
         return psutil.Process(self.number("worker")).children(recursive=True)
 
     def steps(self, run_id: str, metric: str = "reward/mean") -> list[int]:
-        """The steps of a metric's curve in MLflow: a step that was logged twice is there twice.
+        """The steps of a metric's history in MLflow: a step that was logged twice is there twice.
 
-        The registered model's own figures, which MLflow keeps in the same history, are left out.
+        The last one is, once: MLflow keeps the registered model's own figure in the same history.
         """
         query = f"run_id={run_id}&metric_key={metric.replace('/', '%2F')}"
         found = self.ask("mlflow", f"api/2.0/mlflow/metrics/get-history?{query}")
-        return [int(each["step"]) for each in found.get("metrics", []) if not each.get("model_id")]
+        return [int(each["step"]) for each in found.get("metrics", [])]
 
     def record(self, stage: str) -> dict[str, Any]:
         """The one record of a stage in the cache."""

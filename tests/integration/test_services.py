@@ -188,5 +188,8 @@ def assert_undisturbed(services: Services, run: str, digest: str) -> None:
     wait_until(lambda: services.flow_run(run)["state_type"] == "COMPLETED", seconds=END_SECONDS, what="completed")
     assert services.weights("grpo") == digest
     iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("grpo.num_iterations"))
-    assert sorted(services.steps(services.record("grpo")["ref"]["mlflow_run_id"])) == list(range(1, iterations + 1))
+    assert sorted(services.steps(services.record("grpo")["ref"]["mlflow_run_id"])) == [
+        *range(1, iterations + 1),
+        iterations,
+    ]
     assert not any((services.home / "leases").glob("*.json"))
