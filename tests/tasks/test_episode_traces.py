@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
 from tasks.episode_traces import TRACES, log_episodes
 from tasks.settings import Home
@@ -26,6 +28,8 @@ def episode(number: int, *calls: ToolCall) -> ScoredRollout:
     return ScoredRollout(rollout=rollout, score=Score(value=1.0, parts={"math": 1.0}))
 
 
+# MLflow's tracing warns of type hints in MLflow when it is imported.
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType")
 def test_an_episode_is_a_trace_of_its_turns_and_tools_and_one_without_a_call_is_none(tracked_home: Home) -> None:
     tracker = open_tracker(tracked_home)
     with tracker.start_run("e", "r", tags={}) as run:
