@@ -14,7 +14,6 @@ from data_contracts import rollouts as contract
 from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.sampling.episodes import transcript
 from rlcore.types import ScoredRollout
-from tasks.episode_traces import log_episodes
 from tasks.rl_run import RlRun
 from tasks.storage import write_json, write_table
 
@@ -28,8 +27,6 @@ def keep_rollouts(run: RlRun, iteration: int, drawn: Drawn[list[ScoredRollout]])
     sample = run.context.work / "samples" / f"{name}.json"
     write_sample(frame, sample)
     run.context.tracker.log_table(sample, "samples")
-    if run.rl.sampling.episodes.tools:
-        log_episodes(run.context.tracker, iteration, drawn.groups)
 
 
 def write_rollouts(
