@@ -28,9 +28,9 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.data import prepare_source, prompt_hashes, read_prompts
 from tasks.engine import report_progress
-from tasks.online_rl import MAX_REWARD_ERRORS
 from tasks.prepare import record, token_view
 from tasks.rl_run import MODEL, check_context, open_reward_model, reward_resources
+from tasks.rollout_groups import MAX_REWARD_ERRORS
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import open_runtime
 from tasks.stages import StageContext, StageResult
