@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -60,11 +61,15 @@ def closure_digest(module: str, *, root: Path | None = None) -> str:
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """The commit of this checkout (``+dirty`` with uncommitted changes), else the version of the package."""
+    """The commit of this checkout (``+dirty`` with uncommitted changes), else what ``RLCORE_CODE_VERSION`` says of an
+    image that was built from one, else the version of the package.
+    """
     # An installation may lie inside somebody else's repository: only our own has this file tracked.
     if _git("ls-files", "--error-unmatch", __file__):
         commit = _git("rev-parse", "HEAD")
         return f"{commit}+dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
+    if os.environ.get("RLCORE_CODE_VERSION"):
+        return os.environ["RLCORE_CODE_VERSION"]
     try:
         return f"rlcore {metadata.version('rlcore')}"
     except metadata.PackageNotFoundError:  # run from a copy of the sources

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import INFRA, SECRETS, is_pinned, leaves, read, tool
+
+COMPOSE = read("compose.yaml")
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ONE_SHOT = {"deployments"}
+OURS = {"prefect", "mlflow", "deployments", "worker", "worker-gpu"}
+
+
+def config(*files: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What ``docker compose config`` makes of the files, or why it refuses; it needs no engine."""
+    docker = tool("docker")
+    if subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("the plugin `docker compose` is not installed")
+    given = [part for file in files for part in ("-f", str(INFRA / file))]
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}
+    command = [docker, "compose", *given, "--profile", "*", "config", "--format", "json"]
+    return subprocess.run(command, capture_output=True, text=True, env=kept | variables, check=False)
+
+
+def test_compose_itself_accepts_the_file_and_resolves_every_reference() -> None:
+    done = config("compose.yaml", **dict.fromkeys(SECRETS, "x"))
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["services"]) == set(SERVICES)
+
+
+@pytest.mark.parametrize("missing", SECRETS)
+def test_compose_refuses_to_start_without_a_password_and_says_where_to_set_it(missing: str) -> None:
+    done = config("compose.yaml", **{name: "x" for name in SECRETS if name != missing})
+    assert done.returncode != 0
+    assert missing in done.stderr
+    assert "infra/compose.env" in done.stderr
+
+
+def test_the_sandbox_file_adds_to_the_workers_security_and_to_nothing_else() -> None:
+    done = config("compose.yaml", "compose.sandbox.yaml", **dict.fromkeys(SECRETS, "x"))
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    opened = {name for name, each in services.items() if "seccomp:unconfined" in each.get("security_opt", [])}
+    assert opened == {"worker", "worker-gpu"}
+    assert all("no-new-privileges:true" in services[name]["security_opt"] for name in opened)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_is_pinned_watched_and_started_again(name: str) -> None:
+    service = SERVICES[name]
+    assert is_pinned(service["image"]), service["image"]
+    if name in ONE_SHOT:
+        assert service["restart"] == "no"
+    else:
+        assert service["healthcheck"]["test"][0] == "CMD"
+        assert service["restart"] == "unless-stopped"
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert not service.get("privileged")
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_waits_until_what_it_needs_is_healthy(name: str) -> None:
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        done = "service_completed_successfully" if needed in ONE_SHOT else "service_healthy"
+        assert how["condition"] == done
+        assert needed in SERVICES
+
+
+def test_no_secret_is_written_down_or_has_a_default() -> None:
+    named = re.compile(r"PASSWORD|SECRET|TOKEN|WEBHOOK", re.IGNORECASE)
+    found = [(path, str(value)) for path, value in leaves(SERVICES) if named.search(path[-1])]
+    assert len(found) >= len(SECRETS)
+    for path, value in found:
+        is_empty = re.fullmatch(r"\$\{\w+:-\}", value)
+        assert is_empty or re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), path
+    example = (INFRA / "compose.env.example").read_text(encoding="utf-8")
+    assert re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE) == []
+    assert set(SECRETS) <= set(re.findall(r"^(\w+)=$", example, re.MULTILINE))
+
+
+def test_ports_are_open_on_the_loopback_address_alone() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) == 2
+    assert all(str(port).startswith("127.0.0.1:") for port in ports)
+
+
+def test_our_images_run_without_root_or_capabilities() -> None:
+    assert {name for name, service in SERVICES.items() if "build" in service} < OURS
+    assert all(SERVICES[name]["cap_drop"] == ["ALL"] for name in OURS)
+
+
+def test_every_file_that_is_mounted_is_there() -> None:
+    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    files = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    assert len(files) == 1
+    assert [file for file in files if not (INFRA / file).exists()] == []
+    named = {mount.split(":")[0] for mount in mounts if not mount.startswith("./")}
+    assert named == set(COMPOSE["volumes"])
+
+
+def test_git_never_sees_the_passwords() -> None:
+    ignored = (Path(INFRA).parent / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "infra/compose.env" in ignored

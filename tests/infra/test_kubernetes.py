@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+import sys
+from typing import Any
+
+import pytest
+from documents import INFRA, is_pinned, kustomized, leaves, read
+
+OVERLAYS = ("cpu", "gpu")
+TEMPLATE = read("kubernetes/job-template.yaml")
+VERSION = "1.33"  # the oldest that pods with users of their own (host_users) can be relied on
+
+
+def workloads(overlay: str) -> list[dict[str, Any]]:
+    return [each for each in kustomized(overlay) if each["kind"] in ("Deployment", "StatefulSet", "Job")]
+
+
+def pod(workload: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def job(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The Job that Prefect makes of the template: each ``{{ name }}`` becomes the value, a whole text keeps its type."""
+    defaults = {
+        name: each["default"] for name, each in TEMPLATE["variables"]["properties"].items() if "default" in each
+    }
+    known = defaults | {"command": ["prefect", "flow-run", "execute"]} | (values or {})
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled for key, inner in value.items() if (filled := fill(inner)) is not None}
+        if isinstance(value, list):
+            return [fill(each) for each in value]
+        whole = re.fullmatch(r"\{\{ (\w+) \}\}", value) if isinstance(value, str) else None
+        if whole:
+            return known.get(whole[1])
+        return re.sub(r"\{\{ (\w+) \}\}", lambda m: str(known[m[1]]), value) if isinstance(value, str) else value
+
+    made: dict[str, Any] = fill(copy.deepcopy(TEMPLATE["job_configuration"]["job_manifest"]))
+    made["spec"]["template"]["spec"]["containers"][0]["env"] = [
+        {"name": "A", "value": "b"}
+    ]  # Prefect makes a list of it
+    return made
+
+
+def validate(document: dict[str, Any]) -> None:
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("kubernetes-validate is not installed (pip install kubernetes-validate)")
+    import kubernetes_validate
+
+    kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_object_fits_the_schema_of_kubernetes(overlay: str) -> None:
+    objects = kustomized(overlay)
+    assert len(objects) > 20
+    for each in objects:
+        validate(each)
+
+
+def test_the_schema_check_can_fail() -> None:
+    wrong = next(each for each in workloads("cpu") if each["kind"] == "Deployment")
+    wrong["spec"]["replicas"] = "one"
+    with pytest.raises(Exception, match="one"):
+        validate(wrong)
+
+
+def test_the_job_of_a_run_fits_the_schema_too() -> None:
+    made = job({"gpu_count": 2, "seccomp_profile": "Unconfined", "proc_mount": "Unmasked", "host_users": False})
+    spec = made["spec"]["template"]["spec"]
+    assert (spec.pop("parallelism"), spec.pop("completions")) == (1, 1)  # Prefect insists on them at this wrong place
+    made["metadata"]["name"] = "run"  # the schema check asks for one; the API server takes generateName
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert spec["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
+    assert spec["hostUsers"] is False
+    validate(made)
+
+
+def test_each_variable_of_the_job_template_is_named_in_its_configuration_and_the_other_way_round() -> None:
+    named = {
+        name for _, value in leaves(TEMPLATE["job_configuration"]) for name in re.findall(r"{{ *(\w+) *}}", str(value))
+    }
+    assert named == set(TEMPLATE["variables"]["properties"])
+
+
+def test_a_gpu_is_asked_for_in_requests_and_limits_alike() -> None:
+    resources = TEMPLATE["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert {half["nvidia.com/gpu"] for half in resources.values()} == {"{{ gpu_count }}"}
+    assert set(resources) == {"requests", "limits"}
+
+
+def test_the_job_template_has_every_attribute_that_prefect_insists_on() -> None:
+    spec = job()["spec"]["template"]["spec"]
+    assert (spec["parallelism"], spec["completions"], spec["restartPolicy"]) == (1, 1, "Never")
+    assert spec["containers"][0]["name"] == "prefect-job"
+
+
+def test_a_run_finds_the_objects_that_its_job_names() -> None:
+    made, objects = job()["spec"]["template"]["spec"], kustomized("gpu")
+    names = {(each["kind"], each["metadata"]["name"]) for each in objects}
+    assert ("ConfigMap", made["containers"][0]["envFrom"][0]["configMapRef"]["name"]) in names
+    assert ("PersistentVolumeClaim", made["volumes"][0]["persistentVolumeClaim"]["claimName"]) in names
+    assert ("ServiceAccount", made["serviceAccountName"]) in names
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_is_probed_bounded_and_without_rights(overlay: str) -> None:
+    for each in workloads(overlay):
+        assert pod(each)["securityContext"]["runAsNonRoot"] is True
+        assert pod(each)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod(each).get("automountServiceAccountToken") is False or each["metadata"]["name"] == "worker"
+        for container in pod(each)["containers"]:
+            assert is_pinned(container["image"]), container["image"]
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            probes = {"startupProbe", "readinessProbe", "livenessProbe"}
+            assert probes <= container.keys() or each["kind"] == "Job"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_password_comes_from_a_secret_that_is_not_written_here(overlay: str) -> None:
+    objects = kustomized(overlay)
+    assert [each for each in objects if each["kind"] == "Secret"] == []
+    entries = [entry for each in workloads(overlay) for c in pod(each)["containers"] for entry in c.get("env", [])]
+    secret = [entry for entry in entries if "PASSWORD" in entry["name"]]
+    assert len(secret) == 5
+    assert all(entry["valueFrom"]["secretKeyRef"]["name"] == "rlcore-database" for entry in secret)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_is_reached_that_no_rule_allows(overlay: str) -> None:
+    policies = {
+        each["metadata"]["name"]: each["spec"] for each in kustomized(overlay) if each["kind"] == "NetworkPolicy"
+    }
+    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    allowed = policies["database"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"][0]["values"]
+    assert allowed == ["prefect", "mlflow"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_worker_may_make_jobs_in_its_namespace_and_nothing_more(overlay: str) -> None:
+    objects = kustomized(overlay)
+    assert [each for each in objects if each["kind"].startswith("ClusterRole")] == []
+    (role,) = [each for each in objects if each["kind"] == "Role"]
+    may_change = {name for rule in role["rules"] if "create" in rule["verbs"] for name in rule["resources"]}
+    assert may_change == {"jobs"}
+    assert {each["metadata"]["namespace"] for each in objects if each["kind"] != "Namespace"} == {"rlcore"}
+
+
+def test_the_overlays_differ_in_the_image_and_in_the_gpus_that_a_run_gets() -> None:
+    sys.path.insert(0, str(INFRA))
+    try:
+        from register import SETTINGS, job_template
+    finally:
+        sys.path.remove(str(INFRA))
+    found = {}
+    for overlay in OVERLAYS:
+        (runs,) = [each for each in kustomized(overlay) if each["kind"] == "ConfigMap" and "RUN_IMAGE" in each["data"]]
+        assert set(runs["data"]) <= {"WORK_POOL_TYPE", *SETTINGS}
+        variables = job_template(runs["data"])["variables"]["properties"]
+        found[overlay] = (variables["image"]["default"], variables["gpu_count"]["default"])
+    assert found == {"cpu": ("rlcore-cpu:0.1.0", 0), "gpu": ("rlcore-gpu:0.1.0", 1)}
+
+
+def test_the_databases_of_compose_and_kubernetes_are_made_by_one_script() -> None:
+    mounts = read("compose.yaml")["services"]["postgres"]["volumes"]
+    assert any("kubernetes/base/databases.sh" in mount for mount in mounts)
+    (configured,) = [
+        each["data"]["databases.sh"] for each in kustomized("cpu") if "databases.sh" in each.get("data", {})
+    ]
+    assert configured == (INFRA / "kubernetes" / "base" / "databases.sh").read_text(encoding="utf-8")
