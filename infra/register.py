@@ -20,7 +20,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 POOL = "rlcore"
-# Environment variable to the template's variable whose default it sets. Deployments can override each by `job_variables`.
+# Environment variable to the template's variable whose default it sets; a deployment's `job_variables` override it.
 SETTINGS: Mapping[str, str] = {
     "RUN_IMAGE": "image",
     "RUN_NAMESPACE": "namespace",

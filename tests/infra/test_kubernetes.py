@@ -24,7 +24,7 @@ def pod(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def job(values: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The Job that Prefect makes of the template: each ``{{ name }}`` becomes the value, a whole text keeps its type."""
+    """The Job that Prefect makes of the template: ``{{ name }}`` becomes the value, with its type."""
     defaults = {
         name: each["default"] for name, each in TEMPLATE["variables"]["properties"].items() if "default" in each
     }
