@@ -1,4 +1,4 @@
-"""Tells a Prefect server what it should know: the work pool and a deployment of every flow.
+"""Tells a Prefect server what it should know: the work pool, a deployment of every flow, queue limits, automations.
 
 ``python infra/register.py`` with ``PREFECT_API_URL`` set; a second run changes nothing. In containers this is the job
 ``deployments``. ``WORK_POOL_TYPE=kubernetes`` fills the pool's template from ``RUN_IMAGE``, ``RUN_NAMESPACE``,
@@ -44,6 +44,7 @@ def main() -> int:
         steps = (
             ("prefect", "--no-prompt", "work-pool", "create", POOL, "--type", kind, "--overwrite", *options),
             ("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(HERE / "prefect.yaml")),
+            ("infra.services", "tell"),
         )
         for step in steps:
             code = subprocess.run([sys.executable, "-m", *step], cwd=HERE.parent, check=False).returncode
