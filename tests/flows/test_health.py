@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from conftest import run_flows
 
 WRECKED = (
@@ -46,6 +47,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     assert "stopped after iteration" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_was_never_healthy_fails_with_the_rule_and_its_fix(micro_home: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(micro_home, home)

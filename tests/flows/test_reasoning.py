@@ -193,7 +193,7 @@ def test_a_preset_without_the_second_half_is_refused_before_anything_runs(tmp_pa
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("runs=['ppo']", "preset: .*runs must have 'grpo'"),
+        ("runs=[]", "preset: .*runs must have 'grpo'"),
         ("sft.start=policy", "preset: sft.start = 'policy'"),
         ("rejection.num_samples=0", "rejection.num_samples = 0: must be at least 1"),
         ("rejection.num_sample=2", "rejection.num_sample: unknown key; did you mean rejection.num_samples"),

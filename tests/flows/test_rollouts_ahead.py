@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from conftest import ROOT, environment, flows_command, run_flows
 
 AHEAD = "grpo.sampling.staleness=1"
@@ -21,6 +22,7 @@ def artifact(home: Path) -> Path:
     return home / str(json.loads(path.read_text())["ref"]["uri"])
 
 
+@pytest.mark.slow
 def test_rollouts_are_one_update_old_and_a_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(
     micro_home: Path, tmp_path: Path
 ) -> None:

@@ -97,7 +97,7 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     assert set(evaluation_section(tiny)) == {"evaluation", "hardware"}
     assert episodes_of(dataclasses.replace(agentic, runs=())) == EpisodeConfig()
     with pytest.raises(ConfigError, match=r"ppo\.sampling\.episodes differs"):
-        episodes_of(dataclasses.replace(agentic, runs=("grpo", "ppo")))
+        episodes_of(dataclasses.replace(agentic, ppo=tiny.ppo, runs=("grpo", "ppo")))
 
 
 @pytest.mark.parametrize(
