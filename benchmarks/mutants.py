@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMUTATIVE = {"maximum", "minimum", "isclose"}
+COMMUTATIVE = {"maximum", "minimum", "isclose", "max", "min"}
 SWAPPED_OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -169,9 +169,14 @@ def dropped_calls(node: ast.AST) -> Iterator[ast.AST]:
 
 def arguments(node: ast.AST) -> Iterator[ast.AST]:
     """The first two arguments change places, where that changes anything."""
-    if isinstance(node, ast.Call) and len(node.args) >= 2 and getattr(node.func, "attr", "") not in COMMUTATIVE:
+    if isinstance(node, ast.Call) and len(node.args) >= 2 and name_of(node.func) not in COMMUTATIVE:
         first, second, *rest = node.args
         yield changed(node, args=[copy.deepcopy(second), copy.deepcopy(first), *rest])
+
+
+def name_of(function: ast.AST) -> str:
+    """``max`` of ``max(…)`` and of ``torch.max(…)``; empty for what has no name."""
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
 def shorten(node: ast.AST) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 
@@ -11,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.advantages import (
+    EQUAL_REWARDS,
     AdvantageFn,
     Moments,
     batch_normalized,
@@ -100,6 +102,36 @@ def test_group_over_mean_counts_a_hard_prompt_more() -> None:
     assert of_one_group(group_over_mean, [1.0, 0.8, 0.4, 0.2]) == pytest.approx(
         [0.66667, 0.33333, -0.33333, -0.66667], abs=1e-5
     )
+
+
+def test_what_differs_by_the_bound_itself_is_equal() -> None:
+    bound = torch.tensor(EQUAL_REWARDS, dtype=torch.float64)
+    assert not has_signal(torch.stack([bound * 0, bound]))
+    assert has_signal(torch.stack([bound * 0, bound * 2]))
+    moments = Moments(2, 0.0, 1.0, 0.0, EQUAL_REWARDS)
+    assert whiten(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), over=moments).tolist() == [[0.0, 0.0]]
+    # A mean of exactly the bound counts as no success at all.
+    episodes = dataclasses.replace(strategies.episodes([0.0, 0.0]), rewards=torch.stack([bound * 0, bound * 2]))
+    assert group_over_mean(episodes).abs().sum() == 0.0
+
+
+def test_moments_of_float32_numbers_are_those_of_float64() -> None:
+    values = torch.tensor([10_000.0, 10_001.0, 10_000.5, 10_003.25], dtype=torch.float32)
+    # Mean 10001.1875; deviations -1.1875, -0.1875, -0.6875, 2.0625; squares 1.41015625 + 0.03515625 + 0.47265625
+    # + 4.25390625 = 6.171875: exact in float64, while float32 has steps of 0.001 here.
+    moments = measure_moments(values / 3.0)
+    exact = [float(value) for value in values / 3.0]
+    mean = math.fsum(exact) / 4
+    assert moments.mean == pytest.approx(mean, rel=1e-15)
+    assert moments.squares == pytest.approx(math.fsum((value - mean) ** 2 for value in exact), rel=1e-12)
+    assert measure_moments(values).squares == 6.171875
+
+
+def test_the_adaptive_lambda_is_exact_in_float64() -> None:
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.1, 0.2, 0.5]], dtype=torch.float64)
+    episodes = strategies.episodes([1.0, 0.8], mask=torch.ones(2, 3, dtype=torch.bool), token_rewards=rewards)
+    lam = 1.0 - 1.0 / (0.7 * 3)
+    assert torch.equal(length_adaptive_gae(episodes, gamma=1.0, alpha=0.7), gae(episodes, gamma=1.0, lam=lam))
 
 
 @pytest.mark.parametrize("rewards", [[1.0, -1.0], [0.0, -3.0], [-0.5, -1.0, 0.25]])

@@ -247,6 +247,19 @@ def test_at_sequence_level_every_token_of_a_sequence_shares_its_fate(mode: Any) 
     assert result == pytest.approx(expected[mode], abs=5e-5)
 
 
+def test_a_weight_at_a_bound_of_the_mask_is_kept() -> None:
+    inputs = loss_inputs(policy_logprobs=[-1.0], old_logprobs=[-1.0], sampler_logprobs=[-1.0], advantages=[1.0])
+    for bounds in ({"low": 1.0, "high": 2.0}, {"low": 0.5, "high": 1.0}):
+        weights, _, _ = mismatch_correction(inputs, MismatchConfig(mode="mask", **bounds))
+        assert weights.tolist() == [1.0]
+
+
+def test_what_has_no_coefficient_is_not_looked_at() -> None:
+    nan = [math.nan, math.nan]
+    inputs = loss_inputs(policy_logprobs=[-1.0, -2.0], advantages=[1.0, -2.0], ref_logprobs=nan, entropy=nan)
+    assert float(policy_loss(inputs, ALGORITHMS["grpo"], PLAIN).loss) == pytest.approx(0.5)  # -(1 - 2) / 2
+
+
 def test_rejected_tokens_stay_in_the_denominator() -> None:
     # Two tokens of weight 1/2, advantage 1, ratio 1: loss -1. With the second rejected: -1/2, not -1.
     config = dataclasses.replace(PLAIN, mismatch=MismatchConfig(mode="mask", low=0.5, high=2.0))

@@ -79,6 +79,13 @@ def test_cispo_cuts_the_weight_but_keeps_the_gradient_of_every_token() -> None:
     assert of_one_token(function, logp=-3.0, old=-1.0, advantage=2.0)[1] == pytest.approx(-0.2707, abs=5e-5)
 
 
+@pytest.mark.parametrize(("ratio", "low", "high"), [(0.4, True, False), (0.6, False, False), (1.2, False, False)])
+def test_cispo_tells_on_which_side_it_has_cut(ratio: float, low: bool, high: bool) -> None:
+    function = partial(cispo, clip_low=0.5, clip_high=0.28)
+    assert of_one_token(function, logp=-1.0, old=-1.0 - math.log(ratio), advantage=1.0)[2:] == (low, high)
+    assert of_one_token(function, logp=-1.0, old=-1.0 - math.log(1.3), advantage=1.0)[2:] == (False, True)
+
+
 def test_reinforce_is_the_advantage_times_the_log_probability() -> None:
     loss, gradient, low, high = of_one_token(reinforce, logp=-0.7, old=-5.0, advantage=3.0)
     assert (loss, gradient, low, high) == (pytest.approx(2.1), pytest.approx(-3.0), False, False)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from rlcore.algorithms.advantages import gae, length_adaptive_gae
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
 from rlcore.algorithms.table import ALGORITHMS, algorithms
 from rlcore.config import MismatchConfig
@@ -219,3 +220,14 @@ def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
     assert first(lam=0.5, lam_value=1.0) == (0.5, 1.0)
     assert first(lam=0.5, lam_value=0.0) == (0.5, 0.0)
     assert first(lam=0.5, lam_alpha=2.0) == (0.75, 0.5)  # 1 - 1 / (2 * 2)
+
+
+def test_ppos_lambda_depends_on_the_length_where_it_is_asked_to_and_not_by_default() -> None:
+    mask = torch.arange(5) < torch.tensor([[5], [2]])
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0], [0.0, -1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    episodes = strategies.episodes([1.0, -1.0], mask=mask, token_rewards=rewards)
+    plain = gae(episodes, gamma=1.0, lam=0.95)
+    adaptive = length_adaptive_gae(episodes, gamma=1.0, alpha=0.5)
+    assert not torch.equal(plain, adaptive)
+    assert torch.equal(algorithms()["ppo"].advantage(episodes), plain)
+    assert torch.equal(algorithms(lam_alpha=0.5)["ppo"].advantage(episodes), adaptive)
