@@ -254,6 +254,15 @@ def test_a_weight_at_a_bound_of_the_mask_is_kept() -> None:
         assert weights.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_masked_token_may_hold_anything(name: str) -> None:
+    mask = torch.tensor([True, False])
+    clean = loss_inputs(policy_logprobs=[-1.0, -1.0], advantages=[1.0, 1.0], loss_mask=mask)
+    nan = loss_inputs(policy_logprobs=[-1.0, math.nan], advantages=[1.0, math.nan], loss_mask=mask)
+    losses_of_both = [float(policy_loss(inputs, ALGORITHMS[name], PLAIN).loss) for inputs in (clean, nan)]
+    assert losses_of_both[0] == losses_of_both[1]
+
+
 def test_what_has_no_coefficient_is_not_looked_at() -> None:
     nan = [math.nan, math.nan]
     inputs = loss_inputs(policy_logprobs=[-1.0, -2.0], advantages=[1.0, -2.0], ref_logprobs=nan, entropy=nan)

@@ -86,6 +86,12 @@ def test_cispo_tells_on_which_side_it_has_cut(ratio: float, low: bool, high: boo
     assert of_one_token(function, logp=-1.0, old=-1.0 - math.log(1.3), advantage=1.0)[2:] == (False, True)
 
 
+def test_a_ratio_at_a_bound_of_cispo_is_not_cut() -> None:
+    function = partial(cispo, clip_low=0.5, clip_high=1.0)
+    assert of_one_token(function, logp=math.log(0.5), old=0.0, advantage=1.0)[2:] == (False, False)
+    assert of_one_token(function, logp=math.log(2.0), old=0.0, advantage=1.0)[2:] == (False, False)
+
+
 def test_reinforce_is_the_advantage_times_the_log_probability() -> None:
     loss, gradient, low, high = of_one_token(reinforce, logp=-0.7, old=-5.0, advantage=3.0)
     assert (loss, gradient, low, high) == (pytest.approx(2.1), pytest.approx(-3.0), False, False)
