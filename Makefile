@@ -71,12 +71,13 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# In the order of the folders: the flows' few long tests begin early, and no worker is left alone with them at the end.
 unit: setup
 	@infra/install_sandbox.sh || true
-	$(BIN)/python -m pytest -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile --no-loadscope-reorder
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
-	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
+	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
 services: .venv/.services  ## PostgreSQL, Prefect, MLflow and a worker on this machine, with every deployment
 	@infra/install_postgres.sh

@@ -127,7 +127,8 @@ class Tracker:
         if known is not None:
             return str(known.experiment_id)
         location = f"{self._artifact_root}/{name}" if self._artifact_root else None
-        unless_exists(self.client.create_experiment, name, artifact_location=location)
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on curves, not on traces
+        unless_exists(self.client.create_experiment, name, artifact_location=location, tags=kind)
         return self._experiment_id(name)
 
 
