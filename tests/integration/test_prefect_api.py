@@ -87,10 +87,13 @@ def test_under_prefect_tasks_nest_keep_live_objects_and_are_drawn_with_their_inp
     run = result["run"]
     assert (run.attempt, run.url.rpartition("/")[2]) == (1, run.flow_run_id)
 
-    tasks = eventually(lambda: task_runs(run.flow_run_id), lambda found: len(found) == 7)
+    # The server records states from a queue, a little after the flow has ended.
+    tasks = eventually(
+        lambda: task_runs(run.flow_run_id),
+        lambda found: len(found) == 7 and {each.state_name for each in found} == {"Completed"},
+    )
     names = sorted(each.name for each in tasks)
     assert names == ["evaluate", *["iteration 1"] * 2, *["iteration 2"] * 2, "train grpo", "train sft"]
-    assert {each.state_name for each in tasks} == {"Completed"}
     by_name = {each.name: each for each in tasks}
     arrows = {
         name: {by_id(tasks, source.id) for source in each.task_inputs.get("wait_for", [])}
