@@ -61,6 +61,7 @@ class Plan:
     reference: bool = True
     reward_model_is_adapter: bool = False
     frozen_bytes: int = FLOAT32  # per parameter of what does not learn
+    moment_bytes: int = FLOAT32  # per parameter that learns and moment; 1 with ``optim.kind = "adamw_8bit"``
 
 
 def expected(plan: Plan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
@@ -77,7 +78,7 @@ def expected(plan: Plan, *, activations: int = 0, kv_cache: int = 0) -> Footprin
     return Footprint(
         weights=FLOAT32 * learning + plan.frozen_bytes * copies * plan.num_parameters + judge,
         gradients=FLOAT32 * learning,
-        optimizer=2 * FLOAT32 * learning,
+        optimizer=2 * plan.moment_bytes * learning,
         activations=activations,
         kv_cache=kv_cache,
     )

@@ -13,8 +13,13 @@ from rlcore.strict import AtLeast, Below
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW with linear warm-up, then the named schedule."""
+    """AdamW with linear warm-up, then the named schedule.
 
+    ``kind``: ``adamw_8bit`` holds the two moments of matrices in one byte a number (Dettmers et al. 2021, block-wise
+    quantisation) where ``adamw`` takes four, and needs the extra ``bnb``.
+    """
+
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
     weight_decay: NonNegativeFloat = 0.0
     beta1: Decay = 0.9
     beta2: Decay = 0.95

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.algorithms.kl import KlController
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.training.learner import Learner
+from rlcore.training.optim import parameters_of
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
@@ -131,12 +132,12 @@ def _weights(module: torch.nn.Module) -> Tensors:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    state = optimizer.state_dict()["state"]
+    # Not by state_dict(): that of bitsandbytes packs some tensors away. Its count of steps is a plain int, and its maps
+    # from bytes to numbers are shared among parameters, which safetensors refuses.
     return {
-        f"{number}/{name}": value
-        for number, entry in state.items()
-        for name, value in entry.items()
-        if isinstance(value, torch.Tensor)
+        f"{number}/{name}": value.clone() if name.startswith("qmap") else torch.as_tensor(value)
+        for number, parameter in enumerate(parameters_of(optimizer))
+        for name, value in optimizer.state.get(parameter, {}).items()
     }
 
 
@@ -177,10 +178,11 @@ def _restore_weights(module: torch.nn.Module, path: Path) -> None:
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
-    restored: dict[int, dict[str, torch.Tensor]] = {}
+    restored: dict[int, dict[str, torch.Tensor | int]] = {}
     for key, value in load_file(path).items():
         number, name = key.split("/")
-        restored.setdefault(int(number), {})[name] = value
+        is_count = value.dtype == torch.int64  # of bitsandbytes; torch's own counts in a float32 tensor
+        restored.setdefault(int(number), {})[name] = int(value) if is_count else value
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from rlcore.config import OptimConfig
-from rlcore.errors import NonFiniteError
+from rlcore.errors import ConfigError, NonFiniteError
+
+_EPS = 1e-8
 
 
-def make_optimizer(groups: Iterable[tuple[nn.Module, float]], config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the parameters that learn; ``groups`` are (module, learning rate). Matrices decay, vectors do not."""
+def make_optimizer(groups: Iterable[tuple[nn.Module, float]], config: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW over the parameters that learn; ``groups`` are (module, learning rate). Matrices decay, vectors do not.
+
+    Raises:
+        ConfigError: the moments are to be held in 8 bits, and bitsandbytes is not installed.
+    """
     described = []
     for module, learning_rate in groups:
         learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -22,7 +29,21 @@ def make_optimizer(groups: Iterable[tuple[nn.Module, float]], config: OptimConfi
             if chosen:
                 decay = config.weight_decay if matrices else 0.0
                 described.append({"params": chosen, "lr": learning_rate, "weight_decay": decay})
-    return torch.optim.AdamW(described, betas=(config.beta1, config.beta2), eps=1e-8, fused=True)
+    if config.kind == "adamw_8bit":
+        return _eight_bit(described, config)
+    return torch.optim.AdamW(described, betas=(config.beta1, config.beta2), eps=_EPS, fused=True)
+
+
+def _eight_bit(described: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(
+            f"moments in 8 bits need bitsandbytes: {error}", where="optim.kind", fix="pip install 'rlcore[bnb]'"
+        ) from error
+    # Below 4,096 numbers it holds float32 moments: quantising those would save nothing.
+    optimizer: torch.optim.Optimizer = AdamW8bit(described, betas=(config.beta1, config.beta2), eps=_EPS)
+    return optimizer
 
 
 def make_scheduler(

@@ -17,6 +17,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
         "benchmarks/peers/ppo_trl.py",
         "benchmarks/peers/supervised_trl.py",
     },
+    "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py", "benchmarks/peers/ppo_trl.py"},
     "vllm": {"rlcore/sampling/vllm_worker.py"},
     "math_verify": {"rlcore/rewards/math_verifier.py"},

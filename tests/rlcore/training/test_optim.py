@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import sys
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from rlcore.config import OptimConfig
-from rlcore.errors import NonFiniteError
+from rlcore.errors import ConfigError, NonFiniteError
+from rlcore.memory import optimizer_bytes
 from rlcore.training.optim import clip_gradient, guarded_step, make_optimizer, make_scheduler
 
 
@@ -48,6 +50,35 @@ def test_matrices_decay_and_vectors_do_not_each_module_at_its_own_rate() -> None
         ([p.ndim for p in group["params"]], group["lr"], group["weight_decay"]) for group in optimizer.param_groups
     ]
     assert described == [([2], 0.1, 0.5), ([1], 0.1, 0.0), ([2], 0.2, 0.5)]
+
+
+def steps_of(kind: Literal["adamw", "adamw_8bit"], gradients: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The weights after a step along each gradient, and the bytes of the optimizer's state."""
+    module = torch.nn.Linear(128, 64, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    optimizer = make_optimizer([(module, 0.01)], OptimConfig(kind=kind, weight_decay=0.1))
+    for gradient in gradients:
+        module.weight.grad = gradient.clone()
+        optimizer.step()
+    return module.weight.detach(), optimizer_bytes([optimizer])
+
+
+def test_moments_in_eight_bits_take_a_quarter_and_step_alike() -> None:
+    gradients = torch.randn(10, 64, 128, generator=torch.Generator().manual_seed(0)) + 0.5
+    (exact, whole), (rounded, small) = steps_of("adamw", gradients), steps_of("adamw_8bit", gradients)
+    # Two bytes a weight instead of eight, two scales for each 256 weights, and two maps of 256 numbers.
+    assert small == 2 * 8192 + 2 * 4 * 8192 // 256 + 2 * 4 * 256
+    assert whole >= 8 * 8192
+    # Ten steps of 0.01 each: moments are rounded to within some per cent.
+    assert float((rounded - exact).abs().max()) < 0.02
+    assert float((rounded - exact).abs().mean()) < 0.001
+    assert not torch.equal(rounded, exact)
+
+
+def test_without_bitsandbytes_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(ConfigError, match=r"rlcore\[bnb\]"):
+        make_optimizer([(torch.nn.Linear(2, 2), 0.1)], OptimConfig(kind="adamw_8bit"))
 
 
 def test_the_guarded_step_returns_the_norm_before_clipping_and_clears_the_gradient() -> None:

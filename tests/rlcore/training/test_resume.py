@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.lora import add_adapter
 from rlcore.training.checkpoint import MANIFEST, load_newest, save_checkpoint
 from rlcore.training.experience import Judges, build_experience
 from rlcore.training.learner import Learner
@@ -25,15 +25,17 @@ from tests.learners import weights_of
 IDENTITY = {"config": "c1", "data": "d1"}
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
-NAMES = ["grpo", "ppo", "ppo head", "ppo adapter"]
+NAMES = ["grpo", "ppo", "ppo head", "ppo adapter", "ppo 8bit"]
 RUNS = pytest.mark.parametrize("name", NAMES)
 ADAPTER = AdapterConfig(rank=2)
 
 
 def make_learner(name: str = "grpo") -> Learner:
     """A learner in which everything that has state moves: schedules, momentum, adaptive KL, critic warm-up."""
-    policy = strategies.tiny_llama(tie_word_embeddings=False)
-    name, _, placement = name.partition(" ")
+    # Only matrices of 4,096 numbers or more have moments in 8 bits.
+    policy = strategies.tiny_llama(tie_word_embeddings=False, intermediate_size=256 if "8bit" in name else 32)
+    kind: Literal["adamw", "adamw_8bit"] = "adamw_8bit" if "8bit" in name else "adamw"
+    name, _, placement = name.removesuffix(" 8bit").partition(" ")
     if placement == "adapter":
         policy = add_adapter(policy, ADAPTER, "policy", seed=0)
     config = strategies.rl_config(
@@ -45,7 +47,7 @@ def make_learner(name: str = "grpo") -> Learner:
         update=UpdateConfig(
             epochs=2,
             minibatches=2,
-            optim=OptimConfig(warmup_steps=3, schedule="cosine", weight_decay=0.1),
+            optim=OptimConfig(kind=kind, warmup_steps=3, schedule="cosine", weight_decay=0.1),
             adapter=ADAPTER if placement == "adapter" else AdapterConfig(),
         ),
     )
@@ -106,15 +108,21 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(name: str, stopped: 
     assert outcome(learner, train(learner, 3, 4)) == uninterrupted
 
 
+def run_of(learner: Learner) -> str:
+    """The run's name, of the runs with a critic."""
+    if learner.config.update.optim.kind == "adamw_8bit":
+        return "ppo 8bit"
+    return f"ppo {learner.config.critic.placement}".removesuffix(" trunk")
+
+
 def forget_policy(learner: Learner) -> None:
     """Weights of a fresh policy."""
-    adapted = isinstance(learner.policy, AdaptedModel)
-    learner.policy.load_state_dict(make_learner("ppo adapter" if adapted else "grpo").policy.state_dict())
+    learner.policy.load_state_dict(make_learner(run_of(learner)).policy.state_dict())
 
 
 def forget_critic(learner: Learner) -> None:
     """Weights of a fresh critic."""
-    fresh = make_learner(f"ppo {learner.config.critic.placement}".removesuffix(" trunk")).value_module
+    fresh = make_learner(run_of(learner)).value_module
     assert learner.value_module is not None
     assert fresh is not None
     learner.value_module.load_state_dict(fresh.state_dict())
