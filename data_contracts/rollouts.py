@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter, defaultdict
 
 import numpy as np
 import pandas as pd
@@ -74,8 +75,8 @@ class Rollouts(pa.DataFrameModel):
     @pa.dataframe_check(error="completion_ids, sampler_logprobs and loss_mask differ in length")
     @classmethod
     def lists_are_aligned(cls, frame: pd.DataFrame) -> pd.Series:
-        lengths = frame[["completion_ids", "sampler_logprobs", "loss_mask"]].map(len)
-        return lengths.nunique(axis=1) == 1
+        tokens = frame["completion_ids"].map(len)
+        return (frame["sampler_logprobs"].map(len) == tokens) & (frame["loss_mask"].map(len) == tokens)
 
 
 class Scores(pa.DataFrameModel):
@@ -137,12 +138,16 @@ def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
     A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. So the rule is: no
     index occurs more often than the index before it, and index 0 is there.
     """
-    counts = frame.groupby(list(KEYS), sort=True).size().rename("count").reset_index()
-    groups = ["iteration", "prompt_id"]
-    expected = counts.groupby(groups).cumcount()
-    more_often = counts["count"] > counts.groupby(groups)["count"].shift(1, fill_value=len(frame))
-    broken = counts[(counts["sample_index"] != expected) | more_often]
-    return list(dict.fromkeys(zip(broken["iteration"].tolist(), broken["prompt_id"].tolist(), strict=True)))
+    groups: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+    for iteration, prompt_id, index in zip(*(frame[name].tolist() for name in KEYS), strict=True):
+        groups[iteration, prompt_id][index] += 1
+    return sorted(group for group, counts in groups.items() if _has_hole(counts))
+
+
+def _has_hole(counts: Counter[int]) -> bool:
+    """Of how often each index occurs: {0: 2, 1: 1} has none, {0: 1, 2: 1} lacks 1, {0: 1, 1: 2} lacks a second 0."""
+    times = [counts[index] for index in range(len(counts))]
+    return 0 in times or times != sorted(times, reverse=True)
 
 
 def _are_parts(text: object) -> bool:

@@ -9,7 +9,7 @@ from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
 from rlcore.models.loading import import_model, source_digest
 from tasks import tracking
-from tasks.registry import find_version
+from tasks.registry import download_model, find_version
 from tasks.rl_run import MODEL
 from tasks.settings import find_home
 from tasks.stages import StageContext, StageResult
@@ -34,7 +34,7 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
         raise ModelError(
             f"{config.path!r} is not an MLflow model URI", where="model.path", fix="use models:/<name>/<version>"
         )
-    folder = tracking.download_model(config.path, work / "registry")
+    folder = download_model(config.path, work / "registry")
     return dataclasses.replace(config, source="folder", path=str(folder))
 
 

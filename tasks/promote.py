@@ -18,12 +18,12 @@ from tasks import registry
 from tasks.artifacts import ArtifactRef, ArtifactStore, file_sha256
 from tasks.compare import greedy_answers
 from tasks.promotion_page import render
-from tasks.registry import CHALLENGER, CHAMPION, ModelVersion
+from tasks.registry import CHALLENGER, CHAMPION, ModelVersion, download_model
 from tasks.rl_run import MODEL
 from tasks.settings import Home, find_home
 from tasks.stages import StageContext, StageResult
 from tasks.storage import read_json, write_json
-from tasks.tracking import download_model, open_tracker
+from tasks.tracking import open_tracker
 
 _DIGITS = 16  # of the digests that name a look
 

@@ -41,6 +41,22 @@ class ModelVersion:
     sha256: str
 
 
+def download_model(uri: str, folder: Path) -> Path:
+    """The files of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+    except (MlflowException, OSError) as error:
+        raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
+
+
 def register_model(run: RunTracker, folder: Path, *, name: str, tags: Mapping[str, str]) -> ModelVersion:
     """Store a checkpoint's files as a logged model of ``run`` and register them as the next version of ``name``.
 

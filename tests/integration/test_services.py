@@ -77,7 +77,7 @@ print(run.run_id)
 FETCH = """
 import sys
 from pathlib import Path
-from tasks.tracking import download_model
+from tasks.registry import download_model
 print((download_model("models:/old-grpo@champion", Path(sys.argv[1])) / "model.safetensors").read_text())
 """
 

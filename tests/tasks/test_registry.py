@@ -8,13 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from rlcore.errors import PromotionError
+from rlcore.errors import ModelError, PromotionError
 from tasks.registry import (
     CHALLENGER,
     CHAMPION,
     PREVIOUS,
     ModelVersion,
     count_look,
+    download_model,
     find_by_model_id,
     find_version,
     promote,
@@ -24,7 +25,7 @@ from tasks.registry import (
     set_alias,
 )
 from tasks.settings import Home
-from tasks.tracking import Tracker, download_model, open_tracker
+from tasks.tracking import Tracker, open_tracker
 
 
 @pytest.fixture
@@ -51,6 +52,11 @@ def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker,
     loaded = download_model("models:/tiny-grpo@champion", tmp_path / "loaded")
     assert (loaded / "config.json").read_text() == '{"hidden_size": 8}'
     assert not any(path.suffix == ".pkl" for path in (tmp_path / "home" / "mlartifacts").rglob("*"))
+
+
+def test_a_model_that_is_not_registered_is_refused(tracker: Tracker, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="models:/nothing/1"):
+        download_model("models:/nothing/1", tmp_path)
 
 
 def test_a_models_figures_name_the_data_that_they_were_measured_on(tracker: Tracker, tmp_path: Path) -> None:
@@ -81,7 +87,7 @@ def test_the_figures_of_a_model_add_no_point_before_the_curve_of_its_run(tracker
 
 RACE = """
 import sys
-from rlcore.errors import PromotionError
+from rlcore.errors import ModelError, PromotionError
 from tasks.registry import ModelVersion, find_version, promote
 from tasks.settings import configure_environment, find_home
 from tasks.tracking import open_tracker

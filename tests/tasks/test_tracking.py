@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from mlflow.exceptions import MlflowException
 
-from rlcore.errors import ModelError
 from tasks.settings import Home
-from tasks.tracking import PARENT_TAG, RunTracker, Tracker, download_model, open_tracker
+from tasks.tracking import PARENT_TAG, RunTracker, Tracker, open_tracker
 
 
 @pytest.fixture
@@ -140,11 +141,6 @@ def test_files_and_folders_are_kept_with_the_run(tracker: Tracker, tmp_path: Pat
         assert [entry.path for entry in tracker.client.list_artifacts(run.run_id, name)] == [f"{name}/config.json"]
 
 
-def test_a_model_that_is_not_registered_is_refused(tracker: Tracker, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="models:/nothing/1"):
-        download_model("models:/nothing/1", tmp_path)
-
-
 def test_the_url_of_a_run_needs_a_server(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(tracker)
     assert run.url == ""
@@ -171,3 +167,36 @@ os.kill(os.getpid(), signal.SIGKILL)
     client = open_tracker(tracked_home).client
     for name in ("a", "b"):
         assert len(client.get_metric_history(done.stdout.strip(), name)) == 200
+
+
+def test_a_write_that_failed_is_an_error_of_the_flush_and_nothing_is_written_after_the_gap(tracker: Tracker) -> None:
+    run = start(tracker)
+    run.log_metrics({"loss": 1.0}, step=1)
+    run.flush()
+    run.log_metrics({"no: such? name": 1.0}, step=2)  # which MLflow refuses
+    with pytest.raises(MlflowException, match="no: such"):
+        run.flush()
+    run.log_metrics({"loss": 3.0}, step=3)
+    with pytest.raises(MlflowException, match="no: such"):
+        run.end("FINISHED")
+    assert history(tracker, run, "loss") == [(1, 1.0)]
+    assert tracker.client.get_run(run.run_id).info.status == "FINISHED"
+
+
+def test_a_loop_does_not_wait_for_the_database_and_its_curves_are_whole(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.tracking._WRITE_SECONDS", 0.0)  # every call writes
+    write, threads = tracker.client.log_batch, set()
+
+    def slowly(*args: object, **kwargs: object) -> object:
+        threads.add(threading.get_ident())
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(tracker.client, "log_batch", slowly)
+    with start(tracker) as run:
+        for step in range(40):
+            run.log_metrics({"loss": float(step)}, step=step)
+            tracker.client.set_tag(run.run_id, "step", str(step))  # the loop's own thread writes meanwhile
+    assert history(tracker, run, "loss") == [(step, float(step)) for step in range(40)]
+    assert threading.get_ident() not in threads
