@@ -1,9 +1,11 @@
-"""What orchestration costs: the share of a run's wall time that is spent outside of rlcore, and milliseconds per task.
+"""What orchestration costs: the share of a run's time that is spent outside of rlcore, and milliseconds per task.
 
 ``python -m benchmarks.overhead [--preset tiny] [--set key=value]`` runs the pipeline under the engine that
-``RLCORE_ENGINE`` names while a thread looks, two hundred times a second, at what the working thread is in. Start-up
-(imports, the API) is over when the pipeline begins. Each look counts for the innermost part of ours on the stack, so
-the work of a library counts for whoever called it.
+``RLCORE_ENGINE`` names while a thread looks, a hundred times a second, at what the working thread is in. Start-up
+(imports, the API) is over when the pipeline begins. The wall and processor seconds since the last look count for the
+innermost part of ours on the stack, so the work of a library counts for whoever called it. On a machine with other
+work the processor seconds are the ones to compare; those of the threads beside the pipeline's (what MLflow and Prefect
+write in the background) are a part of their own, all of it outside of rlcore.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 0.005  # between two looks
+SECONDS = 0.01  # between two looks
 ITERATION, PIPELINE = "run_iteration", "run_pipeline"
+BESIDE = "other threads"
 # Time of ours that is spent in these is orchestration or tracking.
 LIBRARIES = {"prefect": "prefect", "mlflow": "mlflow", "sqlalchemy": "mlflow"}
 
@@ -49,48 +53,66 @@ def part_of(places: Sequence[str]) -> str:
     return "prefect"
 
 
+@dataclass
+class Seconds:
+    """Seconds by part, of one clock each."""
+
+    wall: Counter[str] = field(default_factory=Counter)
+    cpu: Counter[str] = field(default_factory=Counter)
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Shares by part."""
+        return {"wall": shares(self.wall), "cpu": shares(self.cpu)}
+
+
 class Looker(threading.Thread):
-    """Counts where the pipeline's thread is, within iterations of RL and in all."""
+    """Says where the pipeline's thread spends its time, within iterations of RL and in all."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.total: Counter[str] = Counter()
-        self.in_iterations: Counter[str] = Counter()
+        self.total, self.in_iterations = Seconds(), Seconds()
         self._places: dict[CodeType, str] = {}
         self._over = threading.Event()
-        self._first = self._last = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Wall seconds of the pipeline."""
-        return self._last - self._first
+        self._last: dict[str, float] = {}  # of each clock; none before the pipeline begins
 
     def run(self) -> None:
         while not self._over.wait(SECONDS):
             for thread, frame in sys._current_frames().items():
                 if thread != self.ident:
-                    self._look(frame)
+                    self._look(thread, frame)
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
-    def _look(self, frame: FrameType) -> None:
+    def _look(self, thread: int, frame: FrameType) -> None:
         codes = list(_codes(frame))
         names = {code.co_name for code in codes if self._place(code) == "tasks"}
         if PIPELINE not in names:
             return
-        self._last = time.perf_counter()
-        self._first = self._first or self._last
+        now = _clocks(thread)
+        passed = {clock: now[clock] - self._last.get(clock, now[clock]) for clock in now}
+        self._last = now
         part = part_of([place for code in codes if (place := self._place(code))])
-        self.total[part] += 1
-        if ITERATION in names:
-            self.in_iterations[part] += 1
+        for seconds in (self.total, self.in_iterations) if ITERATION in names else (self.total,):
+            seconds.wall[part] += passed["wall"]
+            seconds.cpu[part] += passed["pipeline"]
+            seconds.cpu[BESIDE] += passed["process"] - passed["pipeline"] - passed["looker"]
 
     def _place(self, code: CodeType) -> str:
         if code not in self._places:
             self._places[code] = place_of(code.co_filename)
         return self._places[code]
+
+
+def _clocks(thread: int) -> dict[str, float]:
+    """The wall clock, and the processor seconds of the process, the thread that looks, and ``thread``."""
+    return {
+        "wall": time.perf_counter(),
+        "process": time.process_time(),
+        "looker": time.thread_time(),
+        "pipeline": time.clock_gettime(time.pthread_getcpuclockid(thread)),
+    }
 
 
 def _codes(frame: FrameType | None) -> Iterator[CodeType]:
@@ -99,9 +121,9 @@ def _codes(frame: FrameType | None) -> Iterator[CodeType]:
         frame = frame.f_back
 
 
-def shares(counts: Counter[str]) -> dict[str, float]:
-    """Share of the looks by part."""
-    return {part: count / counts.total() for part, count in counts.most_common()}
+def shares(seconds: Counter[str]) -> dict[str, float]:
+    """Share of the seconds by part."""
+    return {part: spent / seconds.total() for part, spent in seconds.most_common()}
 
 
 def seconds_per_task(*, count: int) -> list[float]:
@@ -145,18 +167,18 @@ def measure(preset: str, overrides: tuple[str, ...]) -> dict[str, object]:
         if name in refs
         for row in json.loads((root / refs[name].uri / "history.json").read_text(encoding="utf-8"))
     ]
-    parts = shares(looker.in_iterations)
-    in_iterations = looker.seconds * looker.in_iterations.total() / looker.total.total()
-    tasks = seconds_per_task(count=100)
+    spent, count, tasks = looker.in_iterations, len(rows), seconds_per_task(count=100)
     return {
         "wall_seconds": round(wall, 1),
-        "start_up_seconds": round(wall - looker.seconds, 1),
+        "start_up_seconds": round(wall - looker.total.wall.total(), 1),
         "cpu_seconds": round(cpu, 1),
-        "whole_run": shares(looker.total),
-        "iterations": parts,
-        "iterations_counted": len(rows),
-        "seconds_per_iteration": in_iterations / len(rows),
-        "of_these_outside_rlcore": in_iterations / len(rows) * (1.0 - parts["rlcore"]),
+        "whole_run": looker.total.shares(),
+        "iterations": spent.shares(),
+        "iterations_counted": count,
+        "wall_seconds_per_iteration": spent.wall.total() / count,
+        "of_these_outside_rlcore": (spent.wall.total() - spent.wall["rlcore"]) / count,
+        "cpu_seconds_per_iteration": spent.cpu.total() / count,
+        "of_these_outside_rlcore_cpu": (spent.cpu.total() - spent.cpu["rlcore"]) / count,
         "milliseconds_per_task": {
             "median": 1e3 * statistics.median(tasks), "p90": 1e3 * statistics.quantiles(tasks, n=10)[8]
         },

@@ -47,13 +47,13 @@ def is_list_of_texts(values: pd.Series) -> pd.Series:
 def is_list_of_counts(values: pd.Series) -> pd.Series:
     """A list, not empty, of integers from 0."""
     return values.map(
-        lambda value: isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
+        lambda value: isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
     ).astype(bool)
 
 
 def is_list_of_booleans(values: pd.Series) -> pd.Series:
     """A list of true and false alone."""
-    return values.map(lambda value: isinstance(value, list) and all(type(item) is bool for item in value)).astype(bool)
+    return values.map(lambda value: isinstance(value, list) and set(map(type, value)) <= {bool}).astype(bool)
 
 
 def is_list_of_logprobs(values: pd.Series) -> pd.Series:
@@ -61,7 +61,9 @@ def is_list_of_logprobs(values: pd.Series) -> pd.Series:
     return values.map(
         lambda value: (
             isinstance(value, list)
-            and all(type(item) is float and math.isfinite(item) and item <= 1e-6 for item in value)
+            and set(map(type, value)) <= {float}
+            and all(map(math.isfinite, value))
+            and max(value, default=0.0) <= 1e-6
         )
     ).astype(bool)
 

@@ -32,7 +32,6 @@ from tasks.memory_report import measured_update
 from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
 from tasks.rollout_engine import sync_dtype
 from tasks.rollout_groups import draw_groups, replacement_metrics
-from tasks.rollout_tables import keep_rollouts
 from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
 from tasks.stages import StageContext, StageResult
@@ -98,7 +97,7 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     metrics["tokens_per_second"] = sum(lengths) / sum(seconds.values())
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | take_metrics(run.engine)
     record(run, iteration, metrics)
-    keep_rollouts(run, iteration, drawn)
+    run.rollouts.keep(iteration, drawn)
     verdict = watch(run, iteration)
     if (last or iteration % run.rl.checkpoint_every == 0) and not stopping(run, verdict):
         check_rewards(run)
@@ -197,6 +196,7 @@ def checkpoint(run: RlRun, iteration: int, *, sound: int) -> None:
         "ahead": run.ahead.state(),
         "findings": run.findings,
     }
+    run.rollouts.write()
     run.context.tracker.flush()  # the resumed run drops what is logged already, and must not miss what is not
     save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state, sound=sound)
 
@@ -209,8 +209,9 @@ def check_rewards(run: RlRun) -> None:
 def finish(run: RlRun, section: str) -> StageResult:
     """The artifact: the policy, every rollout, the history and its plot."""
     folder = run.context.folder
+    run.rollouts.write()
     save_model(run.learner.policy, run.context.inputs[START] / MODEL, folder / MODEL)
-    shutil.copytree(run.rollouts_folder, folder / "rollouts")
+    shutil.copytree(run.rollouts.folder, folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")
     write_health(run)
     plots.training_curves(run.history, folder / "curves.png", title=run.rl.algorithm)

@@ -34,6 +34,7 @@ from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.episodes import corpus_digest, with_tools
 from tasks.rollout_engine import open_engine
+from tasks.rollout_tables import RolloutKeeper
 from tasks.rollouts_ahead import RolloutsAhead
 from tasks.runtime import Runtime, open_runtime
 from tasks.stages import StageContext
@@ -72,8 +73,7 @@ class RlRun:
         held_out = tokenize_prompts(read_prompts(prompts / "eval.parquet"), tokenizer)
         self.monitor_prompts = held_out[: context.config.evaluation.num_monitor_problems]
         check_context(policy, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
-        self.rollouts_folder = context.work / "rollouts"
-        self.rollouts_folder.mkdir(parents=True, exist_ok=True)
+        self.rollouts = RolloutKeeper(context.work, context.tracker)
         self.history: list[dict[str, float]] = []
         self.findings: list[dict[str, Any]] = []  # of the health rules, as they came up
         self.stopped: dict[str, Any] | None = None  # where a health rule stopped the run
@@ -114,6 +114,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
+        stack.callback(run.rollouts.write)  # also of a run that fails: they may say why
         resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
         start = context.inputs[START] / MODEL
         engine = stack.enter_context(open_engine(start, tokenizer, rl.sampling, runtime, context.progress))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,36 +15,56 @@ from data_contracts import rollouts as contract
 from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.sampling.episodes import transcript
 from rlcore.types import ScoredRollout
-from tasks.rl_run import RlRun
 from tasks.storage import write_json, write_table
+from tasks.tracking import RunTracker
 
 SAMPLE_ROWS = 16
+WRITE_SECONDS = 5.0  # between two writes of a quick loop
 
 
-def keep_rollouts(run: RlRun, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
-    """Every rollout of an iteration in a file of the run, and a sample of them in MLflow, at once."""
-    name = f"iteration-{iteration:05d}"
-    frame = write_rollouts(run.rollouts_folder / f"{name}.parquet", iteration, drawn.groups, replaced=drawn.replaced)
-    sample = run.context.work / "samples" / f"{name}.json"
-    write_sample(frame, sample)
-    run.context.tracker.log_table(sample, "samples")
+class RolloutKeeper:
+    """Keeps every rollout of a run: a file for each iteration, and a sample of it that MLflow shows.
 
-
-def write_rollouts(
-    path: Path,
-    iteration: int,
-    groups: Sequence[Sequence[ScoredRollout]],
-    *,
-    replaced: Sequence[Sequence[ScoredRollout]] = (),
-) -> pd.DataFrame:
-    """Check the rows against the contracts ``rollouts/v1`` and ``scores/v1``, write them atomically, give them back.
-
-    ``replaced``: groups that were sampled and scored, and gave way to others (dynamic sampling).
+    The iterations of five seconds are checked and written together, since what that costs hardly hangs on the number of
+    rows. :meth:`write` has to be called before a checkpoint, and on the way out.
     """
-    frame = rollout_frame(iteration, groups, replaced=replaced)
+
+    def __init__(self, work: Path, tracker: RunTracker) -> None:
+        self.folder, self._samples, self._tracker = work / "rollouts", work / "samples", tracker
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[dict[str, Any]] = []  # rows
+        self._written = time.monotonic()
+
+    def keep(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        """Take the rollouts of an iteration, those that gave way to others (dynamic sampling) among them."""
+        self._waiting += rollout_rows(iteration, drawn.groups, replaced=drawn.replaced)
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Write what waits.
+
+        Raises:
+            ContractError: a row breaks ``rollouts/v1`` or ``scores/v1``; none of them is written.
+        """
+        rows, self._waiting = self._waiting, []
+        self._written = time.monotonic()
+        if not rows:
+            return
+        frame = pd.DataFrame(rows)
+        contract.check_rollouts(frame)
+        for iteration, part in frame.groupby("iteration"):
+            name = f"iteration-{iteration:05d}"
+            write_table(part, self.folder / f"{name}.parquet")
+            write_sample(part, self._samples / f"{name}.json")
+            self._tracker.log_table(self._samples / f"{name}.json", "samples")
+
+
+def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:
+    """Check the rows against the contracts ``rollouts/v1`` and ``scores/v1``, and write them atomically."""
+    frame = pd.DataFrame(rollout_rows(iteration, groups))
     contract.check_rollouts(frame)
     write_table(frame, path)
-    return frame
 
 
 def write_sample(frame: pd.DataFrame, path: Path) -> None:
@@ -72,11 +93,11 @@ def _shown(row: dict[Any, Any]) -> dict[str, Any]:
     }
 
 
-def rollout_frame(
+def rollout_rows(
     iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
-) -> pd.DataFrame:
+) -> list[dict[str, Any]]:
     """One row per rollout; tokens and log-probabilities as sampled, the text has every turn and tool output."""
-    rows = [
+    return [
         {
             "iteration": iteration,
             "prompt_id": item.rollout.prompt.prompt_id,
@@ -98,4 +119,3 @@ def rollout_frame(
         for group in kept
         for index, item in enumerate(group)
     ]
-    return pd.DataFrame(rows)

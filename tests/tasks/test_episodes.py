@@ -17,7 +17,7 @@ from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tasks.episodes import corpus_digest, episodes_of, evaluation_section, with_tools
-from tasks.rollout_tables import rollout_frame
+from tasks.rollout_tables import rollout_rows
 
 CALCULATOR = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=40)
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=120, num_samples=1)
@@ -52,7 +52,7 @@ def test_without_tools_the_engine_plays_alone(tokenizer: ChatTokenizer) -> None:
 
 def test_a_table_shows_every_turn_and_what_the_tool_said(tokenizer: ChatTokenizer) -> None:
     rollout = play(tokenizer, CALCULATOR, "<tool:calculator>3+4</tool>", "#### 7")
-    (row,) = rollout_frame(1, [[ScoredRollout(rollout=rollout, score=Score(value=1.0, parts={}))]]).to_dict("records")
+    (row,) = rollout_rows(1, [[ScoredRollout(rollout=rollout, score=Score(value=1.0, parts={}))]])
     assert row["text"] == "<tool:calculator>3+4</tool>\n[calculator] 7\n#### 7"
     assert sum(row["loss_mask"]) == 32  # 28 of the call, 4 of the answer; see the episodes' own test
 

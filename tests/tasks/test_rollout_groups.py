@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from data_contracts.rollouts import check_rollouts
 from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.metrics import check_names
@@ -16,7 +16,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score
 from tasks.rl_run import resolve_algorithm, window
 from tasks.rollout_groups import carries_signal, draw_groups, replacement_metrics
-from tasks.rollout_tables import write_rollouts
+from tasks.rollout_tables import rollout_rows
 from tests import strategies
 
 NUM_PROMPTS, GROUP_SIZE = 10, 3
@@ -134,15 +134,15 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
     assert seconds.keys() == {"rollout", "score"}
 
 
-def test_what_was_replaced_is_counted_and_stands_in_the_rollout_table(tmp_path: Path) -> None:
+def test_what_was_replaced_is_counted_and_stands_in_the_rollout_table() -> None:
     first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompts_of(1)]
     drawn = draw_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
     metrics = replacement_metrics(drawn)
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.
     assert metrics == {"groups/replaced": 1.0, "rollouts/extra": 3.0, "reward/drawn_mean": pytest.approx(7 / 15)}
     check_names(metrics)
-    write_rollouts(tmp_path / "r.parquet", 1, drawn.groups, replaced=drawn.replaced)
-    table = pd.read_parquet(tmp_path / "r.parquet")
+    table = pd.DataFrame(rollout_rows(1, drawn.groups, replaced=drawn.replaced))
+    check_rollouts(table)
     assert len(table) == 5 * GROUP_SIZE
     assert set(table[table["replaced"]]["prompt_id"]) == {first[0]}
     assert not table.duplicated(["prompt_id", "sample_index"]).any()
