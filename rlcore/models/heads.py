@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
 from rlcore.models.logprobs import at_least_float32
-from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_logprobs
+from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
 HEAD_FILE = "scalar_head.safetensors"
@@ -106,7 +106,7 @@ def score_shared(
     for packed in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(policy.device)
         states = completion_states(policy, batch)
-        scatter_tokens(state_logprobs(policy, states, batch, temperature=temperature)[0], batch, logprobs)
+        scatter_tokens(state_scores(policy, states, batch, temperature=temperature), batch, logprobs)
         scatter_tokens(critic.state_values(states), batch, values)
     return logprobs, values
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
-from rlcore.models.logprobs import chunked_logprobs
+from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
@@ -60,6 +60,13 @@ def state_logprobs(
     )
 
 
+def state_scores(
+    model: PreTrainedModel, states: torch.Tensor, batch: PackedBatch, *, temperature: float = 1.0
+) -> torch.Tensor:
+    """The log-probabilities of :func:`state_logprobs`, [N], without gradient and without the work for an entropy."""
+    return target_logprobs(states, model.get_output_embeddings().weight, batch.targets, temperature=temperature)
+
+
 def completion_loss(
     model: PreTrainedModel,
     states: torch.Tensor,
@@ -92,8 +99,9 @@ def score_sequences(
 ) -> list[torch.Tensor]:
     """Log-probabilities of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
-    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
-        logprobs, _ = completion_logprobs(model, batch.to(model.device), temperature=temperature)
+    for packed in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+        batch = packed.to(model.device)
+        logprobs = state_scores(model, completion_states(model, batch), batch, temperature=temperature)
         scatter_tokens(logprobs, batch, results)
     return results
 

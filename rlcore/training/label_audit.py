@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.models.policy import completion_logprobs, hidden_states
+from rlcore.models.policy import hidden_states, state_scores
 from rlcore.packing import TokenSequence, pack
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
 from rlcore.training.preferences import TokenPair
@@ -35,7 +35,7 @@ def audit_features(
     for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = batch.to(model.device)
         states = hidden_states(model, batch).flatten(0, 1)
-        logprobs, _ = completion_logprobs(model, batch)
+        logprobs = state_scores(model, states[batch.predictors], batch)
         for place, number in enumerate(batch.sequences.tolist()):
             own = logprobs[batch.sequence_index == number].double().cpu()
             summary = torch.stack([own.mean(), own.min(), torch.tensor(float(len(own))).double().log()])

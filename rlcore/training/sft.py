@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
+from rlcore.models.policy import completion_loss, completion_states, state_scores
 from rlcore.packing import PackedBatch, pack
 from rlcore.seeding import shuffled
 from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
@@ -106,8 +106,8 @@ def minibatches(train: Sequence[Demonstration], config: SftConfig, *, seed: int)
 @torch.no_grad()
 def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], tokens_per_microbatch: int) -> float:
     """Mean negative log-likelihood per token of the assistant, in nats."""
-    logprobs = [
-        completion_logprobs(model, batch.to(model.device))[0]
-        for batch in pack_trained(demonstrations, tokens_per_microbatch=tokens_per_microbatch)
-    ]
+    logprobs = []
+    for packed in pack_trained(demonstrations, tokens_per_microbatch=tokens_per_microbatch):
+        batch = packed.to(model.device)
+        logprobs.append(state_scores(model, completion_states(model, batch), batch))
     return -float(torch.cat(logprobs).mean())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlcore.models.logprobs import at_least_float32, chunked_logprobs
+from rlcore.models.logprobs import at_least_float32, chunked_logprobs, target_logprobs
 from tests.largest_tensor import LargestTensor
 
 NUM_TOKENS, HIDDEN, VOCABULARY = 13, 6, 17
@@ -89,3 +89,18 @@ def test_the_watch_sees_the_full_table_where_there_is_one() -> None:
     with LargestTensor() as largest:
         full(hidden, head, targets, 1.0)
     assert largest.num_elements == NUM_TOKENS * VOCABULARY
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_alone_are_the_same_bit_for_bit(dtype: torch.dtype, temperature: float) -> None:
+    hidden, head, targets = problem(dtype)
+    for chunk_size in (4, 1024):
+        options = {"temperature": temperature, "chunk_size": chunk_size}
+        alone = target_logprobs(hidden, head, targets, **options)
+        assert not alone.requires_grad
+        assert torch.equal(alone, chunked_logprobs(hidden, head, targets, **options)[0].detach())
+
+
+def test_no_targets_have_no_log_probabilities() -> None:
+    assert target_logprobs(torch.zeros(0, 3), torch.zeros(5, 3), torch.zeros(0, dtype=torch.int64)).shape == (0,)
