@@ -117,7 +117,9 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         stack.callback(run.rollouts.write)  # also of a run that fails: they may say why
         resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
         start = context.inputs[START] / MODEL
-        engine = stack.enter_context(open_engine(start, tokenizer, rl.sampling, runtime, context.progress))
+        engine = stack.enter_context(
+            open_engine(start, tokenizer, rl.sampling, runtime, context.progress, adapter=rl.update.adapter)
+        )
         run.engine = engine
         run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         run.ahead = stack.enter_context(closing(RolloutsAhead()))

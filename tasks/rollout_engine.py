@@ -1,19 +1,22 @@
-"""The rollout engine of a run: built in, or vLLM servers, started for it or running."""
+"""The rollout engine of a run: built in, vLLM in this process, or vLLM servers, started for it or running."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from rlcore.config import SamplingConfig
+from rlcore.config import AdapterConfig, SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import open_servers
-from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm import open_in_process
+from rlcore.sampling.vllm_process import ADAPTER_RANKS, ServerSpec
+from rlcore.sampling.vllm_transfer import choose_transfer
 from rlcore.sampling.weight_files import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
 from tasks.runtime import Runtime
@@ -21,13 +24,21 @@ from tasks.runtime import Runtime
 
 @contextmanager
 def open_engine(
-    model: Path, tokenizer: ChatTokenizer, config: SamplingConfig, runtime: Runtime, progress: Callable[[str], None]
+    model: Path,
+    tokenizer: ChatTokenizer,
+    config: SamplingConfig,
+    runtime: Runtime,
+    progress: Callable[[str], None],
+    *,
+    adapter: AdapterConfig,
 ) -> Iterator[Sampler]:
     """The engine that ``config`` names, serving the checkpoint ``model`` as version 0.
 
+    A policy that is an ``adapter`` on it is sent as such where the server is one of ours, else merged into its base.
+
     Raises:
-        ConfigError: ``max_model_len`` is more than the model has.
-        SamplingError: the server does not start.
+        ConfigError: ``max_model_len`` is more than the model has, or the weights cannot go the way that is named.
+        SamplingError: the server does not start, or vLLM is not installed here.
     """
     engine = config.engine
     if engine.kind == "native":
@@ -38,22 +49,43 @@ def open_engine(
         raise ConfigError(
             f"the model has {positions} positions", where="sampling.engine.max_model_len", fix="0 takes all of them"
         )
-    num_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    spec = ServerSpec(
+        model=model.resolve(),
+        exchange=Path(),  # each server has its own
+        config=engine,
+        dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
+        max_model_len=engine.max_model_len or positions,
+        max_concurrent=config.max_concurrent,
+    )
+    if engine.kind == "vllm_inprocess":
+        with open_in_process(spec, tokenizer, runtime.device, progress) as in_process:
+            yield in_process
+        return
+    with open_servers(server_specs(spec, runtime.device, adapter), tokenizer, progress) as servers:
+        yield servers
+
+
+def server_specs(spec: ServerSpec, device: torch.device, adapter: AdapterConfig) -> list[ServerSpec]:
+    """The servers that share the work of ``spec``, each with a folder of its own for weights from ``device``.
+
+    Raises:
+        ConfigError: the weights cannot go the way that is named.
+    """
+    engine = spec.config
     urls = engine.urls or ("",) * engine.replicas
-    specs = [
-        ServerSpec(
-            model=model.resolve(),
-            exchange=exchange_folder(engine.exchange, num_bytes=num_bytes * len(urls)),
-            config=engine,
-            dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
-            max_model_len=engine.max_model_len or positions,
-            max_concurrent=-(-config.max_concurrent // len(urls)),
+    num_bytes = len(urls) * sum(path.stat().st_size for path in spec.model.glob("*.safetensors"))
+    transfer = choose_transfer(engine, device, num_bytes=num_bytes)
+    return [
+        replace(
+            spec,
+            exchange=exchange_folder(engine.exchange, num_bytes=num_bytes),
+            max_concurrent=-(-spec.max_concurrent // len(urls)),
             url=url,
+            transfer=transfer,
+            adapter_rank=0 if url or adapter.rank > ADAPTER_RANKS[-1] else adapter.rank,
         )
         for url in urls
     ]
-    with open_servers(specs, tokenizer, progress) as sampler:
-        yield sampler
 
 
 def engine_dtype(config: SamplingConfig, runtime: Runtime) -> torch.dtype:

@@ -7,7 +7,7 @@ names the path of every fault (``grpo.learning_rate``) before anything runs.
 from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
-from rlcore.config.engine import EngineConfig
+from rlcore.config.engine import DeadlineConfig, EngineConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
 from rlcore.config.promotion import PromotionConfig
@@ -34,6 +34,7 @@ __all__ = [
     "AdapterConfig",
     "CriticConfig",
     "DatasetConfig",
+    "DeadlineConfig",
     "Decay",
     "DriftConfig",
     "EngineConfig",
@@ -67,6 +68,7 @@ __all__ = [
     "Scalar",
     "SftConfig",
     "ShapeConfig",
+    "TransferKind",
     "TrunkConfig",
     "UpdateConfig",
     "load_preset",

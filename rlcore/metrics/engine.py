@@ -59,6 +59,6 @@ SERVER = (
         unit="completions",
         healthy="0",
         meaning="Trouble that cost time and nothing else: what fails three times is a failed rollout.",
-        fix="raise engine.request_seconds if they time out; look at the engine's log if it died",
+        fix="raise engine.deadlines.request_seconds if they time out; look at the engine's log if it died",
     ),
 )

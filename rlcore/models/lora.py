@@ -79,11 +79,21 @@ class AdaptedModel(nn.Module):
     def save_pretrained(self, folder: Path) -> None:
         """A whole checkpoint with the adapter merged in, and the adapter itself in peft's format in ``adapter/``."""
         self.base.save_pretrained(folder, state_dict={key: value.cpu() for key, value in merged_state(self).items()})
-        (folder / FOLDER).mkdir()
-        (folder / FOLDER / CONFIG).write_text(_config_text(self.base.peft_config[self.name]), encoding="utf-8")
+        self.save_adapter(folder / FOLDER, base_sha256=_digest(self.base))
+
+    def save_adapter(self, folder: Path, **metadata: str) -> None:
+        """The adapter alone in peft's format, in a new folder; ``metadata`` stands in its file."""
+        folder.mkdir()
+        (folder / CONFIG).write_text(_config_text(self.base.peft_config[self.name]), encoding="utf-8")
         tensors = {_file_key(path, self.name): p.detach().cpu() for path, p in _parameters(self.base, self.name)}
-        metadata = {"format": "pt", "base_sha256": _digest(self.base)}
-        save_file(tensors, folder / FOLDER / WEIGHTS, metadata=metadata)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", **metadata})
+
+    def adapter_shapes(self) -> dict[str, tuple[int, int]]:
+        """Shape ``(outputs, inputs)`` of every weight that the adapter changes, by the weight's name."""
+        shapes = {path: tuple(parameter.shape) for path, parameter in _parameters(self.base, self.name)}
+        down, up = (f".lora_{letter}.{self.name}.weight" for letter in "AB")
+        layers = [path.removesuffix(down) for path in shapes if path.endswith(down)]
+        return {f"{layer}.weight": (shapes[layer + up][0], shapes[layer + down][1]) for layer in layers}
 
 
 def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, name: str, *, seed: int) -> AdaptedModel:
@@ -156,10 +166,13 @@ def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.T
 
 
 class MergedState(Mapping[str, torch.Tensor]):
-    """``W + alpha / rank * B A`` by the name of W, and every other weight as it is. Merging is done on reading."""
+    """``W + alpha / rank * B A`` by the name of W, and every other weight as it is. Merging is done on reading.
+
+    ``adapted`` is the model itself, for who can do with the adapter alone.
+    """
 
     def __init__(self, model: AdaptedModel) -> None:
-        self._adapter = model.name
+        self.adapted, self._adapter = model, model.name
         self._layers = dict(model.base.named_modules())
         state = model.base.state_dict()
         self._keys = {key.replace(".base_layer.", "."): key for key in state if ".lora_" not in key}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore.config import EngineConfig
+from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
-from rlcore.sampling import engine_guard
+from rlcore.sampling import engine_guard, gloo_group
 from rlcore.sampling.vllm_http import EngineUnreachableError, call
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 WORKER_CLASS = f"{WORKER.stem}.WeightReceiver"
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one has more than it needs
 _LOG_LINES = 15
 _HEALTH_SECONDS = 10.0
 _STOP_SECONDS = engine_guard.GRACE_SECONDS + 20.0
@@ -30,7 +32,8 @@ class ServerSpec:
     """What is served, and how.
 
     ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``url``: of a server that
-    runs; empty where one is to be started. ``worker_…``: what takes the weights.
+    runs; empty where one is to be started. ``transfer``: how the weights get there, never ``auto``.
+    ``adapter_rank``: of the adapters that are to be sent as such; 0: none. ``worker_…``: what takes the weights.
     """
 
     model: Path
@@ -40,6 +43,8 @@ class ServerSpec:
     max_model_len: int
     max_concurrent: int
     url: str = ""
+    transfer: TransferKind = "file"
+    adapter_rank: int = 0
     worker_file: Path = WORKER
     worker_class: str = WORKER_CLASS
 
@@ -61,6 +66,7 @@ class ServerProcess:
         self._log = self.folder / "engine.log"
         shutil.copy(spec.worker_file, self.folder)
         shutil.copy(WORKER, self.folder)
+        shutil.copy(gloo_group.__file__, self.folder)
         guard = [
             sys.executable,
             "-I",
@@ -82,7 +88,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.folder),
+                env=environment(spec, self.folder),
             )
 
     def wait_until_ready(self, progress: Callable[[str], None]) -> None:
@@ -91,7 +97,7 @@ class ServerProcess:
         Raises:
             SamplingError: it ended, or the deadline passed; with the last lines of its log. It is stopped then.
         """
-        limit = self.spec.config.start_seconds
+        limit = self.spec.config.deadlines.start_seconds
         started = time.monotonic()
         progress(f"starting vLLM on {self.spec.model} ({self.spec.dtype}), at most {limit:.0f} s")
         while not self.is_healthy():
@@ -103,7 +109,7 @@ class ServerProcess:
                 raise SamplingError(
                     f"the engine {what}; its last lines:\n{said}",
                     where=self.spec.config.python or sys.executable,
-                    fix="see the lines above; sampling.engine.start_seconds is the deadline",
+                    fix="see the lines above; sampling.engine.deadlines.start_seconds is the deadline",
                 )
             time.sleep(0.5)
         progress(f"vLLM answers after {time.monotonic() - started:.0f} s")
@@ -158,15 +164,24 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
     }
     if config.kv_cache_gib > 0.0:
         options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
-    switches = ["--tokens-only", "--disable-uvicorn-access-log"]
+    if spec.transfer != "file":
+        options["weight-transfer-config"] = json.dumps({"backend": spec.transfer})
+    if spec.adapter_rank:
+        options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.adapter_rank)
+    switches = ["--enable-lora"] if spec.adapter_rank else []
+    switches += ["--tokens-only", "--disable-uvicorn-access-log"]
     switches += ["--enforce-eager"] if config.eager else []
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
 
 
-def environment(folder: Path) -> Mapping[str, str]:
+def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
     """This process's variables, without its Python path, and with the routes that take weights."""
     ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    if spec.adapter_rank:
+        ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if spec.transfer == "ipc":  # vLLM pickles the handles of GPU memory; it listens on the loopback interface alone
+        ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     # Its figures are read from /metrics; in its log they would push out the lines that say why it ended.
     return {**os.environ, **ours, "VLLM_LOG_STATS_INTERVAL": "86400"}
 

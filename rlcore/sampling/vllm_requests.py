@@ -28,6 +28,14 @@ def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> 
     }
 
 
+def obstacle_of(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
+    """Why a prompt cannot be completed by an engine with ``limit`` positions; empty when it can."""
+    needed = len(prompt.token_ids) + max_new_tokens
+    if not prompt.token_ids:
+        return "the prompt has no tokens"
+    return f"prompt and completion need {needed} positions, the engine has {limit}" if needed > limit else ""
+
+
 def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:
     """A completion as the server wrote it; one that spans a sync has the oldest version that had a part in it.
 

@@ -1,4 +1,4 @@
-"""Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, new weights through a file.
+"""Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, new weights under a version.
 
 A request is one completion with a seed of its own, so its draws do not depend on what else the server computes; equal
 prompts share their prefill in the server's prefix cache. A server that dies is started again with the weights that it
@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,17 +20,18 @@ from safetensors import SafetensorError
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.vllm_control import ADAPTER, EngineControl
 from rlcore.sampling.vllm_http import EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm_metrics import EngineWatch
 from rlcore.sampling.vllm_process import ServerProcess, ServerSpec, is_healthy
-from rlcore.sampling.vllm_requests import rescored, rollout_of, settings_of
-from rlcore.sampling.weight_files import checkpoint_shapes, misfits, write_weights
+from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
+from rlcore.sampling.vllm_weights import Weights, discard, pack
+from rlcore.sampling.weight_files import checkpoint_shapes
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 MAX_ATTEMPTS = 3  # to get one completion
-_CONTROL_SECONDS = 600.0  # of a weight update
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,14 +62,14 @@ class VllmSampler:
         """
         self._spec, self._tokenizer, self._progress = spec, tokenizer, progress
         self._shapes = checkpoint_shapes(spec.model)
-        self._served, self.policy_version = spec.model, 0
+        self._served, self.policy_version = Weights(path=spec.model), 0
         self._process: ServerProcess | None = None
         self._numbers = itertools.count()
         self._watch = EngineWatch()
         self._pool = ThreadPoolExecutor(spec.max_concurrent, thread_name_prefix="vllm")
         if spec.url:
-            self._address = address_of(spec.url)
-            self._publish(spec.model, 0)
+            self._attach(address_of(spec.url))
+            self._control.publish(self._served, 0)
         else:
             self._start()
 
@@ -78,8 +78,7 @@ class VllmSampler:
         self._pool.shutdown(wait=False, cancel_futures=True)  # requests under way end with the server
         if self._process is not None:
             self._process.stop()
-        if self._served != self._spec.model:
-            self._served.unlink(missing_ok=True)
+        self._discard(self._served)
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
@@ -94,13 +93,14 @@ class VllmSampler:
             [_Request(prompt, derive_seed(seed, place, sample)) for sample in range(params.num_samples)]
             for prompt, place in zip(prompts, numbers, strict=True)
         ]
+        limit = self._spec.max_model_len
         made: dict[_Request, Rollout | FailedRollout] = {
             request: FailedRollout(prompt=request.prompt, reason=obstacle)
             for group in groups
             for request in group
-            if (obstacle := self._obstacle(request.prompt, params))
+            if (obstacle := obstacle_of(request.prompt, params.max_new_tokens, limit=limit))
         }
-        with self._watch.over(lambda: self._address):
+        with self._watch.over(lambda: self._control.address):
             self._complete([request for group in groups for request in group if request not in made], params, made)
         return [[made[request] for request in group] for group in groups]
 
@@ -109,27 +109,28 @@ class VllmSampler:
         return self._watch.take()
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights over as a file: pause, update, drop the prefix cache, resume.
+        """Hand the weights over: pause, update, drop the prefix cache, resume.
+
+        A file of them stays until the next update: a server that dies is served from it again.
 
         Raises:
             SamplingError: other names or shapes, or the server refused; it then serves what it served before.
         """
-        if problems := misfits(self._shapes, state):
-            raise SamplingError(
-                f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
-                where=f"policy version {policy_version}",
-                fix="send the whole state_dict() of a model of the same architecture",
-            )
-        path = self._spec.exchange / f"{next(self._numbers)}.safetensors"  # a version may be sent twice
+        path = self._spec.exchange / str(next(self._numbers))  # a version may be sent twice
         try:
-            write_weights(self._shapes, state, path, dtype=getattr(torch, self._spec.dtype))
-            self._publish(path, policy_version)
-        except (OSError, SafetensorError, SamplingError) as error:
-            path.unlink(missing_ok=True)
-            if isinstance(error, SamplingError):  # it may be paused, or hold a part of the weights
-                self._start()
+            weights = pack(state, path, spec=self._spec, shapes=self._shapes)
+        except (OSError, SafetensorError) as error:
+            discard(path)
             raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
-        self._replace_served(path)
+        try:
+            self._control.publish(weights, policy_version)
+        except (RuntimeError, SamplingError) as error:
+            discard(path)
+            self._start()  # it may be paused, or hold a part of the weights
+            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
+        old, self._served = self._served, replace(weights, live=None)
+        self.policy_version = policy_version
+        self._discard(old)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """Log-probability of each completion token under the weights that are being served.
@@ -138,8 +139,9 @@ class VllmSampler:
         vocabulary, which suits a probe, not a batch.
         """
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
-        payload = {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
-        answer = self._ask("/inference/v1/generate", payload, seconds=self._spec.config.request_seconds)
+        payload = self._named() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
+        seconds = self._spec.config.deadlines.request_seconds
+        answer = self._control.ask("/inference/v1/generate", payload, seconds=seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
         return rescored(rows, completion_ids, temperature=temperature)
 
@@ -167,13 +169,13 @@ class VllmSampler:
             made[request] = FailedRollout(prompt=request.prompt, reason=reasons[request])
 
     def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | _Missed:
-        payload = {
+        payload = self._named() | {
             "token_ids": list(request.prompt.token_ids),
             "sampling_params": settings_of(params, request.seed, self._tokenizer),
         }
-        seconds = self._spec.config.request_seconds
+        seconds = self._spec.config.deadlines.request_seconds
         try:
-            status, answer = call(self._address, "/inference/v1/generate", payload, seconds=seconds)
+            status, answer = call(self._control.address, "/inference/v1/generate", payload, seconds=seconds)
         except EngineUnreachableError as error:
             return _Missed(str(error))
         if status == 400:
@@ -185,39 +187,15 @@ class VllmSampler:
             return _Missed(f"the engine ended it with {choice['finish_reason']!r}")
         return rollout_of(request.prompt, choice, self._tokenizer)
 
-    def _obstacle(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Why a prompt cannot be completed; empty when it can."""
-        needed = len(prompt.token_ids) + params.max_new_tokens
-        if not prompt.token_ids:
-            return "the prompt has no tokens"
-        if needed > self._spec.max_model_len:
-            return f"prompt and completion need {needed} positions, the engine has {self._spec.max_model_len}"
-        return ""
+    def _named(self) -> dict[str, Any]:
+        """The adapter that a request is for; before the first one the base is the policy."""
+        return {"model": ADAPTER} if self._served.is_adapter else {}
 
-    def _publish(self, path: Path, policy_version: int) -> None:
-        """Running requests wait (mode ``keep``) and go on with the new weights, their keys and values computed anew."""
-        self._ask("/pause?mode=keep", {})
-        answer = self._ask("/collective_rpc", {"method": "receive_weights", "args": [str(path.resolve())]})
-        if any(result["tensors"] != len(self._shapes) for result in answer["results"]):
-            raise SamplingError(f"a worker read other tensors than were sent: {answer['results']}", where=str(path))
-        if not self._ask("/reset_prefix_cache?reset_running_requests=true", {})["success"]:
-            raise SamplingError("the engine keeps the prefix cache of the old weights", fix=self._last_words())
-        self._name_version(policy_version)
-        self._ask("/resume", {})
-
-    def _name_version(self, policy_version: int) -> None:
-        """The server stamps this on every token that it samples from now on."""
-        self._ask("/update_weight_version", {"new_version": str(policy_version)})
-        self.policy_version = policy_version
-
-    def _ask(self, path: str, payload: Mapping[str, Any], *, seconds: float = _CONTROL_SECONDS) -> Any:
-        try:
-            status, answer = call(self._address, path, payload, seconds=seconds)
-        except EngineUnreachableError as error:
-            raise SamplingError(f"the engine does not answer {path}: {error}", fix=self._last_words()) from error
-        if status != 200:
-            raise SamplingError(f"the engine refused {path}: {str(answer)[:500]}", fix=self._last_words())
-        return answer
+    def _attach(self, address: tuple[str, int]) -> None:
+        spec = self._spec
+        self._control = EngineControl(
+            address, transfer=spec.transfer, num_tensors=len(self._shapes), last_words=self._last_words
+        )
 
     def _start(self) -> None:
         """A fresh server with the weights that were served last.
@@ -235,20 +213,19 @@ class VllmSampler:
             self._process.stop()
         self._process = ServerProcess(self._spec)
         self._process.wait_until_ready(self._progress)
-        self._address = self._process.address
-        if self._served == self._spec.model:
-            self._name_version(self.policy_version)
+        self._attach(self._process.address)
+        if self._served.path == self._spec.model:
+            self._control.name_version(self.policy_version)
         else:
-            self._publish(self._served, self.policy_version)
+            self._control.publish(self._served, self.policy_version)
 
     def _revive(self) -> None:
-        if not is_healthy(self._address):
+        if not is_healthy(self._control.address):
             self._start()
 
-    def _replace_served(self, path: Path) -> None:
-        old, self._served = self._served, path
-        if old != self._spec.model:
-            old.unlink(missing_ok=True)
+    def _discard(self, weights: Weights) -> None:
+        if weights.path != self._spec.model:
+            discard(weights.path)
 
     def _last_words(self) -> str:
         said = self._process.last_words() if self._process is not None else "it logs where it was started"

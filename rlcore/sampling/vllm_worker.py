@@ -1,16 +1,46 @@
-"""Runs inside every worker of a vLLM server (``--worker-extension-cls``): takes new weights from a file.
+"""Runs inside every worker of a vLLM server (``--worker-extension-cls``): takes new weights from the trainer.
 
-This module stands alone: the interpreter of the engine's environment imports it, where rlcore is not installed. The
-name of the file is all that crosses the control plane; each worker reads the file and takes the part that it serves.
+This module stands alone, with gloo_group.py beside it: the interpreter of the engine's environment imports it, where
+rlcore is not installed. Importing it registers two ways of vLLM's weight-transfer API, which has none of its own for a
+machine without a GPU: ``shared_memory``, where the name of a file is all that crosses the control plane, and ``gloo``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+
+
+def read_weights(path: str) -> dict[str, torch.Tensor]:
+    """Every tensor of a safetensors file or of a folder of such; all is read before anything changes."""
+    from safetensors.torch import load_file
+
+    files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is loaded: everything."""
+    return iter(weights)
+
+
+def repack_head(model: Any) -> None:
+    """Pack an output head again that is tied to the embedding.
+
+    On a CPU it multiplies by a packed copy, which no reload of the embedding renews: the log-probabilities are then
+    those of mixed weights, and nothing raises.
+    """
+    head = getattr(model, "lm_head", None)
+    if hasattr(head, "cpu_linear"):
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
 class WeightReceiver:
@@ -28,27 +58,116 @@ class WeightReceiver:
         Returns:
             ``tensors``: how many there were.
         """
-        from safetensors.torch import load_file
+        return self.take_weights(read_weights(path))
 
-        files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
-        # All is read before anything changes: a damaged file leaves the engine as it was.
-        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-        self.reload_weights(weights_iterator=self.chosen(weights))
-        self.repack_head(self.model_runner.get_model())
+    def take_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, int]:
+        """Serve these; as :meth:`receive_weights`."""
+        self.reload_weights(weights_iterator=chosen(weights.items()))
+        repack_head(self.model_runner.get_model())
         return {"tensors": len(weights)}
 
-    def chosen(self, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is loaded: everything."""
-        return iter(weights.items())
 
-    def repack_head(self, model: Any) -> None:
-        """Pack an output head again that is tied to the embedding.
+@dataclass
+class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM's types are not seen by the check
+    """There is nothing to agree on."""
 
-        On a CPU it multiplies by a packed copy, which no reload of the embedding renews: the log-probabilities are
-        then those of mixed weights, and nothing raises.
-        """
-        head = getattr(model, "lm_head", None)
-        if hasattr(head, "cpu_linear"):
-            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+@dataclass
+class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """``path``: a safetensors file or a folder of such, with ``num_tensors`` tensors in all."""
+
+    path: str
+    num_tensors: int
+
+
+@dataclass
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
+    """Where the trainer opened the store, and how many meet there: itself and every worker."""
+
+    host: str
+    port: int
+    size: int
+
+
+@dataclass
+class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """The tensors that follow, in this order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
+    """Layerwise reload around whatever arrives, and the packed head after it."""
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # Not the method of the base, which waits for an accelerator that need not be there.
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        repack_head(self.model)
+
+
+class SharedMemoryTransfer(_Reloading):
+    """Reads a file that the trainer left, best in memory; every worker takes the part that it serves."""
+
+    init_info_cls = SharedMemoryInit
+    update_info_cls = SharedMemoryUpdate
+
+    def init_transfer_engine(self, init_info: SharedMemoryInit) -> None:
+        """Nothing is to be set up."""
+
+    def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
+        weights = read_weights(update_info.path)
+        if len(weights) != update_info.num_tensors:
+            raise ValueError(f"{update_info.path} has {len(weights)} tensors, {update_info.num_tensors} were sent")
+        self.model.load_weights(chosen(weights.items()))
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+class GlooTransfer(_Reloading):
+    """Receives one tensor after the other over TCP: no file that both sides see, and one tensor of extra memory."""
+
+    init_info_cls = GlooInit
+    update_info_cls = GlooUpdate
+    group: Any = None
+
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
+        from gloo_group import find_store, join_group, own_address  # type: ignore[import-not-found]  # lies beside it
+
+        parallel = self.parallel_config
+        rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        store = find_store(init_info.host, init_info.port, init_info.size)
+        host = own_address((init_info.host, init_info.port))
+        self.group = join_group(store, rank, init_info.size, host=host)
+
+    def receive_weights(self, update_info: GlooUpdate) -> None:
+        self.model.load_weights(chosen(self._arriving(update_info)))
+
+    def _arriving(self, update: GlooUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        from gloo_group import broadcast
+
+        for name, dtype, shape in zip(update.names, update.dtypes, update.shapes, strict=True):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            broadcast(self.group, tensor)
+            yield name, tensor
+
+    def shutdown(self) -> None:
+        self.group = None
+
+
+WeightTransferEngineFactory.register_engine("shared_memory", SharedMemoryTransfer)
+WeightTransferEngineFactory.register_engine("gloo", GlooTransfer)

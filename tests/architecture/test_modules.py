@@ -19,7 +19,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     },
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py", "benchmarks/peers/ppo_trl.py"},
-    "vllm": {"rlcore/sampling/vllm_worker.py"},
+    "vllm": {"rlcore/sampling/vllm.py", "rlcore/sampling/vllm_worker.py", "rlcore/sampling/vllm_gpu.py"},
     "math_verify": {"rlcore/rewards/math_verifier.py"},
 }
 

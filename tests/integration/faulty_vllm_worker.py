@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from vllm_worker import WeightReceiver  # type: ignore[import-not-found]  # lies beside it in the server's folder
+import vllm_worker  # type: ignore[import-not-found]  # lies beside it in the server's folder
+
+_CHOSEN, _REPACK_HEAD = vllm_worker.chosen, vllm_worker.repack_head
 
 
-class FaultyReceiver(WeightReceiver):
-    """Loses the tensor of a name, everything (``stale``), or the news for the tied head's packed copy (``head``)."""
+class FaultyReceiver(vllm_worker.WeightReceiver):  # type: ignore[misc]  # as above
+    """Loses the tensor of a name, everything (``stale``), or the news for the tied head's packed copy (``head``).
+
+    ``refuse`` breaks off in the middle.
+    """
 
     lost = ""
 
     def lose(self, what: str) -> None:
+        def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, (name, tensor) in enumerate(weights):
+                if what == "refuse" and number == 5:
+                    raise RuntimeError("this worker refuses")
+                if what not in ("stale", name):
+                    yield name, tensor
+
+        def repack_head(model: Any) -> None:
+            if what != "head":
+                _REPACK_HEAD(model)
+
         self.lost = what
+        vllm_worker.chosen, vllm_worker.repack_head = (chosen, repack_head) if what else (_CHOSEN, _REPACK_HEAD)
 
     def receive_weights(self, path: str) -> dict[str, int]:
         if self.lost == "stale":
-            return {"tensors": len(load_file(path))}
-        return super().receive_weights(path)
-
-    def chosen(self, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter((name, tensor) for name, tensor in weights.items() if name != self.lost)
-
-    def repack_head(self, model: Any) -> None:
-        if self.lost != "head":
-            super().repack_head(model)
+            return {"tensors": len(vllm_worker.read_weights(path))}
+        answer: dict[str, int] = super().receive_weights(path)
+        return answer

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,35 +16,23 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import SyncProbe, sync_canary
-from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
 from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
 from rlcore.metrics import check_names
-from rlcore.models.loading import import_model, load_policy
+from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm_http import call
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.sampling.vllm_server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
-from rlcore.types import FailedRollout, Message, Prompt, Rollout
+from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.integration import vllm_runs
+from tests.integration.vllm_runs import PARAMS, TOLERANCE, lose, rollouts_of, say, sync, worst_difference
 
 pytestmark = pytest.mark.engine
-
-PYTHON = os.environ.get("ENGINE_PYTHON", "")
-DTYPE = os.environ.get("ENGINE_DTYPE", "float32")
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}[DTYPE]
-SHAPE = ShapeConfig(
-    hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=256, max_positions=256
-)
-PARAMS = SamplingParams(temperature=0.8, max_new_tokens=24, num_samples=3)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm") / "model"
-    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
-    return folder
+    return vllm_runs.make_checkpoint(tmp_path_factory.mktemp("vllm") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +42,7 @@ def tokenizer(checkpoint: Path) -> ChatTokenizer:
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
-    conversations = [(Message(role="user", content=text),) for text in ("3+4", "12+30-7", "1", "8-2+5-1+6")]
-    return [
-        Prompt(prompt_id=str(n), messages=turns, token_ids=tokenizer.render_prompt(turns), reference="", task="test")
-        for n, turns in enumerate(conversations)
-    ]
+    return vllm_runs.make_prompts(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -72,94 +53,13 @@ def trained(checkpoint: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path, tokenizer: ChatTokenizer) -> Iterator[VllmSampler]:
-    assert PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
-    spec = ServerSpec(
-        model=checkpoint,
-        exchange=Path(tempfile.mkdtemp()),
-        config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, request_seconds=300.0),
-        dtype=DTYPE,
-        max_model_len=256,
-        max_concurrent=16,
-        worker_file=Path(__file__).with_name("faulty_vllm_worker.py"),
-        worker_class="faulty_vllm_worker.FaultyReceiver",
-    )
-    with open_vllm(spec, tokenizer, say) as sampler:
+    with vllm_runs.serving(checkpoint, tokenizer) as sampler:
         yield sampler
-        folder = sampler._process.folder if sampler._process else Path("/")
-        processes = psutil.Process().children(recursive=True)
-    assert not [process for process in processes if process.is_running()], "the engine left processes behind"
-    assert not spec.exchange.exists()
-    assert not folder.exists()
 
 
 @pytest.fixture
 def native(trained: PreTrainedModel, tokenizer: ChatTokenizer) -> NativeSampler:
     return NativeSampler(trained, tokenizer)
-
-
-def say(text: str) -> None:
-    """What was measured: shown by ``pytest -s``."""
-    sys.stdout.write(f"{text.strip()}\n")
-
-
-def rollouts_of(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout]:
-    flat = [item for group in groups for item in group]
-    assert all(isinstance(item, Rollout) for item in flat), [item for item in flat if not isinstance(item, Rollout)]
-    return [item for item in flat if isinstance(item, Rollout)]
-
-
-def worst_difference(engine: VllmSampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
-    """Of the sampled tokens' log-probabilities, as the engine reported them, to the trainer's."""
-    differences = []
-    for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
-        expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=PARAMS.temperature)
-        differences += [abs(a - b) for a, b in zip(rollout.sampler_logprobs, expected, strict=True)]
-    say(f"\n{DTYPE}: {len(differences)} tokens, max {max(differences):.2e}, "
-          f"mean {sum(differences) / len(differences):.2e}")  # fmt: skip
-    return max(differences)
-
-
-@torch.no_grad()
-def move(model: PreTrainedModel, step: int, size: float) -> Mapping[str, torch.Tensor]:
-    draws = torch.Generator().manual_seed(step)
-    for parameter in model.parameters():
-        parameter += size * torch.randn(parameter.shape, generator=draws)
-    return model.state_dict()
-
-
-def sync(
-    engine: VllmSampler,
-    model: PreTrainedModel,
-    tokenizer: ChatTokenizer,
-    prompts: list[Prompt],
-    size: float = 0.03,
-) -> float:
-    """Weights moved, sent and proved as a run does it; returns the largest difference on the probe."""
-    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
-    before = engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
-    version = engine.policy_version + 1
-    engine.load_weights(move(model, version, size), policy_version=version)
-    native = NativeSampler(model, tokenizer)
-    figures = sync_canary(
-        engine,
-        lambda probe: native.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0),
-        [probe],
-        policy_version=version,
-        before=[before],
-        dtype=getattr(torch, DTYPE),
-    )
-    assert figures["sync/moved"] > size / 3
-    return figures["sync/max_abs"]
-
-
-@pytest.fixture
-def lose(engine: VllmSampler) -> Iterator[Callable[[str], None]]:
-    def tell(what: str) -> None:
-        answer = call(engine._address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
-        assert answer[0] == 200, answer
-
-    yield tell
-    tell("")
 
 
 def test_sampled_tokens_have_the_trainers_log_probabilities_and_end_with_eos_or_the_limit(
@@ -247,13 +147,12 @@ def test_weights_that_are_lost_on_the_way_are_seen_at_once(
     trained: PreTrainedModel,
     tokenizer: ChatTokenizer,
     prompts: list[Prompt],
-    lose: Callable[[str], None],
 ) -> None:
-    lose(lost)
+    lose(engine, lost)
     with pytest.raises(error) as caught:
         sync(engine, trained, tokenizer, prompts, size)
     say(f"\n{lost}: {caught.value.args[0]}")
-    lose("")
+    lose(engine, "")
     assert sync(engine, trained, tokenizer, prompts) <= TOLERANCE
 
 

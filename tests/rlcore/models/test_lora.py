@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from rlcore.config import AdapterConfig
@@ -220,3 +222,25 @@ def test_an_adapter_of_another_base_is_refused(on_disk: Path, tmp_path: Path) ->
     assert not is_adapter_of(other, on_disk)
     with pytest.raises(ModelError, match="no adapter of this base"):
         load_adapter(other, tmp_path / "saved", "critic")
+
+
+def test_an_adapter_knows_the_shapes_of_the_weights_that_it_changes() -> None:
+    base = strategies.tiny_llama()
+    weights = copy.deepcopy(base).state_dict()
+    model = trained(base)
+    shapes = model.adapter_shapes()
+    assert set(shapes) == {name for name in weights if name.endswith("_proj.weight")}
+    assert shapes == {name: tuple(weights[name].shape) for name in shapes}
+
+
+def test_an_adapter_alone_is_saved_in_pefts_format_and_nothing_of_the_base(tmp_path: Path) -> None:
+    model = trained(strategies.tiny_llama())
+    model.save_adapter(tmp_path / "adapter")
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(stored) == 2 * len(model.adapter_shapes())
+    name = "model.layers.0.self_attn.q_proj"
+    assert torch.equal(
+        stored[f"base_model.model.{name}.lora_B.weight"],
+        model.base.get_submodule(name).lora_B["policy"].weight,
+    )
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == CONFIG.rank

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig
+from rlcore.config import DeadlineConfig, EngineConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
@@ -153,7 +153,7 @@ def sampler(
     spec = ServerSpec(
         model=checkpoint,
         exchange=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", request_seconds=1.0),
+        config=EngineConfig(kind="vllm", deadlines=DeadlineConfig(request_seconds=1.0)),
         dtype="float32",
         max_model_len=128,
         max_concurrent=3,

@@ -9,7 +9,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.sampling.weight_files import checkpoint_shapes, exchange_folder, max_positions, misfits, write_weights
+from rlcore.sampling.weight_files import (
+    Converted,
+    adapter_misfits,
+    checkpoint_shapes,
+    exchange_folder,
+    max_positions,
+    misfits,
+    stored_tensors,
+    write_weights,
+)
 
 
 def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
@@ -17,8 +26,12 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
     assert misfits(shapes, model.state_dict()) == []
-    write_weights(shapes, model.state_dict(), tmp_path / "w.safetensors", dtype=torch.bfloat16)
+    write_weights(Converted(model.state_dict(), names=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
     written = load_file(tmp_path / "w.safetensors")
+    for path in (tmp_path, tmp_path / "w.safetensors"):
+        assert {name: tensor.sum().item() for name, tensor in stored_tensors(path)} == {
+            name: tensor.sum().item() for name, tensor in written.items()
+        }
     assert set(written) == set(model.state_dict()) - {"lm_head.weight"}  # tied to the embedding
     for name, tensor in written.items():
         assert torch.equal(tensor, model.state_dict()[name].bfloat16())
@@ -48,3 +61,12 @@ def test_every_run_has_an_exchange_folder_of_its_own(tmp_path: Path, named: bool
 
 def test_positions_are_the_models(checkpoint: Path) -> None:
     assert max_positions(checkpoint) == 128
+
+
+def test_an_adapter_of_another_model_is_named() -> None:
+    shapes = {"q.weight": (4, 8), "k.weight": (2, 8)}
+    assert adapter_misfits(shapes, {"q.weight": (4, 8)}) == []
+    assert adapter_misfits(shapes, {"q.weight": (8, 4), "k.weight": (2, 8), "v.weight": (2, 8)}) == [
+        "q.weight has no weight of the adapter's shape",
+        "v.weight has no weight of the adapter's shape",
+    ]

@@ -1,0 +1,60 @@
+"""A gloo group of a trainer (rank 0) and an engine's workers, beside whatever groups torch.distributed has.
+
+This module stands alone, with torch: the interpreter of the engine's environment imports it too, where rlcore is not
+installed. Members meet at a store that the trainer opens on the one interface by which the engine reaches it.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+distributed: Any = torch.distributed  # the stores and the options of a group are not in what it says it exports
+_LONGEST = timedelta(seconds=300.0)  # to meet, and of one tensor
+
+
+def own_address(peer: tuple[str, int]) -> str:
+    """The address of this machine on the way to ``peer``; on the same machine, that of the loopback interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(peer)  # sends nothing
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def open_store(host: str, size: int) -> Any:
+    """The meeting place of ``size`` members, on a free port of the address ``host`` and no other."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return distributed.TCPStore(
+        host, port, size, is_master=True, timeout=_LONGEST, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def find_store(host: str, port: int, size: int) -> Any:
+    """The meeting place that the trainer opened."""
+    return distributed.TCPStore(host, port, size, is_master=False, timeout=_LONGEST, wait_for_workers=False)
+
+
+def join_group(store: Any, rank: int, size: int, *, host: str) -> Any:
+    """Become member ``rank``; returns when all have met.
+
+    Raises:
+        RuntimeError: not all came within five minutes.
+    """
+    options = distributed.ProcessGroupGloo._Options()
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = _LONGEST
+    return distributed.ProcessGroupGloo(distributed.PrefixStore("weights", store), rank, size, options)
+
+
+def broadcast(group: Any, tensor: torch.Tensor) -> None:
+    """Send ``tensor`` from rank 0 to all others, which receive it in place.
+
+    Raises:
+        RuntimeError: a member is gone.
+    """
+    group.broadcast(tensor, 0).wait()

@@ -1,0 +1,207 @@
+"""vLLM in this process, where one environment holds it and the trainer: same draws as its server's, weights by hand.
+
+vLLM takes hold of what belongs to the whole process: it seeds every global generator and, on a CPU, turns
+``torch.set_num_threads`` into nothing. Both are put back when it has started; every request has a seed of its own.
+On a GPU the engine sleeps between calls, its weights in the machine's memory and its cache gone, so that an update of
+the learner has the GPU; it wakes when it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcore.errors import SamplingError
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
+from rlcore.sampling.weight_files import Converted, checkpoint_shapes, misfits
+from rlcore.seeding import derive_seed
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+WORKER_CLASS = "rlcore.sampling.vllm_worker.WeightReceiver"
+
+
+class InProcessSampler:
+    """A rollout engine in this process; see :class:`rlcore.sampling.base.Sampler` and :func:`open_in_process`.
+
+    ``llm`` is vLLM's own; ``sleeps``: it was started so that it can. It serves ``spec.model`` as version 0.
+    """
+
+    def __init__(self, llm: Any, spec: ServerSpec, tokenizer: ChatTokenizer, *, sleeps: bool) -> None:
+        self._llm, self._spec, self._tokenizer, self._sleeps = llm, spec, tokenizer, sleeps
+        self._shapes = checkpoint_shapes(spec.model)
+        self._asleep = False
+        self.policy_version = 0
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        """A group of completions per prompt; one that the engine ends by itself is a failed rollout.
+
+        Raises:
+            SamplingError: the model computes NaN.
+        """
+        limit, count = self._spec.max_model_len, params.num_samples
+        numbers = range(len(prompts)) if places is None else places
+        obstacles = [obstacle_of(prompt, params.max_new_tokens, limit=limit) for prompt in prompts]
+        asked = [
+            (prompt, derive_seed(seed, place, sample))
+            for prompt, place, obstacle in zip(prompts, numbers, obstacles, strict=True)
+            for sample in range(count)
+            if not obstacle
+        ]
+        with self._awake():
+            made = iter(self._complete(asked, params))
+        return [
+            [FailedRollout(prompt=prompt, reason=obstacle) if obstacle else next(made) for _ in range(count)]
+            for prompt, obstacle in zip(prompts, obstacles, strict=True)
+        ]
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        """Hand the weights over as they lie in memory; what the old ones computed is dropped.
+
+        Raises:
+            SamplingError: other names or shapes; the engine then serves what it served before.
+        """
+        if problems := misfits(self._shapes, state):
+            raise SamplingError(
+                f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
+                where=f"policy version {policy_version}",
+                fix="send the whole state_dict() of a model of the same architecture",
+            )
+        weights = dict(Converted(state, names=self._shapes, dtype=getattr(torch, self._spec.dtype)))
+        with self._awake():
+            self._llm.collective_rpc("take_weights", args=(weights,))
+            if not self._llm.reset_prefix_cache():
+                raise SamplingError("the engine keeps the prefix cache of the old weights")
+        self.policy_version = policy_version
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        """Log-probability of each completion token under the weights that are being served."""
+        settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
+        with self._awake():
+            (output,) = self._generate([[*prompt_ids, *completion_ids]], [settings])
+        rows = [
+            {str(token): {"logprob": entry.logprob} for token, entry in row.items()}
+            for row in output.prompt_logprobs[len(prompt_ids) :]
+        ]
+        return rescored(rows, completion_ids, temperature=temperature)
+
+    def close(self) -> None:
+        """End the engine and free its memory."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    def _complete(
+        self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams
+    ) -> Iterator[Rollout | FailedRollout]:
+        settings = [settings_of(params, seed, self._tokenizer) for _, seed in asked]
+        outputs = self._generate([list(prompt.token_ids) for prompt, _ in asked], settings)
+        return (self._rollout(prompt, output) for (prompt, _), output in zip(asked, outputs, strict=True))
+
+    def _generate(self, prompts: Sequence[list[int]], settings: Sequence[Mapping[str, Any]]) -> list[Any]:
+        from vllm import SamplingParams as VllmParams
+
+        texts = [{"prompt_token_ids": token_ids} for token_ids in prompts]
+        outputs: list[Any] = self._llm.generate(
+            texts, [VllmParams(**each, detokenize=False) for each in settings], use_tqdm=False
+        )
+        return outputs
+
+    def _rollout(self, prompt: Prompt, output: Any) -> Rollout | FailedRollout:
+        completion = output.outputs[0]
+        if completion.finish_reason not in ("stop", "length"):
+            return FailedRollout(prompt=prompt, reason=f"the engine ended it with {completion.finish_reason!r}")
+        entries = [row[token] for token, row in zip(completion.token_ids, completion.logprobs, strict=True)]
+        choice = {
+            "token_ids": completion.token_ids,
+            "logprobs": {"content": [{"logprob": entry.logprob} for entry in entries]},
+            "weight_versions": [{"version": self.policy_version}],  # no request runs while weights are loaded
+            "finish_reason": completion.finish_reason,
+        }
+        return rollout_of(prompt, choice, self._tokenizer)
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+        yield
+        if self._sleeps:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+
+@contextmanager
+def open_in_process(
+    spec: ServerSpec, tokenizer: ChatTokenizer, device: torch.device, progress: Callable[[str], None]
+) -> Iterator[InProcessSampler]:
+    """An engine in this process, on the trainer's ``device``; its memory is freed on the way out.
+
+    Raises:
+        SamplingError: vLLM is not installed in this environment.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise SamplingError(
+            "vLLM is not installed in this environment",
+            where="sampling.engine.kind",
+            fix="pip install 'rlcore[vllm]', or take kind = \"vllm\", a server with an environment of its own",
+        )
+    progress(f"starting vLLM on {spec.model} ({spec.dtype}) in this process")
+    sleeps = device.type == "cuda"
+    with process_state():
+        llm = _start(spec, sleeps=sleeps)
+    sampler = InProcessSampler(llm, spec, tokenizer, sleeps=sleeps)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+@contextmanager
+def process_state() -> Iterator[None]:
+    """Put back what vLLM changes in the whole process: generators, the number of threads and how it is set."""
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    python, numpy, default = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(default)
+
+
+def _start(spec: ServerSpec, *, sleeps: bool) -> Any:
+    # One process: weights are handed over as they lie in memory. Its cores are the learner's too: none is bound.
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from vllm import LLM
+
+    config = spec.config
+    cache = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)} if config.kv_cache_gib > 0.0 else {}
+    return LLM(
+        str(spec.model),
+        dtype=spec.dtype,
+        skip_tokenizer_init=True,
+        max_model_len=spec.max_model_len,
+        max_num_seqs=spec.max_concurrent,
+        gpu_memory_utilization=config.memory_fraction,
+        enforce_eager=config.eager,
+        enable_sleep_mode=sleeps,
+        logprobs_mode="processed_logprobs",
+        max_logprobs=-1,
+        generation_config="vllm",
+        worker_extension_cls=WORKER_CLASS,
+        seed=0,
+        **cache,
+    )

@@ -1,0 +1,74 @@
+"""What a vLLM server is handed: the whole weights or an adapter alone, checked, and kept while they are served."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rlcore.config import TransferKind
+from rlcore.errors import SamplingError
+from rlcore.models.lora import MergedState
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.weight_files import Converted, adapter_misfits, misfits, stored_tensors, write_weights
+
+DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from the trainer's GPU, without a file in between
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weights:
+    """One version on its way: a safetensors file, or the folder of the checkpoint that an engine starts from.
+
+    ``is_adapter``: the folder of an adapter in peft's format, for the engine to put on the base that it serves.
+    ``live``: the same tensors in the trainer's memory and the engine's precision, made when read; None where there are
+    none any more, as when a server that died is served again.
+    """
+
+    path: Path
+    live: Mapping[str, torch.Tensor] | None = None
+    is_adapter: bool = False
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by its name in the checkpoint, always in the same order."""
+        return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
+
+
+def pack(
+    state: Mapping[str, torch.Tensor], path: Path, *, spec: ServerSpec, shapes: Mapping[str, tuple[int, ...]]
+) -> Weights:
+    """Check ``state`` against the stored ``shapes`` of the server's checkpoint, and leave at ``path`` what is sent.
+
+    It stays there while it is served, so that a server that died gets it again; weights that go from GPU to GPU to a
+    server that is not ours to start again are not written.
+
+    Raises:
+        SamplingError: other names or shapes.
+        OSError, SafetensorError: there is no room.
+    """
+    adapted = state.adapted if isinstance(state, MergedState) and spec.adapter_rank else None
+    problems = adapter_misfits(shapes, adapted.adapter_shapes()) if adapted else misfits(shapes, state)
+    if problems:
+        raise SamplingError(
+            f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
+            where=str(spec.model),
+            fix="send the whole state_dict() of a model of the same architecture",
+        )
+    if adapted:
+        adapted.save_adapter(path)
+        return Weights(path=path, is_adapter=True)
+    converted = Converted(state, names=shapes, dtype=getattr(torch, spec.dtype))
+    is_direct = spec.transfer in DIRECT
+    if not (is_direct and spec.url):
+        write_weights(converted, path)
+    return Weights(path=path, live=converted if is_direct else None)
+
+
+def discard(path: Path) -> None:
+    """Remove what :func:`pack` left."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

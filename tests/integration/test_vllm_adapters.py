@@ -1,0 +1,130 @@
+"""A policy that is a LoRA adapter, on a real vLLM server: the adapter alone is sent, and swapped while it runs.
+
+`make test-engine` runs it; the interpreter of the engine's environment is in ENGINE_PYTHON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.canaries import SyncProbe, sync_canary
+from rlcore.config import AdapterConfig
+from rlcore.errors import SamplingError
+from rlcore.models.loading import load_policy
+from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
+from rlcore.models.policy import score_sequences
+from rlcore.packing import TokenSequence
+from rlcore.sampling.vllm_server import VllmSampler
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt
+from tests.integration import vllm_runs
+from tests.integration.vllm_runs import PARAMS, TOLERANCE, rollouts_of, say
+
+pytestmark = pytest.mark.engine
+
+CPU = torch.device("cpu")
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vllm_runs.make_checkpoint(tmp_path_factory.mktemp("adapters") / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> ChatTokenizer:
+    return ChatTokenizer.load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
+    return vllm_runs.make_prompts(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def policy(checkpoint: Path) -> AdaptedModel:
+    base = load_policy(checkpoint, device=CPU, dtype=torch.float32)
+    return add_adapter(base, AdapterConfig(rank=RANK, alpha=16), "policy", seed=0)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path, tokenizer: ChatTokenizer) -> Iterator[VllmSampler]:
+    with vllm_runs.serving(checkpoint, tokenizer, adapter_rank=RANK) as sampler:
+        yield sampler
+
+
+def scored(policy: AdaptedModel, prompt_ids: tuple[int, ...], completion_ids: tuple[int, ...]) -> list[float]:
+    """The log-probabilities as the trainer computes them, through peft's layers, at temperature 1."""
+    sequence = TokenSequence(prompt_ids=prompt_ids, completion_ids=completion_ids)
+    values: list[float] = score_sequences(policy, [sequence], tokens_per_microbatch=512)[0].tolist()
+    return values
+
+
+def worst_difference(engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], *, seed: int) -> float:
+    differences = []
+    for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
+        pair = (rollout.prompt.token_ids, rollout.completion_ids)
+        engines = engine.logprobs(*pair, temperature=1.0)
+        differences += [abs(a - b) for a, b in zip(engines, scored(policy, *pair), strict=True)]
+    say(f"\nadapter: {len(differences)} tokens, max {max(differences):.2e}")
+    return max(differences)
+
+
+def swap(engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], *, seed: int) -> float:
+    """The adapter moved, sent and proved; returns the largest difference on the probe."""
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=draws)
+    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
+    before = engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
+    version = engine.policy_version + 1
+    started = time.perf_counter()
+    engine.load_weights(merged_state(policy), policy_version=version)
+    say(f"\nadapter swapped in {time.perf_counter() - started:.3f} s")
+    figures = sync_canary(
+        engine,
+        lambda probe: scored(policy, tuple(probe.prompt_ids), tuple(probe.completion_ids)),
+        [probe],
+        policy_version=version,
+        before=[before],
+        dtype=torch.float32,
+    )
+    assert figures["sync/moved"] > 0.01
+    return figures["sync/max_abs"]
+
+
+def test_an_adapter_that_has_learned_nothing_is_the_base(
+    engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt]
+) -> None:
+    assert worst_difference(engine, policy, prompts, seed=0) <= TOLERANCE
+
+
+def test_after_two_swaps_the_engine_is_the_policy_and_only_the_adapter_went_there(
+    engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt]
+) -> None:
+    for seed in (1, 2):
+        assert swap(engine, policy, prompts, seed=seed) <= TOLERANCE
+        assert worst_difference(engine, policy, prompts, seed=seed) <= TOLERANCE
+    assert {r.policy_version for r in rollouts_of(engine.sample(prompts, PARAMS, seed=2))} == {2}
+    (served,) = engine._spec.exchange.iterdir()
+    size = sum(path.stat().st_size for path in served.iterdir())
+    assert size < 0.5 * sum(path.stat().st_size for path in engine._spec.model.glob("*.safetensors"))
+
+
+def test_an_adapter_that_the_engine_refuses_leaves_the_one_before_on_a_fresh_server(
+    engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt]
+) -> None:
+    version, first = engine.policy_version, engine._process
+    larger = add_adapter(policy, AdapterConfig(rank=64, alpha=16), "larger", seed=0)  # the server has room for rank 8
+    with pytest.raises(SamplingError, match="did not reach the engine"):
+        engine.load_weights(merged_state(larger), policy_version=version + 1)
+    assert engine._process is not first
+    assert engine.policy_version == version
+    assert worst_difference(engine, policy, prompts, seed=3) <= TOLERANCE
+    assert swap(engine, policy, prompts, seed=4) <= TOLERANCE

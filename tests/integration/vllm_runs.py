@@ -1,0 +1,135 @@
+"""A vLLM server with a worker that can be told to lose weights, and the trainer that it is compared with."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.canaries import SyncProbe, sync_canary
+from rlcore.config import DeadlineConfig, EngineConfig, ModelConfig, ShapeConfig
+from rlcore.models.loading import import_model
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.vllm_http import call
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Message, Prompt, Rollout
+
+PYTHON = os.environ.get("ENGINE_PYTHON", "")
+DTYPE = os.environ.get("ENGINE_DTYPE", "float32")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5}[DTYPE]
+SHAPE = ShapeConfig(
+    hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=256, max_positions=256
+)
+PARAMS = SamplingParams(temperature=0.8, max_new_tokens=24, num_samples=3)
+FAULTY = Path(__file__).with_name("faulty_vllm_worker.py")
+
+
+def make_checkpoint(folder: Path) -> Path:
+    """A small random model with tied embeddings."""
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return folder
+
+
+def make_prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
+    conversations = [(Message(role="user", content=text),) for text in ("3+4", "12+30-7", "1", "8-2+5-1+6")]
+    return [
+        Prompt(prompt_id=str(n), messages=turns, token_ids=tokenizer.render_prompt(turns), reference="", task="test")
+        for n, turns in enumerate(conversations)
+    ]
+
+
+@contextmanager
+def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iterator[VllmSampler]:
+    """A server with its faulty worker; nothing of it is left afterwards."""
+    assert PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
+    deadlines = DeadlineConfig(request_seconds=300.0)
+    spec = ServerSpec(
+        model=checkpoint,
+        exchange=Path(tempfile.mkdtemp()),
+        config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, deadlines=deadlines),
+        dtype=DTYPE,
+        max_model_len=256,
+        max_concurrent=16,
+        worker_file=FAULTY,
+        worker_class="faulty_vllm_worker.FaultyReceiver",
+        **settings,
+    )
+    with open_vllm(spec, tokenizer, say) as sampler:
+        yield sampler
+        folder = sampler._process.folder if sampler._process else Path("/")
+        processes = psutil.Process().children(recursive=True)
+    assert not [process for process in processes if process.is_running()], "the engine left processes behind"
+    assert not spec.exchange.exists()
+    assert not folder.exists()
+
+
+def say(text: str) -> None:
+    """What was measured: shown by ``pytest -s``."""
+    sys.stdout.write(f"{text.strip()}\n")
+
+
+def rollouts_of(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout]:
+    flat = [item for group in groups for item in group]
+    assert all(isinstance(item, Rollout) for item in flat), [item for item in flat if not isinstance(item, Rollout)]
+    return [item for item in flat if isinstance(item, Rollout)]
+
+
+def worst_difference(engine: VllmSampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
+    """Of the sampled tokens' log-probabilities, as the engine reported them, to the trainer's."""
+    differences = []
+    for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
+        expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=PARAMS.temperature)
+        differences += [abs(a - b) for a, b in zip(rollout.sampler_logprobs, expected, strict=True)]
+    say(f"\n{DTYPE}: {len(differences)} tokens, max {max(differences):.2e}, "
+          f"mean {sum(differences) / len(differences):.2e}")  # fmt: skip
+    return max(differences)
+
+
+@torch.no_grad()
+def move(model: PreTrainedModel, step: int, size: float) -> Mapping[str, torch.Tensor]:
+    draws = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter += size * torch.randn(parameter.shape, generator=draws)
+    return model.state_dict()
+
+
+def sync(
+    engine: VllmSampler,
+    model: PreTrainedModel,
+    tokenizer: ChatTokenizer,
+    prompts: list[Prompt],
+    size: float = 0.03,
+) -> float:
+    """Weights moved, sent and proved as a run does it; returns the largest difference on the probe."""
+    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
+    before = engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
+    version = engine.policy_version + 1
+    engine.load_weights(move(model, version, size), policy_version=version)
+    native = NativeSampler(model, tokenizer)
+    figures = sync_canary(
+        engine,
+        lambda probe: native.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0),
+        [probe],
+        policy_version=version,
+        before=[before],
+        dtype=getattr(torch, DTYPE),
+    )
+    assert figures["sync/moved"] > size / 3
+    return figures["sync/max_abs"]
+
+
+def lose(engine: VllmSampler, what: str) -> None:
+    """From now on the worker loses the tensor of that name, or all, or …; empty: none."""
+    answer = call(engine._control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
+    assert answer[0] == 200, answer

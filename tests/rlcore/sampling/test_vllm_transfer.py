@@ -1,0 +1,224 @@
+"""How weights reach a server's workers: what is sent, what is chosen, and what is refused.
+
+The workers here are threads that speak the routes; tests/integration/test_vllm_transfer.py has vLLM's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import EngineConfig, TransferKind
+from rlcore.errors import ConfigError, SamplingError
+from rlcore.sampling import vllm_transfer, weight_files
+from rlcore.sampling.gloo_group import broadcast, find_store, join_group, own_address
+from rlcore.sampling.vllm_gpu import ControlClient, WeightSource, open_builtin
+from rlcore.sampling.vllm_process import ServerSpec, command, environment
+from rlcore.sampling.vllm_transfer import choose_transfer, in_background, open_transfer
+from rlcore.sampling.vllm_weights import Weights
+from rlcore.sampling.weight_files import Converted, checkpoint_shapes, stored_tensors, write_weights
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+LOOPBACK = ("127.0.0.1", 1)
+
+
+class Workers:
+    """``count`` workers that answer as vLLM's do; ``received`` is what each of them was sent."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.asked: list[tuple[str, Any]] = []
+        self.received: list[dict[str, torch.Tensor]] = []
+        self.groups: list[Any] = []
+        self.refuses = ""
+
+    def ask(self, path: str, payload: Mapping[str, Any] | None) -> Any:
+        self.asked.append((path, payload))
+        if path == self.refuses:
+            raise SamplingError(f"the engine refused {path}")
+        if path == "/get_world_size":
+            assert payload is None  # a GET
+            return {"world_size": self.count}
+        if payload and "port" in payload.get("init_info", {}):
+            self.groups = each(self.count, lambda number: self._join(number, payload["init_info"]))
+        if payload and "names" in payload.get("update_info", {}):
+            self.received = each(self.count, lambda number: self._receive(number, payload["update_info"]))
+        return {"results": [{"tensors": 20}] * self.count}
+
+    def _join(self, number: int, told: Mapping[str, Any]) -> Any:
+        assert told["size"] == 1 + self.count
+        store = find_store(told["host"], told["port"], told["size"])
+        return join_group(store, 1 + number, told["size"], host=told["host"])
+
+    def _receive(self, number: int, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"], strict=True):
+            found[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            broadcast(self.groups[number], found[name])
+        return found
+
+
+def each(count: int, work: Callable[[int], Any]) -> list[Any]:
+    waiting = [in_background(lambda number=number: work(number)) for number in range(count)]  # type: ignore[misc]
+    return [future.result(60.0) for future in waiting]
+
+
+@pytest.fixture
+def path(checkpoint: Path, tmp_path: Path) -> Path:
+    """Weights in bfloat16, as a file."""
+    stored = dict(stored_tensors(checkpoint))
+    write_weights(Converted(stored, names=stored, dtype=torch.bfloat16), tmp_path / "w.safetensors")
+    return tmp_path / "w.safetensors"
+
+
+def test_gloo_brings_every_tensor_to_every_worker_time_after_time(path: Path) -> None:
+    workers = Workers(2)
+    transfer = open_transfer("gloo", workers.ask, LOOPBACK, num_tensors=20)
+    expected = dict(stored_tensors(path))
+    for _ in range(2):
+        workers.received = []
+        transfer.send(Weights(path=path))
+        assert len(workers.received) == 2
+        for received in workers.received:
+            assert received.keys() == expected.keys()
+            assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+            assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16}
+    routes = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
+    assert [asked for asked, _ in workers.asked] == [
+        "/get_world_size",
+        "/init_weight_transfer_engine",
+        *routes,
+        *routes,
+    ]
+
+
+@pytest.mark.parametrize("route", ["/init_weight_transfer_engine", "/update_weights"])
+def test_a_worker_that_refuses_is_an_error_at_once_though_the_sender_still_waits_for_it(route: str, path: Path) -> None:
+    workers = Workers()
+    workers.refuses = route
+    with pytest.raises(SamplingError, match="refused /"):
+        open_transfer("gloo", workers.ask, LOOPBACK, num_tensors=20).send(Weights(path=path))
+    assert "/finish_weight_update" not in dict(workers.asked)
+
+
+def test_in_memory_the_path_is_all_that_is_sent(path: Path) -> None:
+    workers = Workers()
+    open_transfer("shared_memory", workers.ask, LOOPBACK, num_tensors=20).send(Weights(path=path))
+    assert workers.asked == [
+        ("/init_weight_transfer_engine", {"init_info": {}}),
+        ("/start_weight_update", {}),
+        ("/update_weights", {"update_info": {"path": str(path), "num_tensors": 20}}),
+        ("/finish_weight_update", {}),
+    ]
+
+
+def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_read(path: Path) -> None:
+    workers = Workers(2)
+    open_transfer("file", workers.ask, LOOPBACK, num_tensors=20).send(Weights(path=path))
+    assert workers.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
+    with pytest.raises(SamplingError, match="other tensors than were sent"):
+        open_transfer("file", workers.ask, LOOPBACK, num_tensors=21).send(Weights(path=path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits", "expected"),
+    [
+        ({}, True, "shared_memory"),
+        ({}, False, "file"),
+        ({"exchange": "/data"}, True, "file"),  # a folder was named
+        ({"urls": ("http://a:1",)}, True, "file"),  # who knows how it was started
+        ({"urls": ("http://a:1",), "transfer": "gloo"}, True, "gloo"),
+        ({"transfer": "gloo"}, False, "gloo"),
+        ({"transfer": "shared_memory"}, True, "shared_memory"),
+    ],
+)
+def test_auto_is_memory_for_a_server_of_ours_and_a_file_else(
+    settings: dict[str, Any], fits: bool, expected: TransferKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_transfer, "fits_in_memory", lambda num_bytes: fits)
+    for device in (CPU, GPU):
+        assert choose_transfer(EngineConfig(kind="vllm", **settings), device, num_bytes=1) == expected
+
+
+@pytest.mark.parametrize("name", ["nccl", "ipc"])
+def test_from_gpu_to_gpu_needs_a_gpu(name: Any) -> None:
+    config = EngineConfig(kind="vllm", transfer=name)
+    with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, this run trains on cpu"):
+        choose_transfer(config, CPU, num_bytes=1)
+    assert choose_transfer(config, GPU, num_bytes=1) == name
+    with pytest.raises(SamplingError, match="needs vLLM in this environment too"):
+        open_builtin(name, Workers().ask, "127.0.0.1")
+
+
+def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no room for three times"):
+        choose_transfer(EngineConfig(kind="vllm", transfer="shared_memory"), CPU, num_bytes=2**60)
+    monkeypatch.setattr(weight_files, "_MEMORY", tmp_path / "none")
+    assert choose_transfer(EngineConfig(kind="vllm"), CPU, num_bytes=1) == "file"
+    with pytest.raises(ConfigError, match="name only one"):
+        EngineConfig(transfer="shared_memory", exchange="/data")
+
+
+def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> None:
+    def spec(transfer: TransferKind) -> ServerSpec:
+        return ServerSpec(
+            model=tmp_path,
+            exchange=tmp_path,
+            config=EngineConfig(kind="vllm"),
+            dtype="float32",
+            max_model_len=128,
+            max_concurrent=1,
+            transfer=transfer,
+        )
+
+    assert "--weight-transfer-config" not in command(spec("file"), "python", LOOPBACK)
+    for transfer in ("gloo", "ipc"):
+        line = command(spec(transfer), "python", LOOPBACK)  # type: ignore[arg-type]
+        assert line[line.index("--weight-transfer-config") + 1] == f'{{"backend": "{transfer}"}}'
+    allows = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+    assert [allows in environment(spec(name), tmp_path) for name in ("gloo", "nccl", "ipc")] == [False, False, True]  # type: ignore[arg-type]
+
+
+def test_vllms_senders_see_the_live_weights_in_the_engines_precision_and_after_a_death_those_of_the_file(
+    checkpoint: Path, path: Path
+) -> None:
+    shapes = checkpoint_shapes(checkpoint)
+    stored = dict(stored_tensors(checkpoint))
+    live = Converted({**stored, "lm_head.weight": torch.zeros(1)}, names=shapes, dtype=torch.bfloat16)
+    source = WeightSource(CPU)
+    for weights in (Weights(path=path / "none", live=live), Weights(path=path)):
+        source.weights = weights
+        assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [
+            (name, torch.bfloat16, shape) for name, shape in shapes.items()
+        ]
+        assert all(torch.equal(tensor, stored[name].bfloat16()) for name, tensor in source)
+
+
+def test_vllms_senders_reach_the_server_by_its_four_routes() -> None:
+    workers = Workers()
+    client = ControlClient(workers.ask)
+    client.init_weight_transfer_engine({"a": 1})
+    client.start_weight_update()
+    client.finish_weight_update("7")
+    assert workers.asked == [
+        ("/init_weight_transfer_engine", {"init_info": {"a": 1}}),
+        ("/start_weight_update", {}),
+        ("/finish_weight_update", {}),
+    ]
+
+
+def test_the_store_is_open_on_the_way_to_the_server_alone() -> None:
+    assert own_address(LOOPBACK) == "127.0.0.1"
+
+
+def test_what_fails_in_the_background_is_raised_where_it_is_asked_for() -> None:
+    def fail() -> None:
+        raise RuntimeError(threading.current_thread().name)
+
+    with pytest.raises(RuntimeError, match="weights"):
+        in_background(fail).result(10.0)
