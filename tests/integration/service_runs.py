@@ -21,12 +21,14 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
+_FROM_THE_TEST_RUN = ("PREFECT_", "MLFLOW_", "RLCORE_", "MAKE", "MFLAGS")  # what commands must not inherit
+
 # The micro run's sizes, with more iterations: time to be killed in.
 SMALL = (
     "hardware.num_threads=1",
     "prompts.num_train=200",
     "prompts.num_eval=40",
-    "demonstrations.num_train=800",
+    "demonstrations.num_train=640",
     "demonstrations.num_eval=20",
     "preferences.num_train=64",
     "preferences.num_eval=32",
@@ -34,12 +36,14 @@ SMALL = (
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
     "model.shape.intermediate_size=128",
-    "sft.num_steps=60",
+    "sft.num_steps=40",
     "reward_model.min_accuracy=0.0",
-    "grpo.num_iterations=30",
-    "grpo.eval_every=10",
+    "grpo.num_iterations=12",
+    "grpo.prompts_per_iteration=8",
+    "grpo.group_size=4",
+    "grpo.eval_every=6",
     "grpo.checkpoint_every=2",
-    "ppo.num_iterations=3",
+    "ppo.num_iterations=2",
     "ppo.prompts_per_iteration=8",
     "ppo.checkpoint_every=1",
     "evaluation.num_monitor_problems=8",
@@ -60,9 +64,10 @@ class Services:
     @property
     def variables(self) -> dict[str, str]:
         """The environment of the commands; nothing of the tests' own Prefect and MLflow reaches them."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FROM_THE_TEST_RUN)}
         ports = {f"RLCORE_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
-        return kept | ports | {"RLCORE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        own = {"RLCORE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return kept | ports | own | {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # a worker looks for runs every 10 s
 
     @property
     def clients(self) -> dict[str, str]:
@@ -70,19 +75,25 @@ class Services:
         prefect, mlflow = (f"http://127.0.0.1:{self.ports[name]}" for name in ("prefect", "mlflow"))
         return {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
 
+    def make(self, target: str) -> subprocess.CompletedProcess[str]:
+        """``make <target>`` with this interpreter's environment, which has been made already."""
+        made = [part for file in (".installed", ".services") for part in ("--assume-old", f".venv/{file}")]
+        command = ["make", *made, f"BIN={Path(sys.executable).parent}", target]
+        return subprocess.run(command, capture_output=True, text=True, env=self.variables, cwd=ROOT, check=False)
+
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
         """``python -m infra.services <name>``, to its end."""
         return self._run(["infra.services", name], self.variables)
 
     def deploy(self, deployment: str, *overrides: str, **parameters: str) -> subprocess.CompletedProcess[str]:
         """``prefect deployment run <deployment> --watch``, to its end."""
-        return self._run(_submission(deployment, overrides, parameters, "--watch"), self._client_variables())
+        return self._run(_submission(deployment, overrides, parameters), self._client_variables())
 
     def submit(self, deployment: str, *overrides: str, **parameters: str) -> str:
-        """Queue a run of a deployment; its id."""
-        done = self._run(_submission(deployment, overrides, parameters), self._client_variables())
-        assert done.returncode == 0, done.stdout + done.stderr
-        return next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID:" in line)
+        """Queue a run of a deployment as Prefect's page does; its id. What is refused raises an ``HTTPError``."""
+        identifier = self.ask("prefect", f"api/deployments/name/{deployment}")["id"]
+        question = {"parameters": {**parameters, "overrides": overrides}, "state": {"type": "SCHEDULED"}}
+        return str(self.ask("prefect", f"api/deployments/{identifier}/create_flow_run", question)["id"])
 
     def python(self, code: str, *arguments: str, served: bool = False) -> str:
         """What a program prints, with the embedded MLflow or the server's."""
@@ -110,6 +121,11 @@ class Services:
         found: dict[str, Any] = self.ask("prefect", f"api/flow_runs/{identifier}")
         return found
 
+    def logged(self, run: str) -> str:
+        """What stands in the log on a flow run's page."""
+        question = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
+        return "\n".join(each["message"] for each in self.ask("prefect", "api/logs/filter", question))
+
     def number(self, service: str) -> int:
         """The process id of a service."""
         return int((self.root / f"{service}.pid").read_text())
@@ -133,6 +149,12 @@ class Services:
         query = f"run_id={run_id}&metric_key={metric.replace('/', '%2F')}"
         found = self.ask("mlflow", f"api/2.0/mlflow/metrics/get-history?{query}")
         return [int(each["step"]) for each in found.get("metrics", [])]
+
+    def champion(self, model: str) -> str:
+        """The version of a registered model that has the alias."""
+        query = f"name={model}&alias=champion"
+        found = self.ask("mlflow", f"api/2.0/mlflow/registered-models/alias?{query}")
+        return str(found["model_version"]["version"])
 
     def record(self, stage: str) -> dict[str, Any]:
         """The one record of a stage in the cache."""
@@ -184,7 +206,7 @@ def wait_until(holds: Callable[[], bool], *, seconds: float, what: str) -> float
     raise AssertionError(f"after {seconds:.0f} s: not {what}")
 
 
-def _submission(deployment: str, overrides: tuple[str, ...], parameters: Mapping[str, str], *more: str) -> list[str]:
+def _submission(deployment: str, overrides: tuple[str, ...], parameters: Mapping[str, str]) -> list[str]:
     given = {**parameters, "overrides": json.dumps(overrides)}
     options = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
-    return ["prefect", "deployment", "run", deployment, *options, *more]
+    return ["prefect", "deployment", "run", deployment, *options, "--watch"]

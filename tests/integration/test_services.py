@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
 
-from service_runs import SMALL, Services, free_ports, wait_until  # the folder is not on the path in importlib mode
+from retraining import NAME, write_data
+from service_runs import SMALL, Services, free_ports, wait_until
 
 pytestmark = pytest.mark.services
 
@@ -23,14 +27,14 @@ END_SECONDS = 420.0
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
-    """Everything up, in a folder that PostgreSQL's user may enter; the home is kept when something fails to start."""
+    """`make services` from nothing, in a folder that PostgreSQL's user may enter; it is kept when something fails."""
     folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
     folder.chmod(0o755)
     made = Services(home=folder / "home", ports=free_ports(("postgres", "prefect", "mlflow")))
-    up = made.command("up")
+    up = made.make("services")
     assert up.returncode == 0, up.stdout + up.stderr
     yield made
-    down = made.command("down")
+    down = made.make("services-stop")
     assert down.returncode == 0, down.stdout + down.stderr
     left = [each for each in psutil.process_iter() if str(made.root) in command_of(each)]
     assert left == []
@@ -117,8 +121,10 @@ def test_what_a_pattern_can_tell_is_refused_before_a_run_is_queued(
     services: Services, parameters: dict[str, str], overrides: tuple[str, ...], message: str
 ) -> None:
     before = services.ask("prefect", "api/flow_runs/count", {})
-    done = services.deploy("online-rl/grpo", *overrides, **parameters)
-    assert (done.returncode, message in done.stdout + done.stderr) == (1, True), done.stdout + done.stderr
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        services.submit("online-rl/grpo", *overrides, **parameters)
+    with refused.value as answer:
+        assert (answer.code, message in json.loads(answer.read())["detail"]) == (409, True)
     assert services.ask("prefect", "api/flow_runs/count", {}) == before
 
 
@@ -143,6 +149,7 @@ def test_worker_and_run_killed_together_are_back_without_a_person(services: Serv
     sys.stderr.write(f"back at work {seconds:.0f} s after the kill\n")
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in flows)
     assert_undisturbed(services, run, undisturbed)
+    assert "goes on after iteration" in services.logged(run)
 
 
 @pytest.mark.parametrize("service", ["prefect", "mlflow", "postgres"])
@@ -161,6 +168,13 @@ def test_a_run_under_way_goes_on_when_everything_was_taken_down_and_brought_up(
         done = services.command(command)
         assert done.returncode == 0, done.stdout + done.stderr
     assert_undisturbed(services, run, undisturbed)
+    assert "goes on after iteration" in services.logged(run)
+
+
+def test_retraining_makes_the_first_champion(services: Services, tmp_path: Path) -> None:
+    done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), preset="retrain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert services.champion(NAME) == "1"
 
 
 def command_of(process: psutil.Process) -> str:
@@ -173,10 +187,10 @@ def command_of(process: psutil.Process) -> str:
 def start_and_wait_for_checkpoint(services: Services) -> str:
     """A run of `grpo` that is in the middle of its iterations."""
     services.forget("grpo")
-    known = set(services.home.glob("work/*/checkpoints/*"))
+    known = set(services.home.glob("work/*/checkpoints/step-*"))
     run = services.submit("online-rl/grpo", *SMALL, preset="tiny")
     wait_until(
-        lambda: bool(set(services.home.glob("work/*/checkpoints/*")) - known),
+        lambda: bool(set(services.home.glob("work/*/checkpoints/step-*")) - known),
         seconds=END_SECONDS,
         what="at a first checkpoint",
     )
