@@ -32,6 +32,7 @@ NEUTRAL = frozenset(
         for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks", "logs")
     }
     | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry", "environment", "disk")}
+    | {"tasks.events", "tasks.exporter"}
 )
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -158,6 +158,18 @@ def report_link(label: str, url: str) -> None:
             create_link_artifact(url, link_text=label, key=_key(label))
 
 
+def announce(event: str, resource: Mapping[str, str], text: str) -> None:
+    """Emit an event that automations may react to; ``resource`` has labels, ``prefect.resource.id`` among them.
+
+    Prefect adds what it belongs to: flow run, flow, deployment, tags. It is sent in the background.
+    """
+    run = current_flow_run()
+    if run is not None:
+        from prefect.events import emit_event
+
+        emit_event(event=event, resource=dict(resource), payload={"text": text, "run": run.name, "url": run.url})
+
+
 @contextmanager
 def _as_far_as_the_server_answers() -> Iterator[None]:
     """What is shown on a page is no result: a server that is down for a moment must not end hours of work."""

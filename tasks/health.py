@@ -11,6 +11,7 @@ from rlcore.health import Finding, Verdict, judge
 from rlcore.metrics import check_names
 from rlcore.training.checkpoint import load_newest
 from tasks.engine import report_markdown
+from tasks.events import tell_of_stop
 from tasks.rl_run import RlRun
 from tasks.storage import write_json
 
@@ -65,6 +66,7 @@ def go_back(run: RlRun, finding: Finding, *, sound: int) -> None:
     text = f"stopped after iteration {stopped_at} by {finding}; the result is iteration {result}. {finding.fix}"
     run.context.progress(text)
     report_markdown(f"health of {run.context.config.name}", text)
+    tell_of_stop(run.context.config.name, run.rl.algorithm, text)
 
 
 def write_health(run: RlRun) -> None:

@@ -17,6 +17,7 @@ from rlcore.promotion import Check, Paired, Rule, Verdict, at_least, at_most, ju
 from tasks import registry
 from tasks.artifacts import ArtifactRef, ArtifactStore, file_sha256
 from tasks.compare import greedy_answers
+from tasks.events import tell_of_refusal
 from tasks.promotion_page import render
 from tasks.registry import CHALLENGER, CHAMPION, ModelVersion, download_model
 from tasks.rl_run import MODEL
@@ -150,6 +151,7 @@ def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, ov
     verdict = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")
     if verdict["look"] == 0:
         return f"{name}: {verdict['sentence']}"
+    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != refs["promote"].sha256
     registry.set_tags(
         tracker,
         version,
@@ -163,6 +165,8 @@ def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, ov
         registry.promote(home, tracker, version, over=over)
     else:
         registry.set_alias(tracker, version, CHALLENGER)
+        if is_new:
+            tell_of_refusal(name, version.version, verdict["sentence"])
     return f"{name} version {version.version}: {verdict['sentence']}"
 
 

@@ -23,6 +23,8 @@ from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import closure_digests, code_version
 from tasks.engine import report_markdown
 from tasks.environment import pins, pins_digest
+from tasks.events import tell_of_snapshot, told_if_it_fails
+from tasks.exporter import exported
 from tasks.locks import file_lock
 from tasks.registry import register_model
 from tasks.settings import Home
@@ -149,7 +151,13 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
             return record.ref
         logger.info("%s: starts", stage.name)
-        with _folders(run.home, key) as (folder, work), _open_run(stage, key, work, run) as tracker:
+        with (
+            told_if_it_fails(config.name, stage.name),
+            exported(config, stage.name) as show,
+            _folders(run.home, key) as (folder, work),
+            _open_run(stage, key, work, run) as tracker,
+        ):
+            tracker.show = show
             context = StageContext(
                 folder=folder,
                 work=work,
@@ -164,8 +172,11 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             tracker.log_params({**parameters(stage, ingredients["config"]), "seed": config.seed})
             ref = _commit(stage, context, stage.run(context), run.store)
         seconds = time.perf_counter() - started
+        is_new = ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
         run.cache.write(stage.name, Record(key=key, ref=ref, ingredients=ingredients, created=now(), seconds=seconds))
         shutil.rmtree(run.home.work / key)
+        if is_new and stage.kind == "dataset":
+            tell_of_snapshot(config, stage.name, ref)
     logger.info("%s: done in %.1f s", stage.name, seconds)
     return ref
 

@@ -131,6 +131,7 @@ class RunTracker:
         self._writer = BackgroundWriter()
         self._waiting: list[Metric] = []
         self._sent = time.monotonic()
+        self.show: Callable[[Mapping[str, float], int], None] | None = None  # who is told of every step too
         self._tables: list[dict[str, str]] | None = None  # that the interface shows; None: not read yet
         self._told_tables = True  # whether MLflow knows of all of them
 
@@ -167,6 +168,8 @@ class RunTracker:
         """
         from mlflow.entities import Metric
 
+        if self.show is not None:
+            self.show(metrics, step)
         now = int(time.time() * 1000)
         self._waiting += [Metric(name, float(x), now, step) for name, x in metrics.items() if self._is_new(name, step)]
         if time.monotonic() - self._sent > _WRITE_SECONDS or len(self._waiting) > _METRICS_PER_CALL:

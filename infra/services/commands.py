@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from infra.services import postgres
+from infra.services.automations import webhook_url
 from infra.services.layout import CODE, FOLDER, HOST, Layout, passwords, save_layout, saved_layout
 from infra.services.leftovers import end_leftovers
 from infra.services.provision import is_told, provision
@@ -31,6 +32,7 @@ def bring_up(layout: Layout) -> str:
     Raises:
         ServiceError: something does not come up; what has been started is ended again. The message names the log.
     """
+    webhook_url()  # a wrong one is refused before anything is started
     if _is_supervised(layout):
         layout = saved_layout(layout)
     else:

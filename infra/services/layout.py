@@ -142,6 +142,7 @@ def _prefect(layout: Layout) -> dict[str, str]:
         "PREFECT_SERVER_UI_API_URL": layout.clients()["PREFECT_API_URL"],
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; after its 10 a busy machine's pages show errors
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_METRICS_ENABLED": "true",  # /api/metrics, for Prometheus
     }
 
 

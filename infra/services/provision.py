@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from infra.services.automations import FILE, tell_automations, webhook_url
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
 from rlcore.errors import ServiceError
 
-_DEPLOYMENTS, _AUTOMATIONS = CODE / "infra" / "prefect.yaml", CODE / "infra" / "automations.yaml"
+_DEPLOYMENTS = CODE / "infra" / "prefect.yaml"
 _GPU_RUNS = 1  # at a time: a second one would take its memory from the first
 
 
@@ -45,24 +46,16 @@ def provision(layout: Layout) -> None:
 
 
 def tell() -> None:
-    """The queue's limit and the automations, told to the server that ``PREFECT_API_URL`` names."""
+    """The queue's limit, the webhook and the automations, told to the server that ``PREFECT_API_URL`` names."""
     asyncio.run(_tell())
 
 
 async def _tell() -> None:
-    import yaml
     from prefect.client.orchestration import get_client
-    from prefect.events.schemas.automations import AutomationCore
 
-    wanted = [AutomationCore.model_validate(each) for each in yaml.safe_load(_AUTOMATIONS.read_text(encoding="utf-8"))]
     async with get_client() as client:
         await _limit_queue(client)
-        for automation in wanted:
-            known = await client.read_automations_by_name(automation.name)
-            if known:
-                await client.update_automation(known[0].id, automation)
-            else:
-                await client.create_automation(automation)
+        await tell_automations(client)
 
 
 async def _limit_queue(client: Any) -> None:
@@ -78,9 +71,9 @@ async def _limit_queue(client: Any) -> None:
 
 def _digest() -> str:
     """Of everything that deployments and automations are made from."""
-    files = [_DEPLOYMENTS, _AUTOMATIONS, *sorted((CODE / "flows").rglob("*.py"))]
+    files = [_DEPLOYMENTS, FILE, *sorted((CODE / "flows").rglob("*.py"))]
     presets = sorted(path.name for path in (CODE / "flows" / "presets").glob("*.toml"))
-    content = b"".join(file.read_bytes() for file in files) + " ".join(presets).encode()
+    content = b"".join(file.read_bytes() for file in files) + " ".join((*presets, webhook_url())).encode()
     return hashlib.sha256(content).hexdigest()
 
 

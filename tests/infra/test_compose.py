@@ -14,6 +14,7 @@ COMPOSE = read("compose.yaml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ONE_SHOT = {"deployments"}
 OURS = {"prefect", "mlflow", "deployments", "worker", "worker-gpu"}
+MONITORING = {"prometheus", "grafana"}
 
 
 def config(*files: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -85,7 +86,7 @@ def test_no_secret_is_written_down_or_has_a_default() -> None:
 
 def test_ports_are_open_on_the_loopback_address_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(ports) == 2
+    assert len(ports) == 4
     assert all(str(port).startswith("127.0.0.1:") for port in ports)
 
 
@@ -97,10 +98,17 @@ def test_our_images_run_without_root_or_capabilities() -> None:
 def test_every_file_that_is_mounted_is_there() -> None:
     mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
     files = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
-    assert len(files) == 1
+    assert len(files) == 5
     assert [file for file in files if not (INFRA / file).exists()] == []
     named = {mount.split(":")[0] for mount in mounts if not mount.startswith("./")}
     assert named == set(COMPOSE["volumes"])
+
+
+def test_monitoring_is_there_only_where_it_is_asked_for_and_lets_nobody_in_to_change_it() -> None:
+    assert {name for name, service in SERVICES.items() if service.get("profiles") == ["monitoring"]} == MONITORING
+    settings = SERVICES["grafana"]["environment"]
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert (settings["GF_AUTH_BASIC_ENABLED"], settings["GF_AUTH_DISABLE_LOGIN_FORM"]) == ("false", "true")
 
 
 def test_git_never_sees_the_passwords() -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import importlib
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
-from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.callables import parameter_schema
 
+from infra.services.automations import BLOCK, WEBHOOK, fill, read_automations, webhook_url
 from infra.services.layout import CODE, POOL, QUEUE
+from rlcore.errors import ConfigError
+from tasks import events
 
 DEPLOYMENTS = yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"]
-AUTOMATIONS = yaml.safe_load((CODE / "infra" / "automations.yaml").read_text())
+AUTOMATIONS = read_automations()
+IDS = {f"{name}/{name}": UUID(int=number) for number, name in enumerate(("retrain", "promote"), 1)} | {
+    BLOCK: UUID(int=9)
+}
+
+
+def flow_name(deployment: dict[str, Any]) -> str:
+    """The name of a deployment's flow: that of its file, as Prefect writes it."""
+    return str(deployment["entrypoint"].partition(":")[2].replace("_", "-"))
 
 
 def schema_of(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +59,42 @@ def test_every_flow_has_a_deployment() -> None:
 
 @pytest.mark.parametrize("automation", AUTOMATIONS, ids=lambda each: each["name"])
 def test_prefect_takes_an_automation(automation: dict[str, Any]) -> None:
-    assert AutomationCore.model_validate(automation).enabled
+    made = fill(automation, IDS)
+    assert made is not None
+    assert made.enabled
+    assert automation["description"]
+
+
+def test_names_of_a_deployment_and_of_the_webhook_become_their_ids() -> None:
+    filled = {each["name"]: fill(each, IDS) for each in AUTOMATIONS}
+    (retraining,) = filled["a new snapshot of preferences starts retrain"].actions  # type: ignore[union-attr]
+    (calling,) = filled["a failed gate or canary calls the webhook"].actions  # type: ignore[union-attr]
+    assert (retraining.deployment_id, calling.block_document_id) == (UUID(int=1), UUID(int=9))  # type: ignore[union-attr]
+    names = {f"{flow_name(each)}/{each['name']}" for each in DEPLOYMENTS}
+    used = {action["deployment_id"] for each in AUTOMATIONS for action in each["actions"] if "deployment_id" in action}
+    assert used <= names
+
+
+def test_without_the_webhooks_address_nobody_is_told_and_nothing_else_changes() -> None:
+    without = {name: number for name, number in IDS.items() if name != BLOCK}
+    left_out = [each["name"] for each in AUTOMATIONS if fill(each, without) is None]
+    assert left_out == ["a failed gate or canary calls the webhook"]
+
+
+def test_automations_expect_the_events_that_tasks_announce() -> None:
+    expected = {name for each in AUTOMATIONS for name in each["trigger"]["expect"] if name.startswith("rlcore.")}
+    assert expected == {events.SNAPSHOT, events.FAILED, events.STOPPED, events.REFUSED}
+    tags = {tag for each in DEPLOYMENTS for tag in each["tags"]}
+    related = {each["trigger"].get("match_related", {}).get("prefect.resource.id", "") for each in AUTOMATIONS}
+    assert {tag.removeprefix("prefect.tag.") for tag in related - {""}} <= tags
+
+
+def test_what_is_no_web_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WEBHOOK, raising=False)
+    assert webhook_url() == ""
+    monkeypatch.setenv(WEBHOOK, "hooks.example.org/x")
+    with pytest.raises(ConfigError, match="is no web address"):
+        webhook_url()
 
 
 def test_a_crashed_run_is_put_back_three_times_and_not_before_it_began() -> None:

@@ -52,10 +52,12 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Services:
-    """Services that run from ``home``; ``ports`` by name."""
+    """Services that run from ``home``; ``ports`` by name, and those of the webhook and of the runs' page of metrics."""
 
     home: Path
     ports: Mapping[str, int]
+    webhook: int
+    page: int
 
     @property
     def root(self) -> Path:
@@ -67,7 +69,12 @@ class Services:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(_FROM_THE_TEST_RUN)}
         ports = {f"RLCORE_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
         own = {"RLCORE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        return kept | ports | own | {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # a worker looks for runs every 10 s
+        local = "127.0.0.1"
+        told = {
+            "RLCORE_WEBHOOK_URL": f"http://{local}:{self.webhook}",
+            "RLCORE_METRICS_ADDRESS": f"{local}:{self.page}",
+        }
+        return kept | ports | own | told | {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # a worker looks for runs every 10 s
 
     @property
     def clients(self) -> dict[str, str]:
@@ -125,6 +132,12 @@ class Services:
         """What stands in the log on a flow run's page."""
         question = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
         return "\n".join(each["message"] for each in self.ask("prefect", "api/logs/filter", question))
+
+    def runs_of(self, flow: str) -> list[dict[str, Any]]:
+        """Every run of a flow, the oldest first."""
+        question = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_ASC"}
+        found: list[dict[str, Any]] = self.ask("prefect", "api/flow_runs/filter", question)
+        return found
 
     def number(self, service: str) -> int:
         """The process id of a service."""

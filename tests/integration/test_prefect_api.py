@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import Artifact, TaskRun
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Running
 
-from rlcore.errors import TrainingError
+from rlcore.errors import CanaryError, ConfigError, TrainingError
 from tasks.artifacts import ArtifactRef
 from tasks.engine import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
+from tasks.events import FAILED, SNAPSHOT, tell_of_snapshot, told_if_it_fails
 from tasks.leases import crash_flow_run, heal
 from tasks.settings import Home
 from tasks.tracking import open_tracker
@@ -130,12 +134,48 @@ def by_id(tasks: list[TaskRun], identifier: object) -> str:
     return next(each.name for each in tasks if each.id == identifier)
 
 
-def eventually(read: Callable[[], list[TaskRun]], done: Callable[[list[TaskRun]], bool]) -> list[TaskRun]:
-    """Records of task runs reach the database a little after the run itself."""
+def eventually(read: Callable[[], list[Any]], done: Callable[[list[Any]], bool]) -> list[Any]:
+    """Records of task runs and events reach the database a little after the run itself."""
     limit = time.monotonic() + 60.0
     while not done(found := read()) and time.monotonic() < limit:
         time.sleep(0.2)
     return found
+
+
+@flow(name="toy-events", persist_result=False)
+def toy_events(error: Exception | None, config: Any) -> None:
+    ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
+    tell_of_snapshot(config, "prepare_preferences", ref)
+    with told_if_it_fails("toy", "grpo"):
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [CanaryError("the sampler is stale"), ConfigError("no such key"), None])
+def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Exception | None) -> None:
+    config = SimpleNamespace(name="toy", retrain=object())
+    with pytest.raises(type(error)) if error else nullcontext():
+        call_flow(toy_events, error, config)
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=["toy-events"])),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=1,
+        )[0]
+        question = {"filter": {"related": {"id": [f"prefect.flow-run.{run.id}"]}, "event": {"prefix": ["rlcore."]}}}
+        wanted = 2 if isinstance(error, CanaryError) else 1
+        found = eventually(
+            lambda: client._client.post("/events/filter", json=question).json()["events"],
+            lambda got: len(got) == wanted,
+        )
+    made = {each["event"]: each for each in found}
+    snapshot = made[SNAPSHOT]["resource"]
+    assert (snapshot["rlcore.stage"], snapshot["rlcore.retrain"]) == ("prepare_preferences", "yes")
+    assert snapshot["prefect.resource.id"] == "rlcore.dataset.abc"
+    assert (FAILED in made) == isinstance(error, CanaryError)  # a wrong preset is its user's affair
+    if FAILED in made:
+        assert made[FAILED]["payload"]["text"] == "CanaryError: the sampler is stale"
+        assert made[FAILED]["resource"]["rlcore.error"] == "CanaryError"
 
 
 def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home: Home) -> None:

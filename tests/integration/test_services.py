@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,13 +20,23 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
 
-from retraining import NAME, write_data
-from service_runs import SMALL, Services, free_ports, wait_until
+from listeners import read_page, receiver, scraped
+from retraining import LEARN, NAME, write_data
+from service_runs import ROOT, SMALL, Services, free_ports, wait_until
 
 pytestmark = pytest.mark.services
 
 HEALED_SECONDS = 150.0  # from the kill of worker and flow until the run goes on
 END_SECONDS = 420.0
+WRONG_VERIFIER = ("evaluation.verifier=procedural", "evaluation.verifier_options={}")  # sums are no procedural problems
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What `prefect deployment run --watch` said of each, and the metrics that Prometheus could see, with recipes."""
+
+    done: Mapping[str, subprocess.CompletedProcess[str]]
+    exported: Mapping[str, set[str]]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +44,8 @@ def services() -> Iterator[Services]:
     """`make services` from nothing, in a folder that PostgreSQL's user may enter; it is kept when something fails."""
     folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
     folder.chmod(0o755)
-    made = Services(home=folder / "home", ports=free_ports(("postgres", "prefect", "mlflow")))
+    ports = free_ports(("postgres", "prefect", "mlflow", "webhook", "page"))
+    made = Services(home=folder / "home", webhook=ports.pop("webhook"), page=ports.pop("page"), ports=ports)
     up = made.make("services")
     assert up.returncode == 0, up.stdout + up.stderr
     yield made
@@ -42,10 +57,25 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(services: Services) -> str:
+def told(services: Services) -> Iterator[list[dict[str, Any]]]:
+    """What the webhook was told."""
+    with receiver(services.webhook) as received:
+        yield received
+
+
+@pytest.fixture(scope="module")
+def deployed(services: Services) -> Deployed:
+    """One run of each deployment, to its end."""
+    names = ("reward-model/reward-model", "online-rl/ppo", "online-rl/grpo")
+    with scraped(services.page) as seen:
+        done = {name: services.deploy(name, *SMALL, preset="tiny") for name in names}
+    return Deployed(done=done, exported=seen)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(services: Services, deployed: Deployed) -> str:
     """The digest of the weights that a run of `grpo` makes when nothing happens to it."""
-    done = services.deploy("online-rl/grpo", *SMALL, preset="tiny")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert deployed.done["online-rl/grpo"].returncode == 0
     return services.weights("grpo")
 
 
@@ -102,11 +132,21 @@ def test_the_embedded_records_move_to_the_server_under_their_ids(services: Servi
     assert made not in {each["experiment_id"] for each in experiments}  # it counts on from the copied ones
 
 
-@pytest.mark.parametrize("deployment", ["reward-model/reward-model", "online-rl/ppo"])
-def test_a_deployment_runs_through_the_worker(services: Services, deployment: str) -> None:
-    done = services.deploy(deployment, *SMALL, preset="tiny")
+@pytest.mark.parametrize("deployment", ["reward-model/reward-model", "online-rl/ppo", "online-rl/grpo"])
+def test_a_deployment_runs_through_the_worker(deployed: Deployed, deployment: str) -> None:
+    done = deployed.done[deployment]
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished successfully" in done.stdout
+
+
+def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: Services, deployed: Deployed) -> None:
+    dashboard = (ROOT / "infra" / "grafana" / "dashboard.json").read_text()
+    asked = set(re.findall(r"\b(?:rlcore|process)_\w+", dashboard))
+    assert len(asked) > 30
+    assert asked - deployed.exported.keys() == set()
+    assert deployed.exported["rlcore_reward_mean"] == {"ppo", "grpo"}
+    server = {name for name, _ in read_page(f"http://127.0.0.1:{services.ports['prefect']}/api/metrics")}
+    assert {name for name in asked if name.startswith("process_")} <= server
 
 
 @pytest.mark.parametrize(
@@ -171,10 +211,36 @@ def test_a_run_under_way_goes_on_when_everything_was_taken_down_and_brought_up(
     assert "goes on after iteration" in services.logged(run)
 
 
-def test_retraining_makes_the_first_champion(services: Services, tmp_path: Path) -> None:
-    done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), preset="retrain")
+def test_a_snapshot_of_new_preferences_retrains_the_champion(services: Services, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    done = services.deploy("retrain/retrain", *data, preset="retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     assert services.champion(NAME) == "1"
+    drop_rows(tmp_path / "data" / "preferences.jsonl", 5)
+    services.submit("prepare-data/prepare-data", *data, *LEARN, preset="retrain")
+    wait_until(lambda: len(services.runs_of("retrain")) == 2, seconds=END_SECONDS, what="retrained by the event")
+    (_, run) = services.runs_of("retrain")
+    assert (run["parameters"]["preset"], run["parameters"]["overrides"]) == ("retrain", [*data, *LEARN])
+    wait_until(lambda: services.flow_run(run["id"])["state_type"] == "COMPLETED", seconds=END_SECONDS, what="completed")
+    assert services.champion(NAME) == "2"
+    assert len(services.runs_of("retrain")) == 2  # what a retraining prepares for itself starts no other
+
+
+def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
+    services: Services, told: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    data = write_data(tmp_path / "data")
+    (tmp_path / "data" / "prompts.jsonl").write_text('{"prompt_id": "1"}\n')
+    gate = services.submit("prepare-data/prepare-data", *data, preset="retrain")
+    done = services.deploy("online-rl/grpo", *SMALL, *WRONG_VERIFIER, preset="tiny")
+    assert done.returncode == 1, done.stdout + done.stderr
+    wait_until(lambda: len(told) == 2, seconds=END_SECONDS, what="told of both")
+    assert [each["event"] for each in told] == ["rlcore.stage.failed"] * 2
+    assert told[0]["text"].startswith("prepare_prompts of retrain: DataError: ")
+    assert told[0]["url"].endswith(gate)
+    assert told[1]["text"].startswith("grpo of tiny: CanaryError: the reward")
+    assert told[1]["run"] == "grpo tiny"
 
 
 def command_of(process: psutil.Process) -> str:
@@ -182,6 +248,11 @@ def command_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:  # it has ended
         return ""
+
+
+def drop_rows(path: Path, count: int) -> None:
+    """Leave the last lines of a file out."""
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-count]))
 
 
 def start_and_wait_for_checkpoint(services: Services) -> str:

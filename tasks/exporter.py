@@ -1,0 +1,138 @@
+"""What the running stage logged last, as a page for Prometheus; off unless ``RLCORE_METRICS_ADDRESS`` is set.
+
+The page belongs to the process: it opens with the first stage that is computed, and goes when the run ends. Every
+metric has a gauge: ``reward/mean`` is ``rlcore_reward_mean``, labelled with preset, stage and recipe (the algorithm
+of a stage that has one). ``infra/grafana/dashboard.json`` draws them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING
+
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError
+from rlcore.metrics import find_metric
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
+logger = logging.getLogger(__name__)
+
+ADDRESS = "RLCORE_METRICS_ADDRESS"
+STEP, LOGGED = "step", "logged_timestamp_seconds"
+Show = Callable[[Mapping[str, float], int], None]
+
+_PORTS = 4  # the named one and the next: as many runs may share a machine
+_HELP = {STEP: "the last step that was logged", LOGGED: "when it was logged, in seconds since 1970"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Whose figures these are."""
+
+    preset: str
+    stage: str
+    recipe: str
+
+
+class Board:
+    """What the page shows. One thread logs while others read the page."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stages: dict[Labels, dict[str, float]] = {}
+
+    def show(self, labels: Labels, metrics: Mapping[str, float], step: int) -> None:
+        """Put a step's figures on the page. A stage's summary comes without a step and leaves it as it is."""
+        with self._lock:
+            known = self._stages.setdefault(labels, {})
+            known |= {**metrics, STEP: max(known.get(STEP, 0.0), float(step)), LOGGED: time.time()}
+
+    def remove(self, labels: Labels) -> None:
+        """Take a stage off the page."""
+        with self._lock:
+            self._stages.pop(labels, None)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges, as ``prometheus_client`` asks a collector for them."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        with self._lock:
+            stages = {labels: dict(values) for labels, values in self._stages.items()}
+        for name in sorted({name for values in stages.values() for name in values}):
+            family = GaugeMetricFamily(gauge_name(name), _help(name), labels=[each.name for each in fields(Labels)])
+            for labels, values in stages.items():
+                if name in values:
+                    family.add_metric(astuple(labels), values[name])
+            yield family
+
+
+@contextmanager
+def exported(config: RunConfig, stage: str) -> Iterator[Show | None]:
+    """What shows a stage's figures while it runs; None where nobody has asked for the page.
+
+    Raises:
+        ConfigError: ``RLCORE_METRICS_ADDRESS`` is no ``host:port``.
+    """
+    address = os.environ.get(ADDRESS)
+    if not address:
+        yield None
+        return
+    board, labels = _open_page(address), labels_of(config, stage)
+    try:
+        yield functools.partial(board.show, labels)
+    finally:
+        board.remove(labels)
+
+
+def labels_of(config: RunConfig, stage: str) -> Labels:
+    """A stage's labels; its recipe is the algorithm that its own section names, else the stage's name."""
+    recipe = getattr(getattr(config, stage, None), "algorithm", stage)
+    return Labels(preset=config.name, stage=stage, recipe=recipe)
+
+
+def gauge_name(metric: str) -> str:
+    """The name under which Prometheus knows a metric of the glossary."""
+    return "rlcore_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
+
+
+@functools.cache
+def _open_page(address: str) -> Board:
+    """Start to serve the page, once in a process."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+
+    host, first = _parse(address)
+    board, registry = Board(), CollectorRegistry()
+    registry.register(board)
+    ProcessCollector(registry=registry)
+    for port in range(first, first + _PORTS):
+        try:
+            start_http_server(port, host, registry)
+        except OSError as error:
+            reason = error
+        else:
+            logger.info("metrics for Prometheus: http://%s:%d/metrics", host, port)
+            return board
+    logger.warning("no metrics for Prometheus: ports %d to %d of %s: %s", first, first + _PORTS - 1, host, reason)
+    return board
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) <= 65535:
+        raise ConfigError(f"{address!r} is no address", where=ADDRESS, fix="set it to host:port, as 127.0.0.1:9464")
+    return host, int(port)
+
+
+def _help(metric: str) -> str:
+    known = find_metric(metric)
+    return f"{known.formula} ({known.unit})" if known else _HELP.get(metric, metric)

@@ -1,0 +1,73 @@
+"""What stands outside of the services in their tests: a receiver of webhooks, and a Prometheus that reads one page."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@contextmanager
+def receiver(port: int) -> Iterator[list[dict[str, Any]]]:
+    """The JSON documents that were posted to a port of this machine, in their order."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.headers["Content-Type"] == "application/json"
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            """Nothing: the tests' output is pytest's."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield received
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def scraped(port: int) -> Iterator[dict[str, set[str]]]:
+    """The names of the samples that a page of metrics shows at one time or another, with their values of `recipe`."""
+    seen: dict[str, set[str]] = {}
+    done = threading.Event()
+
+    def scrape() -> None:
+        while not done.is_set():
+            try:
+                page = read_page(f"http://127.0.0.1:{port}/metrics")
+            except (urllib.error.URLError, OSError):  # between two runs nobody serves it
+                page = []
+            for name, labels in page:
+                seen.setdefault(name, set()).add(labels.get("recipe", ""))
+            time.sleep(0.1)
+
+    reader = threading.Thread(target=scrape)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        reader.join()
+
+
+def read_page(url: str) -> list[tuple[str, dict[str, str]]]:
+    """The names and labels of the samples of a page, as Prometheus's own parser reads it."""
+    with _OPENER.open(url, timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return [(sample.name, sample.labels) for family in families for sample in family.samples]
