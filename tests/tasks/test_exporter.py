@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import urllib.request
 from types import SimpleNamespace
@@ -13,11 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
+from tasks.artifacts import ArtifactStore
 from tasks.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
 from tasks.settings import Home
+from tasks.stage_keys import StageCache
+from tasks.stages import PipelineRun, Stage, StageContext, StageResult, no_files, run_stage
 from tasks.tracking import open_tracker
 
-CONFIG = cast(RunConfig, SimpleNamespace(name="tiny", grpo=SimpleNamespace(algorithm="dapo"), sft=SimpleNamespace()))
+CONFIG = cast(
+    RunConfig, SimpleNamespace(name="tiny", seed=0, grpo=SimpleNamespace(algorithm="dapo"), sft=SimpleNamespace())
+)
 GRPO = {"preset": "tiny", "stage": "grpo", "recipe": "dapo"}
 Page = dict[tuple[str, str], float]
 
@@ -70,18 +76,23 @@ def test_the_running_stage_is_on_the_page_with_its_last_figures_and_then_is_not(
     assert not any(name.startswith("rlcore_") for name, _ in read(port))
 
 
-def test_what_a_run_logs_to_mlflow_is_on_the_page_also_where_mlflow_has_it_already(
-    port: int, tracked_home: Home
-) -> None:
-    run = open_tracker(tracked_home).start_run("tiny", "grpo", tags={})
-    with run:
-        run.log_metrics({"reward/mean": 0.25}, step=1)
-    again = open_tracker(tracked_home).reopen_run(run.run_id)
-    assert again is not None
-    with exported(CONFIG, "grpo") as show, again:
-        again.show = show
-        again.log_metrics({"reward/mean": 0.75}, step=1)  # after a resume the last iterations come a second time
-        assert read(port)["rlcore_reward_mean", "grpo"] == 0.75
+def log_twice(context: StageContext) -> StageResult:
+    for value in (0.25, 0.75):  # after a resume the last iterations come a second time, which MLflow is not told
+        context.tracker.log_metrics({"reward/mean": value}, step=1)
+    page = read(int(os.environ[ADDRESS].rpartition(":")[2]))
+    (context.folder / "reward").write_text(str(page["rlcore_reward_mean", "grpo"]))
+    return StageResult(metrics={})
+
+
+def test_what_a_stage_logs_is_on_the_page_while_it_runs(port: int, tracked_home: Home) -> None:
+    tracker = open_tracker(tracked_home)
+    store, cache = ArtifactStore(tracked_home.root), StageCache(tracked_home.cache)
+    parent = tracker.start_run("tiny", "pipeline", tags={})
+    run = PipelineRun(home=tracked_home, store=store, cache=cache, tracker=tracker, experiment="tiny", parent=parent)
+    stage = Stage(name="grpo", version=1, kind="policy", run=log_twice, section=no_files)
+    ref = run_stage(stage, CONFIG, {}, run)
+    assert (store.path(ref) / "reward").read_text() == "0.75"
+    assert not any(name.startswith("rlcore_") for name, _ in read(port))
 
 
 def test_each_gauge_carries_its_labels_and_the_glossarys_formula(port: int) -> None:
