@@ -24,7 +24,7 @@ os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.presets import open_preset
 from flows.run import run_targets
-from rlcore.config import RunConfig
+from rlcore.config import PromotionConfig, RunConfig
 from rlcore.evaluation import accuracy
 from rlcore.promotion import Rule, Verdict, judge
 from rlcore.sampling.base import SamplingParams
@@ -33,7 +33,7 @@ from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from tasks.data import read_prompts
 from tasks.evaluate import answers
-from tasks.promote import compared, settings_of
+from tasks.promote import compared
 from tasks.rl_run import MODEL, verifier
 from tasks.runtime import open_runtime
 from tasks.settings import configure_environment, find_home
@@ -76,7 +76,7 @@ def _evaluations(config: RunConfig, checkpoint: Path, data: Path) -> Iterator[pd
 
 
 def _judged(config: RunConfig, champion: pd.DataFrame, challenger: pd.DataFrame, seed: int) -> Verdict:
-    settings = settings_of(config)
+    settings = config.section("promotion", PromotionConfig)
     primary, guards = compared(champion, challenger, settings)
     rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
     return judge(primary, guards, (), rule=rule, look=1, seed=seed)

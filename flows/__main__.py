@@ -75,9 +75,10 @@ def _promote(options: argparse.Namespace) -> int:
 
 def _retrain(options: argparse.Namespace) -> int:
     from flows.presets import open_preset
-    from tasks.retrain import retrain_settings
+    from rlcore.config import RetrainConfig
 
-    retrain_settings(open_preset(options.preset, options.set))  # refused here, before anything is started
+    config = open_preset(options.preset, options.set)
+    config.section("retrain", RetrainConfig)  # refused here, before anything is started
     from flows.retrain import retrain
     from tasks.engine import call_flow
 

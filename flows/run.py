@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flows.presets import open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
-from rlcore.config import RunConfig
+from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
 from rlcore.errors import ConfigError
 from tasks.artifacts import ArtifactRef
 from tasks.disk import full_disk_named
 from tasks.engine import report_markdown
 from tasks.pipeline import PlanRow, cached_refs, plan, run_pipeline
-from tasks.promote import current_champion, settings_of, settle
+from tasks.promote import current_champion, settle
 from tasks.registry import ModelVersion, roll_back
 from tasks.report import publish_report
-from tasks.retrain import Retraining, page_of, past_of, recipe_of, retrain_settings
+from tasks.retrain import Retraining, page_of, past_of, recipe_of
 from tasks.settings import Home, configure_environment, configure_logging, find_home
 from tasks.stages import Stage, ingredients_of
 from tasks.tracking import open_tracker
@@ -42,7 +42,7 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
     configure_environment(home)
     configure_logging()
     config = open_preset(preset, overrides)
-    settings_of(config)  # refused before any work
+    config.section("promotion", PromotionConfig)  # refused before any work
     with full_disk_named(home.root):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
@@ -67,7 +67,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     configure_environment(home)
     configure_logging()
     config = open_preset(preset, overrides)
-    retrain_settings(config)  # refused before any work
+    config.section("retrain", RetrainConfig)  # refused before any work
     with full_disk_named(home.root):
         champion = current_champion(home, config)
         if champion is None:
@@ -84,7 +84,7 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion) -> 
     past = past_of(home, champion)
     table = retrain_stages(config, champion, past)
     by_name = {stage.name: stage for stage in table}
-    rl = by_name[settings_of(config).challenger]
+    rl = by_name[config.section("promotion", PromotionConfig).challenger]
     gates = [name for name in (*rl.inputs, "drift", "reward_gate") if name in by_name and name != "champion"]
     refs = cached_refs(table, config, gates, home=home)
     if not refs.keys() >= set(gates):

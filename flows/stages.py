@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlcore.config import RunConfig
+from rlcore.config import PromotionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from tasks.compare import run_compare
 from tasks.drift import run_drift
@@ -22,7 +22,7 @@ from tasks.prepare import (
     run_prepare_preferences,
     run_prepare_prompts,
 )
-from tasks.promote import run_champion, run_promote, settings_of
+from tasks.promote import run_champion, run_promote
 from tasks.registry import ModelVersion
 from tasks.rejection import needs_reward_model, run_rejection
 from tasks.retrain import Past
@@ -65,8 +65,8 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
 
 def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tuple[Stage, ...]:
     """New data and reward model against those of the champion's ``past``, RL from the champion, promotion over it."""
-    challenger = settings_of(config).challenger
-    with_reward_model = uses_reward_model(config.rl(challenger))
+    challenger = config.section("promotion", PromotionConfig).challenger
+    with_reward_model = uses_reward_model(config.section(challenger, RlConfig))
     datasets = DATASETS if with_reward_model else ("prepare_prompts",)
     drift = Stage(
         name="drift",
@@ -102,7 +102,7 @@ def _reward_gate(past: Past) -> Stage:
 
 def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
     """The champion, its evaluation, and the verdict."""
-    challenger = settings_of(config).challenger
+    challenger = config.section("promotion", PromotionConfig).challenger
     if challenger not in checkpoints(config):
         raise ConfigError(
             f"promotion.challenger = {challenger!r} is no checkpoint of this preset",

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
-from rlcore.config import EpisodeConfig, RunConfig
+from rlcore.config import EpisodeConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.episodes import EpisodeSampler
@@ -43,7 +43,7 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
     Raises:
         ConfigError: the RL runs have different ones, so there is no evaluation that is fair to both.
     """
-    found = {name: config.rl(name).sampling.episodes for name in config.runs}
+    found = {name: config.section(name, RlConfig).sampling.episodes for name in config.runs}
     different = [name for name, episodes in found.items() if episodes != found[config.runs[0]]]
     if different:
         raise ConfigError(

@@ -29,24 +29,9 @@ from tasks.tracking import open_tracker
 _DIGITS = 16  # of the digests that name a look
 
 
-def settings_of(config: RunConfig) -> PromotionConfig:
-    """The preset's section ``promotion``.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    if config.promotion is None:
-        raise ConfigError(
-            "a promotion needs the section promotion",
-            where=f"preset {config.name}",
-            fix="add [promotion] with challenger, as in flows/presets/tiny.toml",
-        )
-    return config.promotion
-
-
 def registered_name(config: RunConfig) -> str:
     """The registered model that the challenger's stage adds versions to."""
-    return f"{config.name}-{settings_of(config).challenger}"
+    return f"{config.name}-{config.section('promotion', PromotionConfig).challenger}"
 
 
 def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
@@ -66,7 +51,8 @@ def run_promote(context: StageContext, *, challenger: str, champion: str, champi
 
     The registry counts the looks at the held-out prompts: a pair that was judged before keeps its number.
     """
-    settings, ref = settings_of(context.config), context.input_refs[challenger]
+    settings = context.config.section("promotion", PromotionConfig)
+    ref = context.input_refs[challenger]
     answers = {name: greedy_answers(folder) for name, folder in _evaluations(context, challenger).items()}
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
     rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
@@ -143,7 +129,7 @@ def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, ov
     Raises:
         PromotionError: the champion is no longer the one that was judged against, or the version was rolled back.
     """
-    name, challenger = registered_name(config), settings_of(config).challenger
+    name, challenger = registered_name(config), config.section("promotion", PromotionConfig).challenger
     tracker = open_tracker(home)
     version = registry.find_by_model_id(tracker, name, refs[challenger].model_id)
     if version is None:

@@ -16,8 +16,8 @@ from typing import Any
 from data_contracts.gate import GateLimits, GateReport
 from data_contracts.reading import source_of
 from rlcore.canaries import mask_canary
-from rlcore.config import RejectionConfig, RunConfig
-from rlcore.errors import ConfigError, DataError
+from rlcore.config import RejectionConfig, RlConfig, RunConfig
+from rlcore.errors import DataError
 from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.rewards.base import RewardFn, check_error_rate
 from rlcore.rewards.table import build_rewards
@@ -49,7 +49,7 @@ def run_rejection(context: StageContext, *, policy: str) -> StageResult:
         DataError: no answers to at least two prompts were kept.
         RewardError: the grader fails too often.
     """
-    config = configured(context.config)
+    config = context.config.section("rejection", RejectionConfig)
     folder = context.inputs[policy] / MODEL
     tokenizer = ChatTokenizer.load(folder)
     prompts = chosen_prompts(context, config, tokenizer)
@@ -62,20 +62,9 @@ def run_rejection(context: StageContext, *, policy: str) -> StageResult:
     return give_account(context, candidates, selection, report)
 
 
-def configured(config: RunConfig) -> RejectionConfig:
-    """The section of the preset.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if config.rejection is None:
-        raise ConfigError("the preset has no section [rejection]", fix="add it, see flows/presets/reasoning.toml")
-    return config.rejection
-
-
 def needs_reward_model(config: RunConfig) -> bool:
     """Whether a term of the rewards is the trained reward model."""
-    return any(term.kind == "reward_model" for term in configured(config).rewards)
+    return any(term.kind == "reward_model" for term in config.section("rejection", RejectionConfig).rewards)
 
 
 def chosen_prompts(context: StageContext, config: RejectionConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
@@ -93,12 +82,12 @@ def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
 
 def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
     """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
-    config = configured(context.config)
+    config = context.config.section("rejection", RejectionConfig)
     paths = chunk_paths(context, len(prompts))
     done = sum(path.exists() for path in paths)
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
-    terms = dataclasses.replace(context.config.rl("grpo"), rewards=config.rewards)
+    terms = dataclasses.replace(context.config.section("grpo", RlConfig), rewards=config.rewards)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         model = runtime.load_frozen(folder)
         check_context(model, prompts, config.sampling.max_new_tokens)
@@ -183,7 +172,7 @@ def write_demonstrations(
     context: StageContext, selection: Selection, prompts: Sequence[Prompt], tokenizer: ChatTokenizer
 ) -> GateReport:
     """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
-    config = configured(context.config)
+    config = context.config.section("rejection", RejectionConfig)
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     rows = [demonstration(by_id[one.prompt_id], one, tokenizer.prefill) for one in selection.kept]
     num_eval = max(1, min(config.num_eval, len(rows) // 10))
@@ -219,7 +208,7 @@ def give_account(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
     """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
-    config, seed = configured(context.config), context.seed
+    config, seed = context.config.section("rejection", RejectionConfig), context.seed
     total = account(candidates, selection.kept, config, seed=seed)
     tasks = {
         task: account(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlcore.config import RetrainConfig, RunConfig
-from rlcore.errors import ConfigError
 from tasks import registry
 from tasks.artifacts import ArtifactRef
 from tasks.lineage import Ancestor, ancestry, read_records
@@ -49,21 +47,6 @@ class Past:
     def datasets(self) -> dict[str, str]:
         """The accepted snapshots: digests of artifacts by the name of their stage."""
         return {name: sha256 for name, sha256 in self.artifacts.items() if name.startswith("prepare_")}
-
-
-def retrain_settings(config: RunConfig) -> RetrainConfig:
-    """The preset's section ``retrain``.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    if config.retrain is None:
-        raise ConfigError(
-            "retraining needs the section retrain",
-            where=f"preset {config.name}",
-            fix="add [retrain], as in flows/presets/retrain.toml; it may be empty",
-        )
-    return config.retrain
 
 
 def past_of(home: Home, champion: ModelVersion) -> Past:

@@ -109,7 +109,7 @@ def start_from(context: StageContext, stage: str) -> StageContext:
 @contextmanager
 def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
     """Load the models and the rewards of one run; workers of the rewards are ended on the way out."""
-    rl: RlConfig = getattr(context.config, section)
+    rl = context.config.section(section, RlConfig)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
@@ -167,7 +167,7 @@ def uses_reward_model(rl: RlConfig) -> bool:
 
 def outside(config: RunConfig, *, section: str) -> str:
     """Digest of what a run depends on outside of this code: the user's own rewards, the search tool's corpus."""
-    rl: RlConfig = getattr(config, section)
+    rl = config.section(section, RlConfig)
     modules = sorted({term.kind.partition(":")[0] for term in rl.rewards if ":" in term.kind})
     digests = [*(closure_digest(module) for module in modules), corpus_digest(rl.sampling.episodes)]
     return " ".join(filter(None, digests))

@@ -22,7 +22,7 @@ def run_sft(context: StageContext, *, section: str, start: str, data: str) -> St
 
     The artifact is a checkpoint of the same form.
     """
-    config: SftConfig = getattr(context.config, section)
+    config = context.config.section(section, SftConfig)
     checkpoint, dataset = context.inputs[start] / MODEL, context.inputs[data]
     tokenizer = ChatTokenizer.load(checkpoint)
     train = tokenize_demonstrations(read_demonstrations(dataset / "train.parquet"), tokenizer)

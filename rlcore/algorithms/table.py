@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
-from rlcore.algorithms import advantages, surrogates, weighting
-from rlcore.algorithms.advantages import AdvantageFn
+from rlcore.algorithms.advantages import (
+    AdvantageFn,
+    batch_normalized,
+    gae,
+    group_centred,
+    group_normalized,
+    group_over_mean,
+    leave_one_out,
+    length_adaptive_gae,
+)
 from rlcore.algorithms.ratios import RatioFn, sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import SurrogateFn, ppo_clip
-from rlcore.algorithms.weighting import WeightingFn
+from rlcore.algorithms.surrogates import Surrogate, SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
+from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, token_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,79 +46,38 @@ def algorithms(
     max_new_tokens: int = 1024,
 ) -> Mapping[str, Algorithm]:
     """The table, with the constants that a run's configuration sets (:class:`rlcore.config.GaeConfig`)."""
-    plain_gae = partial(advantages.gae, gamma=gamma, lam=lam)
-    adaptive_gae = partial(advantages.length_adaptive_gae, gamma=gamma, alpha=lam_alpha)
-    clip = partial(ppo_clip, clip_low=0.2, clip_high=0.2)
-    return {
-        "ppo": Algorithm(
-            advantage=adaptive_gae if lam_alpha > 0.0 else plain_gae,
-            ratio=token_ratio,
-            surrogate=clip,
-            weighting=weighting.token_mean,
-            uses_critic=True,
-            value_advantage=partial(advantages.gae, gamma=gamma, lam=lam if lam_value is None else lam_value),
-        ),
-        "grpo": Algorithm(
-            advantage=advantages.group_normalized,
-            ratio=token_ratio,
-            surrogate=clip,
-            weighting=weighting.sequence_mean,
-        ),
-        "dr_grpo": Algorithm(
-            advantage=advantages.group_centred,
-            ratio=token_ratio,
-            surrogate=clip,
-            weighting=partial(weighting.constant, length=max_new_tokens),
-        ),
-        "dapo": Algorithm(
-            advantage=advantages.group_normalized,
-            ratio=token_ratio,
-            surrogate=partial(ppo_clip, clip_low=0.2, clip_high=0.28),
-            weighting=weighting.token_mean,
-        ),
-        "gspo": Algorithm(
-            advantage=advantages.group_normalized,
-            ratio=sequence_ratio,
-            surrogate=partial(ppo_clip, clip_low=3e-4, clip_high=4e-4),
-            weighting=weighting.sequence_mean,
-        ),
-        "cispo": Algorithm(
-            advantage=advantages.group_normalized,
-            ratio=token_ratio,
-            surrogate=partial(surrogates.cispo, clip_low=1.0, clip_high=0.28),
-            weighting=weighting.token_mean,
-        ),
-        "rloo": Algorithm(
-            advantage=advantages.leave_one_out,
-            ratio=token_ratio,
-            surrogate=surrogates.reinforce,
-            weighting=weighting.sequence_mean,
-        ),
-        "reinforce++": Algorithm(
-            advantage=advantages.batch_normalized,
-            ratio=token_ratio,
-            surrogate=clip,
-            weighting=weighting.token_mean,
-        ),
-        "sapo": Algorithm(
-            advantage=advantages.group_normalized,
-            ratio=token_ratio,
-            surrogate=partial(surrogates.sapo, gate_positive=1.0, gate_negative=1.05),
-            weighting=weighting.sequence_mean,
-        ),
-        "dppo_tv": Algorithm(
-            advantage=advantages.group_normalized,
-            ratio=token_ratio,
-            surrogate=partial(surrogates.dppo_tv, clip_low=0.15, clip_high=0.15),
-            weighting=weighting.token_mean,
-        ),
-        "maxrl": Algorithm(
-            advantage=advantages.group_over_mean,
-            ratio=token_ratio,
-            surrogate=clip,
-            weighting=weighting.token_mean,
-        ),
+    length_adaptive = partial(length_adaptive_gae, gamma=gamma, alpha=lam_alpha)
+    policy_gae = length_adaptive if lam_alpha > 0.0 else partial(gae, gamma=gamma, lam=lam)
+    value_gae = partial(gae, gamma=gamma, lam=lam if lam_value is None else lam_value)
+    per_length = partial(constant, length=max_new_tokens)
+    # fmt: off
+    rows: dict[str, _Row] = {
+        # name          advantage         ratio           surrogate                    weighting
+        "ppo":         (policy_gae,       token_ratio,    _clip(0.2, 0.2),             token_mean),
+        "grpo":        (group_normalized, token_ratio,    _clip(0.2, 0.2),             sequence_mean),
+        "dr_grpo":     (group_centred,    token_ratio,    _clip(0.2, 0.2),             per_length),
+        "dapo":        (group_normalized, token_ratio,    _clip(0.2, 0.28),            token_mean),
+        "gspo":        (group_normalized, sequence_ratio, _clip(3e-4, 4e-4),           sequence_mean),
+        "cispo":       (group_normalized, token_ratio,    _clip(1.0, 0.28, cispo),     token_mean),
+        "rloo":        (leave_one_out,    token_ratio,    reinforce,                   sequence_mean),
+        "reinforce++": (batch_normalized, token_ratio,    _clip(0.2, 0.2),             token_mean),
+        "sapo":        (group_normalized, token_ratio,    _SOFT_GATE,                  sequence_mean),
+        "dppo_tv":     (group_normalized, token_ratio,    _clip(0.15, 0.15, dppo_tv),  token_mean),
+        "maxrl":       (group_over_mean,  token_ratio,    _clip(0.2, 0.2),             token_mean),
     }
+    # fmt: on
+    table = {
+        name: Algorithm(advantage=advantage, ratio=ratio, surrogate=surrogate, weighting=weighting)
+        for name, (advantage, ratio, surrogate, weighting) in rows.items()
+    }
+    return table | {"ppo": replace(table["ppo"], uses_critic=True, value_advantage=value_gae)}
 
 
+def _clip(low: float, high: float, surrogate: Callable[..., Surrogate] = ppo_clip) -> SurrogateFn:
+    """A surrogate with the two bounds that it clips at."""
+    return partial(surrogate, clip_low=low, clip_high=high)
+
+
+_Row = tuple[AdvantageFn, RatioFn, SurrogateFn, WeightingFn]
+_SOFT_GATE = partial(sapo, gate_positive=1.0, gate_negative=1.05)
 ALGORITHMS: Mapping[str, Algorithm] = algorithms()

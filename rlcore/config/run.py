@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
@@ -19,6 +19,8 @@ from rlcore.config.rl import RlConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import apply_override, build
+
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +91,19 @@ class RunConfig:
         if self.retrain and (self.promotion is None or self.promotion.challenger not in self.runs):
             raise ConfigError(f"[retrain] needs [promotion] with a challenger among runs = {list(self.runs)}")
 
-    def rl(self, name: str) -> RlConfig:
-        """The section ``name`` of an RL run.
+    def section(self, name: str, kind: type[Section]) -> Section:
+        """A section that a preset may lack, where it is needed: ``config.section("grpo", RlConfig)``.
 
         Raises:
             ConfigError: the preset has none.
         """
-        found: RlConfig | None = getattr(self, name)
-        if found is None:
-            raise ConfigError(f"the preset has no section [{name}]")
+        found = getattr(self, name)
+        if not isinstance(found, kind):
+            raise ConfigError(
+                f"the preset has no section [{name}]",
+                where=f"preset {self.name}",
+                fix=f"add [{name}]; presets that have it are in flows/presets",
+            )
         return found
 
     def _refuse_adapter_of_no_adapter(self) -> None:

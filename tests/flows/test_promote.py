@@ -137,7 +137,7 @@ def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:
 
 
 def test_a_preset_without_the_section_or_with_an_impossible_challenger_is_refused(tracked_home: Home) -> None:
-    with pytest.raises(ConfigError, match="needs the section promotion"):
+    with pytest.raises(ConfigError, match=r"no section \[promotion\]"):
         run_promotion("smollm2", ())
     with pytest.raises(ConfigError, match="is no checkpoint of this preset"):
         run_promotion("tiny", ["promotion.challenger=sft_kept"])

@@ -15,6 +15,7 @@ from rlcore.config import (
     KlConfig,
     MismatchConfig,
     OptimConfig,
+    RlConfig,
     RunConfig,
     ShapeConfig,
     load_preset,
@@ -206,9 +207,9 @@ def test_a_preset_describes_the_rl_runs_that_it_names_and_no_other(preset: Path)
     with pytest.raises(ConfigError, match=r"runs names 'ppo', so the section \[ppo\] is needed"):
         load_preset(without)
     run = load_preset(without, ["runs=['grpo']"])
-    assert run.rl("grpo") is run.grpo
+    assert run.section("grpo", RlConfig) is run.grpo
     with pytest.raises(ConfigError, match=r"no section \[ppo\]"):
-        run.rl("ppo")
+        run.section("ppo", RlConfig)
 
 
 def test_a_critic_that_is_an_adapter_of_the_reward_model_needs_one_that_is_an_adapter(preset: Path) -> None:
