@@ -19,7 +19,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-overhead
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-overhead
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -185,6 +185,9 @@ bench-mismatch: setup  ## GRPO from a quantised sampler, with the mismatch corre
 
 bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native sampler, three seeds (half an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.engines --python "$(abspath $(ENGINE))/bin/python"
+
+bench-sync: setup engine  ## seconds that new weights take to reach a vLLM server, by each way (a quarter of an hour)
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.weight_sync --python "$(abspath $(ENGINE))/bin/python"
 
 engine:  ## create .venv-engine with vLLM, the rollout engine of sampling.engine.kind = "vllm" (CUDA where there is a GPU)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
