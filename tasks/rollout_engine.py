@@ -56,6 +56,7 @@ def open_engine(
         dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
         max_model_len=engine.max_model_len or positions,
         max_concurrent=config.max_concurrent,
+        prefill_in_parts=runtime.device.type != "cpu",
     )
     if engine.kind == "vllm_inprocess":
         with open_in_process(spec, tokenizer, runtime.device, progress) as in_process:

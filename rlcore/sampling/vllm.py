@@ -197,6 +197,7 @@ def _start(spec: ServerSpec, *, sleeps: bool) -> Any:
         max_num_seqs=spec.max_concurrent,
         gpu_memory_utilization=config.memory_fraction,
         enforce_eager=config.eager,
+        enable_chunked_prefill=spec.prefill_in_parts,
         enable_sleep_mode=sleeps,
         logprobs_mode="processed_logprobs",
         max_logprobs=-1,

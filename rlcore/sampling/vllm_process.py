@@ -33,7 +33,9 @@ class ServerSpec:
 
     ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``url``: of a server that
     runs; empty where one is to be started. ``transfer``: how the weights get there, never ``auto``.
-    ``adapter_rank``: of the adapters that are to be sent as such; 0: none. ``worker_…``: what takes the weights.
+    ``adapter_rank``: of the adapters that are to be sent as such; 0: none. ``prefill_in_parts``: what has more prompt
+    tokens than one step takes is spread over several; vLLM 0.32 dies of that on a CPU when requests have seeds of their
+    own. ``worker_…``: what takes the weights.
     """
 
     model: Path
@@ -45,6 +47,7 @@ class ServerSpec:
     url: str = ""
     transfer: TransferKind = "file"
     adapter_rank: int = 0
+    prefill_in_parts: bool = False
     worker_file: Path = WORKER
     worker_class: str = WORKER_CLASS
 
@@ -171,6 +174,7 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
     switches = ["--enable-lora"] if spec.adapter_rank else []
     switches += ["--tokens-only", "--disable-uvicorn-access-log"]
     switches += ["--enforce-eager"] if config.eager else []
+    switches += [] if spec.prefill_in_parts else ["--no-enable-chunked-prefill"]
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
 

@@ -23,7 +23,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm_server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
-from rlcore.types import FailedRollout, Prompt, Rollout
+from rlcore.types import FailedRollout, Message, Prompt, Rollout
 from tests.integration import vllm_runs
 from tests.integration.vllm_runs import PARAMS, TOLERANCE, lose, rollouts_of, say, sync, worst_difference
 
@@ -100,6 +100,20 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: VllmSampler, prompts: lis
     groups = engine.sample([prompts[0], long], PARAMS, seed=0)
     assert all(isinstance(item, Rollout) for item in groups[0])
     assert all(isinstance(item, FailedRollout) for item in groups[1])
+
+
+def test_more_prompt_tokens_than_one_step_takes_are_sampled_from_too(
+    engine: VllmSampler, tokenizer: ChatTokenizer
+) -> None:
+    """16 prompts of some 200 tokens at once, where a step takes 2,048: none may be prefilled in parts."""
+    turns = [(Message(role="user", content=f"{number}+" + "1+" * 90 + "2"),) for number in range(16)]
+    prompts = [
+        Prompt(prompt_id=str(n), messages=each, token_ids=tokenizer.render_prompt(each), reference="", task="test")
+        for n, each in enumerate(turns)
+    ]
+    assert sum(len(prompt.token_ids) for prompt in prompts) > 2500
+    groups = engine.sample(prompts, SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=1), seed=5)
+    assert len(rollouts_of(groups)) == 16
 
 
 def test_the_server_says_how_busy_it_was(engine: VllmSampler, prompts: list[Prompt]) -> None:
