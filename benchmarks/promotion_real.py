@@ -34,9 +34,10 @@ from rlcore.tokenization import ChatTokenizer
 from tasks.data import read_prompts
 from tasks.evaluate import answers
 from tasks.promote import compared
-from tasks.rl_run import MODEL, verifier
+from tasks.rewards import verifier
 from tasks.runtime import open_runtime
 from tasks.settings import configure_environment, find_home
+from tasks.stages import MODEL
 from tasks.tokens import tokenize_prompts
 
 NUM_PAIRS, NUM_PROBLEMS = 40, 200

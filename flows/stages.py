@@ -16,12 +16,11 @@ from tasks.import_sft import run_import_sft, source_files
 from tasks.online_rl import run_online_rl
 from tasks.prepare import (
     demonstrations_source,
-    preferences_source,
     prompts_source,
     run_prepare_demonstrations,
-    run_prepare_preferences,
     run_prepare_prompts,
 )
+from tasks.prepare_preferences import preferences_source, run_prepare_preferences
 from tasks.promote import run_champion, run_promote
 from tasks.registry import ModelVersion
 from tasks.rejection import needs_reward_model, run_rejection

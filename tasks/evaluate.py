@@ -21,9 +21,9 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.data import read_prompts
 from tasks.episodes import episodes_of, with_tools
-from tasks.rl_run import MODEL, verifier
+from tasks.rewards import verifier
 from tasks.runtime import open_runtime
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import write_table
 from tasks.tokens import tokenize_prompts
 

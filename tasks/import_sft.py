@@ -10,9 +10,8 @@ from rlcore.errors import ModelError
 from rlcore.models.loading import import_model, source_digest
 from tasks import tracking
 from tasks.registry import download_model, find_version
-from tasks.rl_run import MODEL
 from tasks.settings import find_home
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 
 
 def run_import_sft(context: StageContext) -> StageResult:

@@ -29,12 +29,12 @@ from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.health import go_back, stopping, watch, write_health
 from tasks.memory_report import measured_update
-from tasks.rl_run import MODEL, START, RlRun, open_run, start_from
+from tasks.rl_run import START, RlRun, open_run, start_from
 from tasks.rollout_engine import sync_dtype
 from tasks.rollout_groups import draw_groups, replacement_metrics
 from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.timing import timed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,43 +9,29 @@ from data_contracts.gate import GateReport
 from rlcore.config import DatasetConfig, RunConfig
 from rlcore.tokenization import ChatTokenizer
 from tasks.data import (
-    POLICY,
     DatasetKind,
     TokenView,
     prepare_dataset,
     prompt_hashes,
     read_prompts,
-    resolve_adapter,
     source_digest,
 )
-from tasks.rl_run import MODEL
-from tasks.sampled_pairs import write_sampled_pairs
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 
 
 def run_prepare_prompts(context: StageContext) -> StageResult:
     """Prompts with ground truth, split into training and evaluation."""
-    return _prepare(context, "prompts", context.config.prompts, tokenizer=context.inputs["import_sft"] / MODEL)
+    return prepare(context, "prompts", context.config.prompts, tokenizer=context.inputs["import_sft"] / MODEL)
 
 
 def run_prepare_demonstrations(context: StageContext) -> StageResult:
     """Demonstrations for SFT; none of their prompts may be an evaluation prompt."""
     folder = context.inputs["import_sft"] / MODEL
-    return _prepare(context, "demonstrations", context.config.demonstrations, tokenizer=folder)
+    return prepare(context, "demonstrations", context.config.demonstrations, tokenizer=folder)
 
 
-def run_prepare_preferences(context: StageContext) -> StageResult:
-    """Preference pairs; none of their prompts may be an evaluation prompt."""
-    folder, config = context.inputs["sft"] / MODEL, context.config.preferences
-    assert config is not None  # without the section there is no such stage
-    if resolve_adapter(config) == POLICY:
-        path = context.work / "pairs.parquet"
-        write_sampled_pairs(context, config, path)
-        config = dataclasses.replace(config, adapter="preferences", path=str(path), fallback="", options={})
-    return _prepare(context, "preferences", config, tokenizer=folder)
-
-
-def _prepare(context: StageContext, kind: DatasetKind, config: DatasetConfig, *, tokenizer: Path) -> StageResult:
+def prepare(context: StageContext, kind: DatasetKind, config: DatasetConfig, *, tokenizer: Path) -> StageResult:
+    """Gate one dataset into a snapshot; of all but the prompts, none may be an evaluation prompt."""
     forbidden = frozenset[str]()
     if kind != "prompts":
         forbidden = prompt_hashes(read_prompts(context.inputs["prepare_prompts"] / "eval.parquet"))
@@ -93,9 +78,3 @@ def prompts_source(config: RunConfig) -> str:
 def demonstrations_source(config: RunConfig) -> str:
     """Digest of what the demonstrations are read from."""
     return source_digest(config.demonstrations)
-
-
-def preferences_source(config: RunConfig) -> str:
-    """Digest of what the preferences are read from."""
-    assert config.preferences is not None  # as above
-    return source_digest(config.preferences)

@@ -20,9 +20,8 @@ from tasks.compare import greedy_answers
 from tasks.events import tell_of_refusal
 from tasks.promotion_page import render
 from tasks.registry import CHALLENGER, CHAMPION, ModelVersion, download_model
-from tasks.rl_run import MODEL
 from tasks.settings import Home, find_home
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import read_json, write_json
 from tasks.tracking import open_tracker
 

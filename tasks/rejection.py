@@ -29,13 +29,13 @@ from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.data import prepare_source, prompt_hashes, read_prompts
 from tasks.engine import report_progress
 from tasks.prepare import record, token_view
-from tasks.rl_run import MODEL, check_context, open_reward_model, reward_resources
+from tasks.rewards import open_reward_model, reward_resources
 from tasks.rollout_groups import MAX_REWARD_ERRORS
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import open_runtime
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import read_table, write_json
-from tasks.tokens import tokenize_prompts
+from tasks.tokens import check_context, tokenize_prompts
 
 PROMPTS_PER_CHUNK = 64
 MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already

@@ -23,10 +23,9 @@ from tasks.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.lineage import is_import, read_records
 from tasks.registry import ModelVersion, read_version
-from tasks.rl_run import MODEL
 from tasks.settings import Home, configure_environment
 from tasks.stage_keys import Record, StageCache, key_of, why
-from tasks.stages import Stage, ingredients_of
+from tasks.stages import MODEL, Stage, ingredients_of
 from tasks.storage import read_json
 
 

@@ -19,10 +19,9 @@ from rlcore.training.preferences import different_sequences
 from tasks.data import PairRow, prompt_hashes, read_pairs
 from tasks.engine import report_markdown
 from tasks.promotion_page import check_table
-from tasks.rl_run import MODEL
 from tasks.runtime import Runtime, open_runtime
 from tasks.settings import find_home
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import write_json
 from tasks.tokens import tokenize_pairs
 

@@ -25,9 +25,8 @@ from rlcore.training.reward_model import Report
 from tasks import plots
 from tasks.data import PairRow, read_pairs
 from tasks.reward_report import HeldOut, held_out_report, suspects_table
-from tasks.rl_run import MODEL
 from tasks.runtime import Runtime, open_runtime, peak_memory_gib
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import write_json, write_table
 from tasks.tokens import tokenize_pairs
 

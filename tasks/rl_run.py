@@ -8,22 +8,17 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
-from rlcore.config import RewardTerm, RlConfig, RunConfig
+from rlcore.config import RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, add_adapter, is_adapter_of, load_adapter
+from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
 from rlcore.models.policy import check_head
-from rlcore.models.reward_ensemble import RewardModel, load_reward_model
-from rlcore.packing import TokenSequence
 from rlcore.rewards.base import RewardFn
-from rlcore.rewards.mix import MixedReward
-from rlcore.rewards.reward_model import TokenItems
-from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
@@ -33,14 +28,14 @@ from rlcore.types import Prompt
 from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.episodes import corpus_digest, with_tools
+from tasks.rewards import open_reward_model, reward_resources, verifier
 from tasks.rollout_engine import open_engine
 from tasks.rollout_tables import RolloutKeeper
 from tasks.rollouts_ahead import RolloutsAhead
 from tasks.runtime import Runtime, open_runtime
-from tasks.stages import StageContext
-from tasks.tokens import tokenize_prompts
+from tasks.stages import MODEL, StageContext
+from tasks.tokens import check_context, tokenize_prompts
 
-MODEL = "model"  # the checkpoint's folder inside an artifact
 START = "start"  # the input that a run starts from, whichever stage made it
 
 
@@ -84,23 +79,6 @@ class RlRun:
         return window(self.prompts, (iteration - 1) * count, count, seed=self.seed)
 
 
-def check_context(policy: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
-    """Refuse a run whose longest prompt leaves no room for a whole completion.
-
-    Raises:
-        ConfigError: names the prompt and the two limits.
-    """
-    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    needed, room = len(longest.token_ids) + max_new_tokens, policy.config.max_position_embeddings
-    if needed > room:
-        raise ConfigError(
-            f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
-            f"{needed} in all, the model reads {room}",
-            where="sampling.max_new_tokens",
-            fix="lower max_new_tokens, or prompts.max_tokens so that the gate leaves long prompts out",
-        )
-
-
 def start_from(context: StageContext, stage: str) -> StageContext:
     """The context in which the artifact of ``stage`` is the input ``START``."""
     return replace(context, inputs={**context.inputs, START: context.inputs[stage]})
@@ -126,12 +104,6 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         run.verifier = stack.enter_context(verifier(context.config))
         yield run
-
-
-def verifier(config: RunConfig) -> MixedReward:
-    """The grader of held-out answers: right or wrong, whatever else the reward mixes in."""
-    term = RewardTerm(kind=config.evaluation.verifier, options=config.evaluation.verifier_options)
-    return build_rewards((term,), resources=RewardResources())
 
 
 def resolve_algorithm(rl: RlConfig) -> Algorithm:
@@ -206,31 +178,6 @@ def _critic(
     if source == "reward_model":
         return ScalarModel.on_trunk(load_adapter(policy, start, "critic"))
     return ScalarModel.on_trunk(add_adapter(policy, rl.update.adapter, "critic", seed=context.seed))
-
-
-def open_reward_model(
-    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
-) -> RewardModel | None:
-    """The frozen reward model, if a reward needs it: on the policy's base where it was trained as an adapter of it."""
-    if not any(term.kind == "reward_model" for term in rl.rewards):
-        return None
-    folder = context.inputs["reward_model"] / MODEL
-    on_base = isinstance(policy, AdaptedModel) and is_adapter_of(policy, folder)
-    trunk = load_adapter(policy, folder, "reward_model") if on_base else runtime.load_frozen(folder)
-    return load_reward_model(trunk, folder)
-
-
-def reward_resources(rl: RlConfig, model: RewardModel | None) -> RewardResources:
-    """What reward terms need beside their options: here, the trained reward model as a scoring function."""
-    if model is None:
-        return RewardResources()
-
-    def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
-        sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
-        budget = rl.update.tokens_per_microbatch
-        return model.rewards(sequences, tokens_per_microbatch=budget, calibrated=calibrated)
-
-    return RewardResources(score_tokens=score)
 
 
 def window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> list[Prompt]:

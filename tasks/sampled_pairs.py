@@ -17,9 +17,9 @@ from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.data import POLICY, read_prompts
-from tasks.rl_run import MODEL, verifier
+from tasks.rewards import verifier
 from tasks.runtime import open_runtime
-from tasks.stages import StageContext
+from tasks.stages import MODEL, StageContext
 from tasks.storage import write_table
 from tasks.tokens import tokenize_prompts
 

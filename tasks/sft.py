@@ -11,9 +11,8 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from tasks import plots
 from tasks.data import read_demonstrations
-from tasks.rl_run import MODEL
 from tasks.runtime import open_runtime, peak_memory_gib
-from tasks.stages import StageContext, StageResult
+from tasks.stages import MODEL, StageContext, StageResult
 from tasks.tokens import tokenize_demonstrations
 
 

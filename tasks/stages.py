@@ -34,6 +34,8 @@ from tasks.tracking import RunTracker, Tracker
 
 logger = logging.getLogger(__name__)
 
+MODEL = "model"  # the checkpoint's folder inside an artifact
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transformers import PreTrainedModel
+
 from rlcore.demonstrations import Demonstration, render_conversation
+from rlcore.errors import ConfigError
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 from rlcore.types import Prompt
@@ -49,3 +52,20 @@ def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tok
             )
         )
     return pairs
+
+
+def check_context(policy: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Refuse a run whose longest prompt leaves no room for a whole completion.
+
+    Raises:
+        ConfigError: names the prompt and the two limits.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    needed, room = len(longest.token_ids) + max_new_tokens, policy.config.max_position_embeddings
+    if needed > room:
+        raise ConfigError(
+            f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
+            f"{needed} in all, the model reads {room}",
+            where="sampling.max_new_tokens",
+            fix="lower max_new_tokens, or prompts.max_tokens so that the gate leaves long prompts out",
+        )

@@ -19,7 +19,7 @@ from rlcore.memory import held_bytes
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
-from tasks.rl_run import open_reward_model
+from tasks.rewards import open_reward_model
 from tasks.runtime import Runtime, open_runtime
 
 SETTINGS = (

@@ -1,0 +1,28 @@
+"""Preference pairs: read, or sampled from the policy and judged; then the gate and the snapshot of every dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlcore.config import RunConfig
+from tasks.data import POLICY, resolve_adapter, source_digest
+from tasks.prepare import prepare
+from tasks.sampled_pairs import write_sampled_pairs
+from tasks.stages import MODEL, StageContext, StageResult
+
+
+def run_prepare_preferences(context: StageContext) -> StageResult:
+    """Preference pairs; none of their prompts may be an evaluation prompt."""
+    folder, config = context.inputs["sft"] / MODEL, context.config.preferences
+    assert config is not None  # without the section there is no such stage
+    if resolve_adapter(config) == POLICY:
+        path = context.work / "pairs.parquet"
+        write_sampled_pairs(context, config, path)
+        config = dataclasses.replace(config, adapter="preferences", path=str(path), fallback="", options={})
+    return prepare(context, "preferences", config, tokenizer=folder)
+
+
+def preferences_source(config: RunConfig) -> str:
+    """Digest of what the preferences are read from."""
+    assert config.preferences is not None  # as above
+    return source_digest(config.preferences)
