@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from retraining import LEARN, NAME, SPOIL, write_data
 
+import tasks.promote
 from flows.presets import open_preset
 from flows.run import run_retrain
 from rlcore.errors import ConfigError, DataError
@@ -27,8 +28,10 @@ def aliases(home: Home) -> dict[str, int]:
 
 
 def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_data(
-    tracked_home: Home, tmp_path: Path
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[tuple[str, int]] = []  # inline there is no server to tell
+    monkeypatch.setattr(tasks.promote, "tell_of_refusal", lambda model, version, text: told.append((model, version)))
     data = write_data(tmp_path / "data")
 
     first = run_retrain("retrain", data)
@@ -66,6 +69,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
     known = run_retrain("retrain", (*data, *SPOIL))
     assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
+    assert told == [(NAME, 3)]  # of the refusal, and once
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
     with pytest.raises(DataError, match="drifts from the last accepted") as caught:

@@ -21,7 +21,16 @@ from prefect.states import Running
 from rlcore.errors import CanaryError, ConfigError, TrainingError
 from tasks.artifacts import ArtifactRef
 from tasks.engine import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
-from tasks.events import FAILED, SNAPSHOT, tell_of_snapshot, told_if_it_fails
+from tasks.events import (
+    FAILED,
+    REFUSED,
+    SNAPSHOT,
+    STOPPED,
+    tell_of_refusal,
+    tell_of_snapshot,
+    tell_of_stop,
+    told_if_it_fails,
+)
 from tasks.leases import crash_flow_run, heal
 from tasks.settings import Home
 from tasks.tracking import open_tracker
@@ -146,6 +155,8 @@ def eventually(read: Callable[[], list[Any]], done: Callable[[list[Any]], bool])
 def toy_events(error: Exception | None, config: Any) -> None:
     ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
     tell_of_snapshot(config, "prepare_preferences", ref)
+    tell_of_stop("toy", "grpo", "stopped after iteration 3")
+    tell_of_refusal("toy-grpo", 3, "Refused: no gain.")
     with told_if_it_fails("toy", "grpo"):
         if error is not None:
             raise error
@@ -163,7 +174,7 @@ def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Excep
             limit=1,
         )[0]
         question = {"filter": {"related": {"id": [f"prefect.flow-run.{run.id}"]}, "event": {"prefix": ["rlcore."]}}}
-        wanted = 2 if isinstance(error, CanaryError) else 1
+        wanted = 4 if isinstance(error, CanaryError) else 3
         found = eventually(
             lambda: client._client.post("/events/filter", json=question).json()["events"],
             lambda got: len(got) == wanted,
@@ -173,6 +184,11 @@ def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Excep
     assert (snapshot["rlcore.stage"], snapshot["rlcore.retrain"]) == ("prepare_preferences", "yes")
     assert snapshot["prefect.resource.id"] == "rlcore.dataset.abc"
     assert (FAILED in made) == isinstance(error, CanaryError)  # a wrong preset is its user's affair
+    assert made[STOPPED]["resource"]["prefect.resource.name"] == "grpo of toy"
+    assert made[REFUSED]["resource"]["prefect.resource.name"] == "toy-grpo version 3"
+    assert all(
+        each["resource"]["prefect.resource.id"].startswith("rlcore.") for each in found
+    )  # the automation's match
     if FAILED in made:
         assert made[FAILED]["payload"]["text"] == "CanaryError: the sampler is stale"
         assert made[FAILED]["resource"]["rlcore.error"] == "CanaryError"
