@@ -25,6 +25,7 @@ from tasks.stages import Stage, StageContext, StageResult
 class ToyConfig:
     name: str = "toy"
     seed: int = 0
+    retrain: None = None
 
 
 def section(config: RunConfig) -> Mapping[str, object]:

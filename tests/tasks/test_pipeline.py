@@ -26,10 +26,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class ToyConfig:
-    """Stands for the configuration: stages read it through ``section`` alone."""
+    """Stands for the configuration: stages read it through ``section`` alone, and what is told of them names it."""
 
     name: str = "toy"
     seed: int = 0
+    retrain: None = None
     data: Step = field(default_factory=Step)
     sft: Step = field(default_factory=Step)
     rl: Step = field(default_factory=Step)

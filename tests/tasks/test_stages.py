@@ -28,10 +28,11 @@ class ToySection:
 
 @dataclass(frozen=True, kw_only=True)
 class ToyConfig:
-    """Stands for the configuration: stages read it through ``section`` alone."""
+    """Stands for the configuration: stages read it through ``section`` alone, and what is told of them names it."""
 
     name: str = "toy"
     seed: int = 0
+    retrain: None = None
     toy: ToySection = field(default_factory=ToySection)
 
 
