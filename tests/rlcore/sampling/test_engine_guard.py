@@ -79,6 +79,32 @@ def test_the_engine_goes_when_the_guard_is_asked_and_the_folder_stays_for_the_pa
     assert folder.exists()
 
 
+def test_memory_that_a_killed_engine_shared_is_freed(tmp_path: Path) -> None:
+    """Two processes map it, the first is killed; Python's own tracker of such memory is told to forget it."""
+    engine = """
+import subprocess, sys, time
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(name=sys.argv[2] if len(sys.argv) > 2 else None, create=len(sys.argv) < 3, size=4096)
+resource_tracker.unregister(memory._name, "shared_memory")
+if len(sys.argv) < 3:
+    subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[1], memory.name])
+else:
+    print(memory.name, flush=True)
+time.sleep(600)
+"""
+    guard = [sys.executable, "-I", engine_guard.__file__, str(os.getpid()), str(tmp_path)]
+    with subprocess.Popen([*guard, sys.executable, "-c", engine, engine], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        path = Path("/dev/shm", running.stdout.readline().strip())
+        assert path.name.startswith("psm_")
+        assert path.exists()
+        (first,) = psutil.Process(running.pid).children()
+        first.kill()
+        running.wait(30)
+    assert not path.exists()
+
+
 def test_what_an_engine_leaves_behind_goes_with_it(tmp_path: Path) -> None:
     guard = start_guard(tmp_path, tmp_path / "numbers")
     engine, child = processes_of(tmp_path / "numbers")
