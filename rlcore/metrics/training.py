@@ -150,14 +150,6 @@ TRAINING = (
         fix="raise critic.learning_rate or critic.warmup_iterations",
     ),
     Metric(
-        name="loss/total",
-        formula="loss/policy + loss/value",
-        unit="1",
-        healthy="as its parts",
-        meaning="Both objectives together.",
-        fix="look at the parts",
-    ),
-    Metric(
         name="value/explained_variance",
         formula="1 - Var(returns - values) / Var(returns)",
         unit="1 (at most 1)",
