@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,7 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 WORKER_CLASS = f"{WORKER.stem}.WeightReceiver"
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one has more than it needs
 _LOG_LINES = 15
+_ERROR = re.compile(r" ERROR .*\w(Error|Exception): ")
 _HEALTH_SECONDS = 10.0
 _STOP_SECONDS = engine_guard.GRACE_SECONDS + 20.0
 
@@ -122,12 +124,13 @@ class ServerProcess:
         return self._guard.poll() is None and is_healthy(self.address)
 
     def last_words(self) -> str:
-        """The last lines of the engine's log."""
+        """The first error in the engine's log, of which later ones are consequences, and the last lines."""
         try:
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             return "(no log)"
-        return "\n".join(f"    {line[:300]}" for line in lines[-_LOG_LINES:]) or "(nothing)"
+        cause = [line for line in lines[:-_LOG_LINES] if _ERROR.search(line)][:1]
+        return "\n".join(f"    {line[:300]}" for line in [*cause, *lines[-_LOG_LINES:]]) or "(nothing)"
 
     def stop(self) -> None:
         """End every process of the server and remove its folder."""

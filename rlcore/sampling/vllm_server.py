@@ -221,6 +221,7 @@ class VllmSampler:
 
     def _revive(self) -> None:
         if not is_healthy(self._control.address):
+            self._progress(f"the engine is dead, {self._last_words()}")
             self._start()
 
     def _discard(self, weights: Weights) -> None:

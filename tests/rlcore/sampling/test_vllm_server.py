@@ -282,6 +282,27 @@ def test_an_engine_that_ends_as_it_starts_says_its_last_lines(checkpoint: Path, 
     assert not process.folder.exists()
 
 
+def test_the_first_error_of_a_long_log_is_said_with_its_last_lines(checkpoint: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    says = [
+        "INFO starts",
+        "(Worker) ERROR 11-21 RuntimeError: the cause",
+        *(f"(API) ERROR ValueError: {n}" for n in range(30)),
+    ]
+    python.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in says), encoding="utf-8")
+    python.chmod(0o755)
+    config = EngineConfig(kind="vllm", python=str(python))
+    process = ServerProcess(
+        ServerSpec(
+            model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
+        )
+    )
+    process._guard.wait(30)
+    lines = [line.strip() for line in process.last_words().splitlines()]
+    process.stop()
+    assert lines == [says[1], *says[-15:]]
+
+
 def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, tmp_path: Path) -> None:
     config = EngineConfig(kind="vllm", python=str(tmp_path / "none"))
     spec = ServerSpec(
