@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
-from rlcore.config import RlConfig, RunConfig
+from rlcore.config import RejectionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
@@ -139,9 +139,9 @@ def uses_reward_model(rl: RlConfig) -> bool:
 
 def outside(config: RunConfig, *, section: str) -> str:
     """Digest of what a run depends on outside of this code: the user's own rewards, the search tool's corpus."""
-    rl = config.section(section, RlConfig)
-    modules = sorted({term.kind.partition(":")[0] for term in rl.rewards if ":" in term.kind})
-    digests = [*(closure_digest(module) for module in modules), corpus_digest(rl.sampling.episodes)]
+    settings: RlConfig | RejectionConfig = getattr(config, section)  # a stage of its own: the section is there
+    modules = sorted({term.kind.partition(":")[0] for term in settings.rewards if ":" in term.kind})
+    digests = [*(closure_digest(module) for module in modules), corpus_digest(settings.sampling.episodes)]
     return " ".join(filter(None, digests))
 
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tasks.settings import Home, configure_environment
@@ -17,6 +18,10 @@ _SESSION_HOME = Home(Path(tempfile.mkdtemp(prefix="rlcore-tests-")))
 for _name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))]:
     del os.environ[_name]
 configure_environment(_SESSION_HOME)
+
+# A deadline for each example would measure the machine's other work, not ours.
+hypothesis.settings.register_profile("rlcore", deadline=None)
+hypothesis.settings.load_profile("rlcore")
 
 # Warnings are errors here; these come from inside libraries, which we cannot change.
 _FOREIGN_WARNINGS = (
