@@ -20,8 +20,9 @@ for _name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLO
 configure_environment(_SESSION_HOME)
 
 # A deadline for each example would measure the machine's other work, not ours.
-hypothesis.settings.register_profile("rlcore", deadline=None)
-hypothesis.settings.load_profile("rlcore")
+if hypothesis.settings.get_current_profile_name() == "default":  # benchmarks.mutation has one of its own
+    hypothesis.settings.register_profile("rlcore", deadline=None)
+    hypothesis.settings.load_profile("rlcore")
 
 # Warnings are errors here; these come from inside libraries, which we cannot change.
 _FOREIGN_WARNINGS = (
