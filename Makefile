@@ -19,7 +19,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-overhead
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu bench-overhead
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -166,6 +166,9 @@ bench-rm: peers setup  ## reward-model training of TRL and of ours: equal losses
 bench-sft: peers setup  ## SFT of TRL, with and without packing, and of ours: equal losses, then time (minutes)
 	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.sft_trl
 	$(BIN)/python -m benchmarks.plots .rlcore/bench-sft.json
+
+bench-gpu: peers setup  ## an update in bfloat16 at 2k to 16k tokens of context, beside TRL; says so where there is no GPU
+	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.gpu
 
 bench-rollout: setup  ## tokens per CPU second of generate, continuous batching, native, and vLLM by ENGINE_PYTHON (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rollout

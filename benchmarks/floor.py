@@ -14,12 +14,13 @@ def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, length
     Two per weight and token, the head on completion tokens alone, attention on visible pairs alone. A backward pass
     costs twice as much. ``shape``: the fields of a ``LlamaConfig``.
     """
-    hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
-    kv_share = shape["num_key_value_heads"] / shape["num_attention_heads"]
-    weights = layers * (hidden * hidden * (2 + 2 * kv_share) + 3 * hidden * shape["intermediate_size"])
+    hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
+    width = heads * shape.get("head_dim", hidden // heads)  # of all queries of a token
+    kv_share = shape["num_key_value_heads"] / heads
+    weights = layers * (hidden * width * (2 + 2 * kv_share) + 3 * hidden * shape["intermediate_size"])
     own, prompt = lengths.double(), prompt_lengths.double()
     pairs = float(prompt.square().sum() / 2 + (prompt[:, None] * own + own.square() / 2).sum())
-    trunk = 2 * weights * float(own.sum() + prompt.sum()) + 4 * hidden * layers * pairs
+    trunk = 2 * weights * float(own.sum() + prompt.sum()) + 4 * width * layers * pairs
     return trunk + 2 * shape["vocab_size"] * hidden * float(own.sum())
 
 

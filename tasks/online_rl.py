@@ -210,6 +210,7 @@ def finish(run: RlRun, section: str) -> StageResult:
     """The artifact: the policy, every rollout, the history and its plot."""
     folder = run.context.folder
     run.rollouts.write()
+    run.context.tracker.flush()
     save_model(run.learner.policy, run.context.inputs[START] / MODEL, folder / MODEL)
     shutil.copytree(run.rollouts.folder, folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ WRITE_SECONDS = 5.0  # between two writes of a quick loop
 class RolloutKeeper:
     """Keeps every rollout of a run: a file for each iteration, and a sample of it that MLflow shows.
 
-    The iterations of five seconds are checked and written together, since what that costs hardly hangs on the number of
-    rows. :meth:`write` has to be called before a checkpoint, and on the way out.
+    The iterations of five seconds are checked together, since what that costs hardly hangs on the number of rows, and
+    written in the background. :meth:`write` has to be called before the tracker is flushed for a checkpoint, and on the
+    way out.
     """
 
     def __init__(self, work: Path, tracker: RunTracker) -> None:
@@ -42,7 +44,7 @@ class RolloutKeeper:
             self.write()
 
     def write(self) -> None:
-        """Write what waits.
+        """Check what waits, and have it written: it is there when the tracker was flushed.
 
         Raises:
             ContractError: a row breaks ``rollouts/v1`` or ``scores/v1``; none of them is written.
@@ -55,9 +57,10 @@ class RolloutKeeper:
         contract.check_rollouts(frame)
         for iteration, part in frame.groupby("iteration"):
             name = f"iteration-{iteration:05d}"
-            write_table(part, self.folder / f"{name}.parquet")
-            write_sample(part, self._samples / f"{name}.json")
-            self._tracker.log_table(self._samples / f"{name}.json", "samples")
+            table, sample = self.folder / f"{name}.parquet", self._samples / f"{name}.json"
+            self._tracker.in_background(partial(write_table, part, table))
+            self._tracker.in_background(partial(write_sample, part, sample))
+            self._tracker.log_table(sample, "samples")
 
 
 def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:

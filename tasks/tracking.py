@@ -198,8 +198,8 @@ class RunTracker:
     def log_table(self, path: Path, folder: str) -> None:
         """Copy a JSON table (``columns``, ``data``) that MLflow's interface shows as one: the newest hundred of a run.
 
-        In the background: the file has to stay until :meth:`flush`. Not ``MlflowClient.log_table``, which reads back
-        and rewrites what is there.
+        In the background: the file has to be there by then, and to stay until :meth:`flush`. Not MLflow's own
+        ``log_table``, which reads back and rewrites what is there.
         """
         self._writer.submit(partial(self.log_artifact, path, folder))
         if self._tables is None:
@@ -208,6 +208,10 @@ class RunTracker:
         entry = {"path": f"{folder}/{path.name}", "type": "table"}
         self._tables = [*(each for each in self._tables if each != entry), entry][-_MAX_TABLES:]
         self._told_tables = False
+
+    def in_background(self, job: Callable[[], object]) -> None:
+        """Have a job done behind everything that waits, as :meth:`log_table` does; :meth:`flush` waits for it too."""
+        self._writer.submit(job)
 
     def log_artifacts(self, path: Path, folder: str) -> None:
         """Copy a folder's files into the run's folder."""

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.flows.micro import MICRO
 
-from micro import MICRO  # noqa: E402  (importlib mode does not put the tests' folder on the path)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_flows(command: str, home: Path, *overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

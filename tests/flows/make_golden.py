@@ -1,4 +1,4 @@
-"""Write the committed curve anew: ``python tests/flows/make_golden.py``, after a change that is meant to move it."""
+"""Write the committed curve anew: ``python -m tests.flows.make_golden``, after a change that is meant to move it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from conftest import run_flows
-from test_post_train import GOLDEN, curve, machine
+from tests.flows.conftest import run_flows
+from tests.flows.test_post_train import GOLDEN, curve, machine
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:

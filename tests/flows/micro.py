@@ -32,3 +32,12 @@ MICRO = (
     "evaluation.num_sampled_problems=8",
     "evaluation.num_monitor_problems=8",
 )
+
+# Wrecks the policy: the rate rises to 0.0045 by the ninth step, the first iterations do no harm, and a rule sees it.
+WRECKED = (
+    "grpo.learning_rate=0.02",
+    "grpo.update.optim.warmup_steps=40",
+    "health.kl.warn=0.01",
+    "health.kl.stop=0.05",
+    "health.kl.patience=2",
+)

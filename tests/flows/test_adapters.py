@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_flows
-from micro import MICRO
-from test_post_train import folder
 
 from flows.presets import open_preset
 from rlcore.config import HardwareConfig
@@ -21,6 +18,9 @@ from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
 from tasks.rewards import open_reward_model
 from tasks.runtime import Runtime, open_runtime
+from tests.flows.conftest import run_flows
+from tests.flows.micro import MICRO
+from tests.flows.test_post_train import folder
 
 SETTINGS = (
     "runs=['ppo']",

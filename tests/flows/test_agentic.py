@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment
-from test_post_train import folder
 
 from tasks.data import read_demonstrations
 from tasks.storage import read_table
+from tests.flows.conftest import ROOT, environment
+from tests.flows.test_post_train import folder
 
 SETTINGS = (
     "model.shape.hidden_size=64",

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import environment, flows_command, run_flows
+
+from tests.flows.conftest import environment, flows_command, run_flows
 
 USAGE_ERROR, FAILURE = 2, 1
 BEFORE_RL = ("import_sft", "prepare_prompts", "prepare_demonstrations", "sft", "prepare_preferences", "reward_model")

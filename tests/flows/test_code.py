@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment
-from test_post_train import folder
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox.pool import SandboxPool
 from tasks.data import read_prompts
 from tasks.storage import read_table
+from tests.flows.conftest import ROOT, environment
+from tests.flows.test_post_train import folder
 
 SETTINGS = (
     "model.shape.hidden_size=64",

@@ -7,17 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import run_flows
 
-WRECKED = (
-    'runs=["grpo"]',
-    "grpo.num_iterations=9",
-    "grpo.learning_rate=0.02",
-    "grpo.update.optim.warmup_steps=40",  # rises to 0.0045 by the ninth step: the first iterations do no harm
-    "health.kl.warn=0.01",
-    "health.kl.stop=0.05",
-    "health.kl.patience=2",
-)
+from tests.flows.conftest import run_flows
+from tests.flows.micro import WRECKED
 
 
 def policy_folder(home: Path, since: set[Path]) -> Path:
@@ -31,7 +23,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     home = tmp_path / "home"
     shutil.copytree(micro_home, home)
     known = set((home / "cache" / "grpo").glob("*.json"))
-    done = run_flows("run", home, *WRECKED)
+    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=9", *WRECKED)
     assert done.returncode == 0, done.stderr
     folder = policy_folder(home, known)
     health = json.loads((folder / "health.json").read_text())

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, environment, flows_command, run_flows
-from micro import MICRO
 
 from tasks.data import read_pairs
+from tests.flows.conftest import ROOT, environment, flows_command, run_flows
+from tests.flows.micro import MICRO
 
 GOLDEN = ROOT / "tests" / "golden" / "micro_curve.json"
 

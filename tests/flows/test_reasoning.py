@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, environment
-from micro import MICRO
 
 from flows.presets import FOLDER, open_preset
 from flows.stages import checkpoints, stages
 from rlcore.errors import ConfigError
 from tasks.data import read_demonstrations, read_prompts
 from tasks.storage import read_table
+from tests.flows.conftest import ROOT, environment
+from tests.flows.micro import MICRO
 
 OVERRIDES = (
     *(setting for setting in MICRO if not setting.startswith("ppo.")),

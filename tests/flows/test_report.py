@@ -9,13 +9,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from rlcore.config import RunConfig, load_preset
 from tasks import report
 from tasks.artifacts import ArtifactRef
 from tasks.stage_keys import StageCache
 from tasks.storage import read_table, write_table
+from tests.flows.conftest import ROOT
 
 ATTACK = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from retraining import write_data
 
 from flows.__main__ import main
 from flows.reproduce import run_reproduce
 from flows.run import run_targets
 from rlcore.errors import ModelError
 from tasks.settings import Home
+from tests.flows.retraining import write_data
 
 
 def edit_records(home: Home, stage: str, old: str, new: str) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from retraining import LEARN, NAME, SPOIL, write_data
 
 import tasks.promote
 from flows.presets import open_preset
@@ -19,6 +14,7 @@ from tasks.lineage import find_lineage, tree_text
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.settings import Home
 from tasks.tracking import open_tracker
+from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
 
 
 def aliases(home: Home) -> dict[str, int]:

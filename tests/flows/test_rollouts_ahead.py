@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, environment, flows_command, run_flows
+
+from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 
 AHEAD = "grpo.sampling.staleness=1"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import INFRA, SECRETS, is_pinned, leaves, read, tool
+
+from tests.infra.documents import INFRA, SECRETS, is_pinned, leaves, read, tool
 
 COMPOSE = read("compose.yaml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

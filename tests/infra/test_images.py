@@ -7,7 +7,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from documents import INFRA, is_pinned, read, tool
+
+from tests.infra.documents import INFRA, is_pinned, read, tool
 
 DOCKERFILE = (INFRA / "docker" / "Dockerfile").read_text(encoding="utf-8")
 STAGES = {name: base for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from documents import INFRA, is_pinned, kustomized, leaves, read
+
+from tests.infra.documents import INFRA, is_pinned, kustomized, leaves, read
 
 OVERLAYS = ("cpu", "gpu")
 TEMPLATE = read("kubernetes/job-template.yaml")

@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from documents import INFRA, read, tool
 
 from rlcore.metrics import METRICS
 from rlcore.sampling import vllm_metrics
 from tasks.exporter import ADDRESS, LOGGED, STEP, gauge_name
+from tests.infra.documents import INFRA, read, tool
 
 DASHBOARD = json.loads((INFRA / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -17,12 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
-
-from listeners import read_page, receiver, scraped
-from retraining import LEARN, NAME, write_data
-from service_runs import ROOT, SMALL, Services, free_ports, wait_until
+from tests.flows.micro import WRECKED
+from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
+from tests.integration.listeners import read_page, receiver, scraped
+from tests.integration.service_runs import ROOT, SMALL, Services, free_ports, wait_until
 
 pytestmark = pytest.mark.services
 
@@ -241,6 +239,22 @@ def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
     assert told[0]["url"].endswith(gate)
     assert told[1]["text"].startswith("grpo of tiny: CanaryError: the reward")
     assert told[1]["run"] == "grpo tiny"
+
+
+def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
+    services: Services, told: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    before = len(told)
+    done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), *SPOIL, preset="retrain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert services.champion(NAME) == "2"  # of the retraining by the event
+    done = services.deploy("online-rl/grpo", *SMALL, *WRECKED, preset="tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_until(lambda: len(told) == before + 2, seconds=END_SECONDS, what="told of both")
+    refused, stopped = told[before:]
+    assert (refused["event"], stopped["event"]) == ("rlcore.promotion.refused", "rlcore.run.stopped")
+    assert refused["text"].startswith(f"{NAME} version 3: ")
+    assert re.search(r"^grpo of tiny: stopped after iteration \d+ by .*the result is iteration \d+", stopped["text"])
 
 
 def command_of(process: psutil.Process) -> str:

@@ -5,61 +5,31 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
 from rlcore.metrics import check_names
-from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm_server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 from tests.integration import vllm_runs
-from tests.integration.vllm_runs import PARAMS, TOLERANCE, lose, rollouts_of, say, sync, worst_difference
+from tests.integration.vllm_runs import PARAMS, TOLERANCE, killed_after, lose, rollouts_of, say, sync, worst_difference
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return vllm_runs.make_checkpoint(tmp_path_factory.mktemp("vllm") / "model")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> ChatTokenizer:
-    return ChatTokenizer.load(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
-    return vllm_runs.make_prompts(tokenizer)
-
-
-@pytest.fixture(scope="module")
-def trained(checkpoint: Path) -> PreTrainedModel:
-    """The learner's model; the tests move its weights."""
-    return load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path, tokenizer: ChatTokenizer) -> Iterator[VllmSampler]:
     with vllm_runs.serving(checkpoint, tokenizer) as sampler:
         yield sampler
-
-
-@pytest.fixture
-def native(trained: PreTrainedModel, tokenizer: ChatTokenizer) -> NativeSampler:
-    return NativeSampler(trained, tokenizer)
 
 
 def test_sampled_tokens_have_the_trainers_log_probabilities_and_end_with_eos_or_the_limit(
@@ -193,20 +163,8 @@ def test_an_engine_killed_while_it_samples_comes_back_and_every_prompt_is_sample
     params = SamplingParams(temperature=1.0, max_new_tokens=160, num_samples=8)
     version = engine.policy_version
     expected = [r.completion_ids for r in rollouts_of(engine.sample(prompts, params, seed=3))]
-    assert engine._process is not None
-    first = engine._process
-    servers = [p for p in psutil.Process(first._guard.pid).children(recursive=True) if p.is_running()]
-    assert servers
-
-    def kill() -> None:
-        for process in servers:
-            process.send_signal(signal.SIGKILL)
-
-    killer = threading.Timer(0.3, kill)
-    killer.start()
-    groups = engine.sample(prompts, params, seed=3)
-    killer.join()
-    assert engine._process is not first, "it was not killed in time: make the completions longer"
+    with killed_after(engine, 0.3):
+        groups = engine.sample(prompts, params, seed=3)
     assert [len(group) for group in groups] == [8] * len(prompts)
     rollouts = rollouts_of(groups)
     assert [r.prompt.prompt_id for r in rollouts] == [p.prompt_id for p in prompts for _ in range(8)]

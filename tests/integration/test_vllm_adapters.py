@@ -32,21 +32,6 @@ RANK = 4
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return vllm_runs.make_checkpoint(tmp_path_factory.mktemp("adapters") / "model")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> ChatTokenizer:
-    return ChatTokenizer.load(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
-    return vllm_runs.make_prompts(tokenizer)
-
-
-@pytest.fixture(scope="module")
 def policy(checkpoint: Path) -> AdaptedModel:
     base = load_policy(checkpoint, device=CPU, dtype=torch.float32)
     return add_adapter(base, AdapterConfig(rank=RANK, alpha=16), "policy", seed=0)

@@ -26,21 +26,6 @@ from tests.integration.vllm_runs import TOLERANCE, lose, rollouts_of, say, sync,
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return vllm_runs.make_checkpoint(tmp_path_factory.mktemp("transfer") / "model")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> ChatTokenizer:
-    return ChatTokenizer.load(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
-    return vllm_runs.make_prompts(tokenizer)
-
-
 @pytest.fixture(scope="module", params=["shared_memory", "gloo"])
 def transfer(request: pytest.FixtureRequest) -> TransferKind:
     kind: TransferKind = request.param

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from transformers import PreTrainedModel
 from rlcore.canaries import SyncProbe, sync_canary
 from rlcore.config import DeadlineConfig, EngineConfig, ModelConfig, ShapeConfig
 from rlcore.models.loading import import_model
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm_http import call
 from rlcore.sampling.vllm_process import ServerSpec
@@ -49,12 +51,11 @@ def make_prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
     ]
 
 
-@contextmanager
-def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iterator[VllmSampler]:
-    """A server with its faulty worker; nothing of it is left afterwards."""
+def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
+    """A server with the faulty worker."""
     assert PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
     deadlines = DeadlineConfig(request_seconds=300.0)
-    spec = ServerSpec(
+    return ServerSpec(
         model=checkpoint,
         exchange=Path(tempfile.mkdtemp()),
         config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, deadlines=deadlines),
@@ -65,6 +66,12 @@ def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iter
         worker_class="faulty_vllm_worker.FaultyReceiver",
         **settings,
     )
+
+
+@contextmanager
+def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iterator[VllmSampler]:
+    """A server; nothing of it is left afterwards."""
+    spec = make_spec(checkpoint, **settings)
     with open_vllm(spec, tokenizer, say) as sampler:
         yield sampler
         folder = sampler._process.folder if sampler._process else Path("/")
@@ -85,7 +92,7 @@ def rollouts_of(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout]:
     return [item for item in flat if isinstance(item, Rollout)]
 
 
-def worst_difference(engine: VllmSampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
+def worst_difference(engine: Sampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
     """Of the sampled tokens' log-probabilities, as the engine reported them, to the trainer's."""
     differences = []
     for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
@@ -133,3 +140,22 @@ def lose(engine: VllmSampler, what: str) -> None:
     """From now on the worker loses the tensor of that name, or all, or …; empty: none."""
     answer = call(engine._control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
     assert answer[0] == 200, answer
+
+
+@contextmanager
+def killed_after(engine: VllmSampler, seconds: float) -> Iterator[None]:
+    """Inside, the server's processes meet SIGKILL after so many seconds; a new one must serve at the end."""
+    first = engine._process
+    assert first is not None
+    servers = [process for process in psutil.Process(first._guard.pid).children(recursive=True) if process.is_running()]
+    assert servers
+
+    def kill() -> None:
+        for process in servers:
+            process.send_signal(signal.SIGKILL)
+
+    killer = threading.Timer(seconds, kill)
+    killer.start()
+    yield
+    killer.join()
+    assert engine._process is not first, "it was not killed in time: make the completions longer"

@@ -112,6 +112,7 @@ def test_a_slow_loop_writes_every_iteration_at_once(
     with open_tracker(tracked_home).start_run("e", "r", tags={}) as run:
         keeper = RolloutKeeper(tmp_path, run)
         keeper.keep(7, drawn(7))
+        run.flush()
         assert [path.name for path in keeper.folder.iterdir()] == ["iteration-00007.parquet"]
 
 

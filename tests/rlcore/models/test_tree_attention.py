@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_mask
+from torch.nn.attention.flex_attention import create_mask, flex_attention
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.models import tree_attention
 from rlcore.models.policy import check_head, completion_logprobs
 from rlcore.models.tree_attention import TREE_ATTENTION, Tree, block_mask, layout_of, tree_attention_forward
 from rlcore.packing import TokenSequence, pack, tree_mask
@@ -70,6 +73,22 @@ def test_the_mask_of_a_gpu_says_the_same_as_the_dense_one(segment: torch.Tensor)
     rows, width = segment.shape
     ours = create_mask(block_mask(segment).mask_mod, rows, 1, width, width, device="cpu")
     assert torch.equal(ours, tree_mask(segment))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_gpus_kernel_computes_the_same_as_pieces(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not compiled, FlexAttention's forward runs on a CPU too; its backward does not."""
+    monkeypatch.setattr(tree_attention, "_compiled_flex", lambda: flex_attention)
+    wide = torch.cat([torch.zeros(70), torch.ones(90), torch.full((60,), 2.0)]).long()[None]  # beyond a block of 128
+    for segment in (ROWS, wide):
+        inputs = [states(heads, segment, heads).float().detach() for heads in (4, kv_heads, kv_heads)]
+        layout = replace(layout_of(segment), mask=block_mask(segment))
+        flex, pieces = (
+            tree_attention._KERNELS[device](*inputs, layout, 0.3).masked_fill((segment < 0)[:, :, None, None], 0.0)
+            for device in ("cuda", "cpu")
+        )
+        torch.testing.assert_close(flex, pieces, rtol=1e-4, atol=1e-5)
 
 
 @PRECISIONS

@@ -1,0 +1,66 @@
+"""Updates of ours: ``python -m benchmarks.peers.gpu_ours ours|"ours, recompute" SHAPE CONTEXT DEVICE``."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.peers.gpu_work import GROUP_SIZE, LEARNING_RATE, NUM_STEPS, TOKENS_PER_MICROBATCH, StepClock, Work, main
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import MismatchConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.models.recompute import recompute_layers
+from rlcore.models.tree_attention import TREE_ATTENTION
+from rlcore.training.learner import Learner
+from rlcore.types import TrainingSample
+
+
+def samples(work: Work) -> list[TrainingSample]:
+    """The group, with advantages -1 and 1 in turn."""
+    made = []
+    for number, completion_ids in enumerate(work.completions):
+        zeros = torch.zeros(len(completion_ids))
+        made.append(
+            TrainingSample(
+                prompt_ids=work.prompt_ids,
+                completion_ids=completion_ids,
+                loss_mask=torch.ones(len(completion_ids), dtype=torch.bool),
+                sampler_logprobs=zeros,
+                old_logprobs=zeros,
+                ref_logprobs=zeros,
+                advantages=torch.full_like(zeros, 1.0 if number % 2 else -1.0),
+                values=zeros,
+                returns=zeros,
+            )
+        )
+    return made
+
+
+def run(arm: str, work: Work) -> None:
+    model = work.make_model()
+    model.set_attn_implementation(TREE_ATTENTION)
+    if arm == "ours, recompute":
+        recompute_layers(model)
+    config = RlConfig(
+        algorithm="grpo",
+        num_iterations=NUM_STEPS,
+        prompts_per_iteration=1,
+        group_size=GROUP_SIZE,
+        learning_rate=LEARNING_RATE,
+        rewards=(),
+        sampling=SamplingConfig(max_new_tokens=max(work.lengths)),
+        update=UpdateConfig(
+            tokens_per_microbatch=TOKENS_PER_MICROBATCH,
+            optim=OptimConfig(beta2=0.999),
+            mismatch=MismatchConfig(mode="off"),  # no sampler made these completions
+        ),
+    )
+    learner, group = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config), samples(work)
+    clock = StepClock(work)
+    with torch.autocast(work.device, dtype=torch.bfloat16, enabled=work.device == "cuda"):
+        for step in range(NUM_STEPS):
+            learner.update(group, seed=step)
+            clock.mark()
+    clock.report(arm)
+
+
+if __name__ == "__main__":
+    main(run)
