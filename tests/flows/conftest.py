@@ -10,21 +10,27 @@ from pathlib import Path
 import pytest
 
 from tests.flows.micro import MICRO
+from tests.flows.warm import run_warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_flows(command: str, home: Path, *overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """``python -m flows <command>`` on the micro run with the inline engine."""
-    return subprocess.run(
-        flows_command(command, *overrides), capture_output=True, text=True, env=environment(home), cwd=cwd, check=False
-    )
+    """``python -m flows <command>`` on the micro run with the inline engine; the code is that of ``cwd``."""
+    if cwd == ROOT:
+        return run_warm(flows_arguments(command, *overrides), environment(home), cwd)
+    started = flows_command(command, *overrides)
+    return subprocess.run(started, capture_output=True, text=True, env=environment(home), cwd=cwd, check=False)
 
 
 def flows_command(command: str, *overrides: str) -> list[str]:
     """The command line of a micro run."""
+    return [sys.executable, "-m", "flows", *flows_arguments(command, *overrides)]
+
+
+def flows_arguments(command: str, *overrides: str) -> list[str]:
     settings = [part for override in (*MICRO, *overrides) for part in ("--set", override)]
-    return [sys.executable, "-m", "flows", command, "--preset", "tiny", *settings]
+    return [command, "--preset", "tiny", *settings]
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tasks.data import read_demonstrations
 from tasks.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_post_train import folder
+from tests.flows.warm import run_warm
 
 SETTINGS = (
     "model.shape.hidden_size=64",
@@ -41,16 +42,14 @@ SETTINGS = (
 )
 
 
-def command(*overrides: str) -> list[str]:
+def arguments(*overrides: str) -> list[str]:
     settings = [part for setting in (*SETTINGS, *overrides) for part in ("--set", setting)]
-    return [sys.executable, "-m", "flows", "run", "--preset", "agentic", *settings]
+    return ["run", "--preset", "agentic", *settings]
 
 
 def run_agentic(home: Path, *overrides: str) -> str:
     """What a run says, whole."""
-    done = subprocess.run(
-        command(*overrides), capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False
-    )
+    done = run_warm(arguments(*overrides), environment(home), ROOT)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -104,7 +103,11 @@ def test_an_agentic_run_that_is_killed_ends_bit_for_bit_like_an_uninterrupted_on
 ) -> None:
     home = tmp_path / "home"
     process = subprocess.Popen(
-        command(), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-m", "flows", *arguments()],
+        env=environment(home),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     while not list(home.glob("work/*/checkpoints/step-000001")):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""

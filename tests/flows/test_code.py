@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from tasks.data import read_prompts
 from tasks.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_post_train import folder
+from tests.flows.warm import run_warm
 
 SETTINGS = (
     "model.shape.hidden_size=64",
@@ -49,14 +48,7 @@ def code_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.skip(str(error))
     home = tmp_path_factory.mktemp("code")
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    done = subprocess.run(
-        [sys.executable, "-m", "flows", "run", "--preset", "rlvr_code", *settings],
-        capture_output=True,
-        text=True,
-        env=environment(home),
-        cwd=ROOT,
-        check=False,
-    )
+    done = run_warm(["run", "--preset", "rlvr_code", *settings], environment(home), ROOT)
     assert done.returncode == 0, done.stderr
     return home
 

@@ -20,6 +20,7 @@ from tasks.data import read_demonstrations, read_prompts
 from tasks.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
+from tests.flows.warm import run_warm
 
 OVERRIDES = (
     *(setting for setting in MICRO if not setting.startswith("ppo.")),
@@ -37,20 +38,20 @@ OVERRIDES = (
 CHAIN = ("import_sft", "sft", "grpo", "rejection", "sft_kept", "grpo_mixed")
 
 
-def command(name: str, *overrides: str, flow: str = "reasoning", preset: str = "reasoning") -> list[str]:
+def arguments_of(name: str, *overrides: str, flow: str = "reasoning", preset: str = "reasoning") -> list[str]:
     settings = [part for override in (*OVERRIDES, *overrides) for part in ("--set", override)]
-    return [sys.executable, "-m", "flows", name, "--flow", flow, "--preset", preset, *settings]
+    return [name, "--flow", flow, "--preset", preset, *settings]
 
 
 def run(arguments: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False)
+    return run_warm(arguments, environment(home), ROOT)
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state folder of a finished micro run of the whole flow."""
     made = tmp_path_factory.mktemp("reasoning")
-    done = run(command("run"), made)
+    done = run(arguments_of("run"), made)
     assert done.returncode == 0, done.stderr
     return made
 
@@ -142,7 +143,7 @@ def test_the_second_rl_run_is_paid_by_all_three_rewards(home: Path) -> None:
 
 def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(home: Path) -> None:
     def states(*overrides: str) -> dict[str, str]:
-        done = run(command("plan", *overrides), home)
+        done = run(arguments_of("plan", *overrides), home)
         assert done.returncode == 0, done.stderr
         return {line.split()[0]: line.split()[1] for line in done.stdout.strip().splitlines()}
 
@@ -183,7 +184,7 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_a_preset_without_the_second_half_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = run([sys.executable, "-m", "flows", "run", "--flow", "reasoning", "--preset", "tiny"], tmp_path / "home")
+    done = run(["run", "--flow", "reasoning", "--preset", "tiny"], tmp_path / "home")
     assert done.returncode == 2
     assert "rejection, sft_kept, grpo_mixed" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,0 +1,128 @@
+"""A process that has imported what a command needs, and forks for each: imports are most of what a micro run costs.
+
+The forked child is what ``python -m flows`` would be, with an environment, a folder and an exit of its own. Tests that
+kill a run, or look at how it starts, start a process themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What a run imports, the last of it only when it is used.
+NEEDED = (
+    "flows.post_train",
+    "flows.reasoning",
+    "tasks.live_view",
+    "tasks.summary",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.model_registry.sqlalchemy_store",
+    "transformers.models.llama.modeling_llama",
+)
+
+
+class Request(TypedDict):
+    """What a child is to become and do; ``outputs``: files for what it says and its errors."""
+
+    arguments: list[str]
+    env: dict[str, str]
+    cwd: str
+    outputs: list[str]
+
+
+def run_warm(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``python -m flows ARGUMENTS`` in a fork of the warm process."""
+    server = _start()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+        request: Request = {
+            "arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "outputs": [*map(str, outputs)]
+        }  # fmt: skip
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+        assert answer, "the warm process has died"
+        stdout, stderr = (path.read_text(encoding="utf-8") for path in outputs)
+    return subprocess.CompletedProcess(list(arguments), int(answer), stdout, stderr)
+
+
+@cache
+def _start() -> subprocess.Popen[str]:
+    """It ends with the tests, when nobody writes to it any more."""
+    folder = tempfile.mkdtemp(prefix="rlcore-warm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [sys.executable, "-m", "tests.flows.warm", folder]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def serve(folder: Path) -> None:
+    """Fork for each request; answer with the child's exit code."""
+    for module in NEEDED:
+        importlib.import_module(module)
+    from flows.__main__ import main
+
+    answers = os.fdopen(os.dup(1), "w")  # the children's output goes elsewhere
+    _in_child(lambda: _make_database(folder))
+    for line in sys.stdin:
+        request = json.loads(line)
+
+        def run(request: Request = request) -> int:
+            _become(request, folder / "mlflow.db")
+            return main(request["arguments"])
+
+        answers.write(f"{_in_child(run)}\n")
+        answers.flush()
+
+
+def _in_child(work: Callable[[], int | None]) -> int:
+    """The exit code of a fork that works, and ends by way of the interpreter's own end, as any command."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(work())
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _make_database(folder: Path) -> None:
+    """An empty MLflow database: to make its tables costs seconds."""
+    from tasks.settings import Home, configure_environment
+    from tasks.tracking import open_tracker
+
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    configure_environment(Home(folder))
+    open_tracker(Home(folder))
+
+
+def _become(request: Request, database: Path) -> None:
+    """Take the environment, folder and streams of the request; a home without a database gets the empty one."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    for number, path in enumerate((os.devnull, *request["outputs"])):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
+    home = Path(request["env"]["RLCORE_HOME"])
+    if not (home / database.name).exists():
+        with contextlib.suppress(OSError):  # a home that cannot be written is what a test is about
+            home.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(database, home / database.name)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
