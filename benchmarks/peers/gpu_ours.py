@@ -35,6 +35,7 @@ def samples(work: Work) -> list[TrainingSample]:
 
 
 def run(arm: str, work: Work) -> None:
+    """The steps of one arm."""
     model = work.make_model()
     model.set_attn_implementation(TREE_ATTENTION)
     if arm == "ours, recompute":

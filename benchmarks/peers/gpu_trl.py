@@ -41,6 +41,8 @@ def make_tokenizer(work: Work) -> PreTrainedTokenizerFast:
 
 
 def run(arm: str, work: Work) -> None:
+    """The steps of one arm."""
+
     def rollouts(prompts: list[Any], _: GRPOTrainer) -> dict[str, Any]:
         completions = [list(completion) for completion in work.completions]
         assert len(prompts) == len(completions)

@@ -14,6 +14,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "datasets": {
         "tasks/data.py",
         "benchmarks/peers/arm_trl.py",
+        "benchmarks/peers/gpu_trl.py",
         "benchmarks/peers/ppo_trl.py",
         "benchmarks/peers/supervised_trl.py",
     },

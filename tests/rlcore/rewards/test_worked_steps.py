@@ -51,9 +51,9 @@ def test_any_text_is_judged_without_an_exception(text: str) -> None:
 
 @pytest.mark.parametrize("piece", ["1+", "(", "1=", "9*", "1 x ", "-", "1,000", "=" * 3 + "1"])
 def test_judging_is_quick_for_any_text(piece: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     is_sound_work(piece * (20_000 // len(piece)), Fraction(1))
-    assert time.process_time() - started < 2.0
+    assert time.thread_time() - started < 2.0
 
 
 def test_partial_credit_goes_to_sound_work_alone_and_only_when_asked(make_rollout: Callable[..., Rollout]) -> None:
