@@ -51,9 +51,8 @@ def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[
 
 
 def rollouts_of(run: RlRun, iteration: int) -> list[list[Rollout]]:
-    """What the engine samples for an iteration, in any thread: autocast is a thread's own."""
-    with run.runtime.autocast():
-        return collect_rollouts(run, run.prompts_of(iteration), seed=derive_seed(run.seed, "rollouts", iteration))
+    """What the engine samples for an iteration."""
+    return collect_rollouts(run, run.prompts_of(iteration), seed=derive_seed(run.seed, "rollouts", iteration))
 
 
 def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:

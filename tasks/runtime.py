@@ -13,25 +13,22 @@ from transformers import PreTrainedModel
 
 from rlcore.config import HardwareConfig
 from rlcore.models.loading import choose_device_and_dtype, load_policy
+from rlcore.models.precision import compute_in
 from rlcore.models.recompute import recompute_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """``compute_dtype``: of the matrix products; weights that learn are always float32. ``recompute``: see
-    :class:`rlcore.config.HardwareConfig`."""
+    """``compute_dtype``: of the matrix products in trunk and head; weights that learn are always float32.
+    ``recompute``: see :class:`rlcore.config.HardwareConfig`."""
 
     device: torch.device
     compute_dtype: torch.dtype
     recompute: bool = False
 
-    def autocast(self) -> torch.autocast:
-        """The context of matrix products in ``compute_dtype``; it is a thread's own."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
-
     def load_trainable(self, folder: Path) -> PreTrainedModel:
         """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
-        model = load_policy(folder, device=self.device, dtype=torch.float32)
+        model = compute_in(load_policy(folder, device=self.device, dtype=torch.float32), self.compute_dtype)
         return recompute_layers(model) if self.recompute else model
 
     def load_frozen(self, folder: Path) -> PreTrainedModel:
@@ -42,14 +39,12 @@ class Runtime:
 
 @contextlib.contextmanager
 def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
-    """Set threads and the global seed (only dropout draws from it) and compute in the configured precision."""
+    """Set threads and the global seed (only dropout draws from it); models are loaded in the configured precision."""
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     torch.manual_seed(seed)
     device, dtype = choose_device_and_dtype(config)
-    runtime = Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)
-    with runtime.autocast():
-        yield runtime
+    yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -40,19 +40,19 @@ def weights_of(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).clone()
 
 
-def gradients_of(learner: Learner, samples: Sequence[TrainingSample]) -> torch.Tensor:
-    """The gradient that the (first) optimizer step of an update sees, of the policy and then the critic, flat."""
-    seen: dict[int, torch.Tensor] = {}
+def gradients_of(learner: Learner, samples: Sequence[TrainingSample], *, step: int = 0) -> torch.Tensor:
+    """The gradient that an optimizer step of an update sees, of the policy and then the critic, flat."""
+    seen: dict[int, list[torch.Tensor]] = {}
 
     def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        seen.setdefault(id(optimizer), torch.cat([p.grad.flatten() for p in parameters]))
+        seen.setdefault(id(optimizer), []).append(torch.cat([p.grad.flatten() for p in parameters]))
 
     optimizers = [learner.optimizer] if learner.critic is None else [learner.optimizer, learner.critic_optimizer]
     for optimizer in optimizers:
         optimizer.register_step_pre_hook(remember)
     learner.update(samples, seed=0)
-    return torch.cat([seen[id(optimizer)] for optimizer in optimizers])
+    return torch.cat([seen[id(optimizer)][step] for optimizer in optimizers])
 
 
 def on_policy_samples(policy: LlamaForCausalLM, seed: int = 0, **shape: int) -> list[TrainingSample]:

@@ -1,10 +1,15 @@
 """A loss of log-probabilities together with its gradient, chunk by chunk: three products of the head and not four.
 
-With e = exp(h W' - max) in the one buffer [chunk, V] there is, Z = sum(e), and g = dloss/dlogprob of each token:
+With x = h W' / T - max, e = exp(x) in the one buffer [chunk, V] there is, Z = sum(e), and g = dloss/dlogprob:
 
-    logprob = h·W[target] - max - ln Z             1st product:  h W'
-    dloss/dh = g (W[target] - e W / Z)             2nd product:  e W, which gives the entropy too, by h·(e W) / Z
-    dloss/dW = sum of g h at W[target] - e' (g h / Z)     3rd product
+    logprob = x[target] - ln Z                          1st product:  h W'
+    entropy = ln Z - sum(e x) / Z
+    dloss/dh = -g / (Z T) d W,  d = e - Z at target     2nd product:  d W
+    dloss/dW = -sum of d' (g / (Z T) h)                 3rd product:  d' h
+
+Half precision asks for this order. The temperature divides the product: states divided by it would round anew. The
+entropy of a confident policy is no difference of two large numbers, and nor is its gradient: at a target of
+probability near 1, e - Z is minus the sum of all others.
 
 g has to be known while e stands, so the loss is a sum over chunks of whole sequences. The plain path, which computes e
 a second time in its backward pass, is :func:`rlcore.models.logprobs.chunked_logprobs`.
@@ -17,7 +22,10 @@ from typing import Any
 
 import torch
 
-from rlcore.models.logprobs import CHUNK_SIZE, at_least_float32
+from rlcore.models.logprobs import CHUNK_SIZE
+from rlcore.models.precision import at_least_float32, no_autocast, wide_product
+
+_BLOCK = 64  # rows of a chunk that stand a second time while they are exponentiated
 
 LossOfChunk = Callable[[slice, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -30,6 +38,7 @@ def fused_loss(
     *,
     lengths: Sequence[int],
     temperature: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The sum of ``loss_of`` over chunks of whole sequences; the gradient is computed on the way.
 
@@ -41,8 +50,9 @@ def fused_loss(
             Called once a chunk. Both are float32 (float64 for a float64 model), in nats.
         lengths: tokens of each sequence, in the order of the targets; their sum is N.
         temperature: of the distribution that was sampled from.
+        dtype: of the products with the head; by default that of ``head_weight``.
     """
-    arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature)
+    arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature, dtype or head_weight.dtype)
     loss: torch.Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
 
@@ -62,36 +72,51 @@ class _FusedLoss(torch.autograd.Function):
         loss_of: LossOfChunk,
         lengths: tuple[int, ...],
         temperature: float,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         loss = at_least_float32(hidden.new_zeros(()))
-        hidden_gradient = torch.empty_like(hidden)
-        weight_gradient = torch.zeros_like(head_weight) if ctx.needs_input_grad[1] else None
-        for chunk in _chunks(lengths):
-            scaled = hidden[chunk] / temperature
-            powers = at_least_float32(scaled @ head_weight.T)
-            peak = powers.amax(-1, keepdim=True)
-            logprobs = powers.gather(-1, targets[chunk, None])
-            total = powers.sub_(peak).exp_().sum(-1, keepdim=True)
-            log_total = peak + total.log()
-            expected = (powers.to(head_weight.dtype) @ head_weight) / total  # of the head's rows: [n, H]
-            entropy = log_total - (expected * scaled).sum(-1, keepdim=True)
-            part, slope = _differentiate(loss_of, chunk, (logprobs - log_total)[:, 0], entropy[:, 0])
-            loss += part
-            hidden_gradient[chunk] = (head_weight[targets[chunk]] - expected) * (slope / temperature)
-            if weight_gradient is not None:
-                pulls = (scaled * slope).to(head_weight.dtype)
-                weight_gradient.addmm_(powers.to(head_weight.dtype).T, (pulls / total).to(head_weight.dtype), alpha=-1)
-                weight_gradient.index_add_(0, targets[chunk], pulls)
-            del powers
+        hidden_gradient = at_least_float32(torch.empty_like(hidden))
+        weight_gradient = at_least_float32(torch.zeros_like(head_weight)) if ctx.needs_input_grad[1] else None
+        cast = head_weight.to(dtype)
+        with no_autocast(hidden):
+            for chunk in _chunks(lengths):
+                rows, places = hidden[chunk].to(dtype), targets[chunk, None]
+                powers = wide_product(rows, cast.T).div_(temperature)
+                logprobs, entropy, total = _exponentiate(powers, places)
+                part, slope = _differentiate(loss_of, chunk, logprobs, entropy)
+                loss += part
+                pull = slope / (total * temperature)
+                below = powers.scatter_add_(-1, places, -total).to(dtype)
+                del powers
+                hidden_gradient[chunk] = -pull * wide_product(below, cast)
+                if weight_gradient is not None:
+                    unit = pull.abs().amax().clamp(min=torch.finfo(pull.dtype).tiny)  # float16 has no small numbers
+                    weight_gradient.sub_(wide_product(below.T, (rows * (pull / unit)).to(dtype)).mul_(unit))
         ctx.save_for_backward(hidden_gradient, weight_gradient)
+        ctx.dtypes = hidden.dtype, head_weight.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_hidden, of_weight = ctx.saved_tensors
         (factor,) = gradients
-        scaled_weight = None if of_weight is None else of_weight.mul_(factor)
-        return of_hidden * factor, scaled_weight, None, None, None, None
+        hidden_dtype, weight_dtype = ctx.dtypes
+        scaled_weight = None if of_weight is None else of_weight.mul_(factor).to(weight_dtype)
+        return (of_hidden * factor).to(hidden_dtype), scaled_weight, None, None, None, None, None
+
+
+def _exponentiate(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies, [n] each, and Z [n, 1]; ``logits`` [n, V] become e in place."""
+    logits.sub_(logits.amax(-1, keepdim=True))
+    chosen = logits.gather(-1, targets)
+    energy = torch.empty_like(chosen)
+    for start in range(0, len(logits), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        before = logits[block].clone()
+        torch.linalg.vecdot(logits[block].exp_(), before, out=energy[block, 0])
+    total = logits.sum(-1, keepdim=True)
+    log_total = total.log()
+    return (chosen - log_total)[:, 0], (log_total - energy / total)[:, 0], total
 
 
 @torch.enable_grad()

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
-from rlcore.models.logprobs import at_least_float32
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
+from rlcore.models.precision import at_least_float32, no_autocast
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
 HEAD_FILE = "scalar_head.safetensors"
@@ -59,8 +59,9 @@ class ScalarModel(nn.Module):
         return self.state_values(hidden_states(self.backbone, batch).flatten(0, 1)[positions])
 
     def state_values(self, states: torch.Tensor) -> torch.Tensor:
-        """The head alone, on hidden states [N, H]: float32 [N]."""
-        return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
+        """The head alone, on hidden states [N, H]: float32 [N], whatever the trunk computes in."""
+        with no_autocast(states):
+            return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
 
     def train_last_layers(self, count: int) -> None:
         """Freeze the trunk but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""

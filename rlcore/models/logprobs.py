@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from rlcore.models.precision import no_autocast, wide_product
 
 CHUNK_SIZE = 1024  # rows of logits [chunk, V] in memory at once: 200 MB at a vocabulary of 49,152
 
@@ -16,6 +20,7 @@ def chunked_logprobs(
     temperature: float = 1.0,
     chunk_size: int = CHUNK_SIZE,
     entropy_gradient: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.
 
@@ -27,15 +32,18 @@ def chunked_logprobs(
         chunk_size: how many of the N rows have their [chunk, V] logits in memory at once; the backward pass computes
             them again instead of keeping them.
         entropy_gradient: whether the entropy is to be differentiated (it costs a second softmax backward).
+        dtype: of the products with the head; by default that of ``head_weight``.
 
     Returns:
         logprobs, entropy: float32 [N] each, in nats (float64 for a float64 model).
     """
+    cast = head_weight.detach().to(dtype or head_weight.dtype)
     results = [
         checkpoint(
             _logprobs_of_chunk,
             hidden[start : start + chunk_size],
             head_weight,
+            cast,
             targets[start : start + chunk_size],
             temperature,
             entropy_gradient,
@@ -56,23 +64,61 @@ def target_logprobs(
     *,
     temperature: float = 1.0,
     chunk_size: int = CHUNK_SIZE,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The log-probabilities of :func:`chunked_logprobs` bit for bit, [N], where nothing else is wanted.
 
     Without the entropy, which takes longer than the rest of the softmax, and without a gradient.
     """
+    cast = head_weight.to(dtype or head_weight.dtype)
     parts = [torch.empty(0, device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))]
     for start in range(0, len(targets), chunk_size):
         chunk = slice(start, start + chunk_size)
-        logits = at_least_float32(hidden[chunk] @ head_weight.T).div_(temperature)
+        logits = _head_product(hidden[chunk], cast).div_(temperature)
+        logits.sub_(logits.amax(-1, keepdim=True))
         parts.append(logits.gather(-1, targets[chunk, None]).squeeze(-1) - logits.logsumexp(-1))
     return torch.cat(parts)
 
 
+def _head_product(hidden: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+    """Logits [N, V], at least float32, from states [N, H] and the head's weight in the precision of the product."""
+    with no_autocast(hidden):
+        return wide_product(hidden.to(cast.dtype), cast.T)
+
+
+class _Logits(torch.autograd.Function):
+    """Logits with a gradient for states and ``head_weight``; ``cast`` is its copy in the precision of the product.
+
+    Autograd's own gradient of a weight that is cast once would be summed over the chunks in half precision.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, head_weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden, cast)
+        return _head_product(hidden, cast)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, cast = ctx.saved_tensors
+        gradient = gradients[0].to(cast.dtype)
+        with no_autocast(hidden):
+            of_hidden = wide_product(gradient, cast).to(hidden.dtype) if ctx.needs_input_grad[0] else None
+            of_weight = wide_product(gradient.T, hidden.to(cast.dtype)) if ctx.needs_input_grad[1] else None
+        return of_hidden, of_weight, None
+
+
 def _logprobs_of_chunk(
-    hidden: torch.Tensor, head_weight: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool
+    hidden: torch.Tensor,
+    head_weight: torch.Tensor,
+    cast: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = at_least_float32(hidden @ head_weight.T) / temperature
+    logits: torch.Tensor = _Logits.apply(hidden, head_weight, cast)  # type: ignore[no-untyped-call]
+    logits = logits / temperature
+    # Below a peak of 0 a small probability is kept to its last digit, in the entropy and in the gradient.
+    logits = logits - logits.detach().amax(-1, keepdim=True)
     log_normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
     if not entropy_gradient:
@@ -80,8 +126,3 @@ def _logprobs_of_chunk(
     # H = log Z - E[logit]
     probabilities = (logits - log_normaliser[:, None]).exp()
     return logprobs, log_normaliser - (probabilities * logits).sum(-1)
-
-
-def at_least_float32(values: torch.Tensor) -> torch.Tensor:
-    """Half precision to float32; float64 stays, so that exactness can be checked in it."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))

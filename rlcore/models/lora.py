@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
-from rlcore.models.logprobs import at_least_float32
 from rlcore.models.low_rank import low_rank_linear
+from rlcore.models.precision import at_least_float32
 from rlcore.models.saving import weights_digest
 from rlcore.seeding import generator
 

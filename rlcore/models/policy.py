@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rlcore.errors import ModelError
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
+from rlcore.models.precision import autocast, compute_dtype
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
@@ -19,12 +20,13 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
     """Last hidden states of the trunk, [B, T, H]; the dense mask is for models that do not use the tree's attention."""
     by_tree = model.config._attn_implementation == TREE_ATTENTION
     mask = {"attention_mask": batch.segment[:, None, None], "tree": layout_of(batch.segment)} if by_tree else {}
-    output = model.base_model(
-        input_ids=batch.token_ids,
-        position_ids=batch.position_ids,
-        use_cache=False,
-        **(mask or {"attention_mask": batch.attention_mask}),
-    )
+    with autocast(model):
+        output = model.base_model(
+            input_ids=batch.token_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            **(mask or {"attention_mask": batch.attention_mask}),
+        )
     states: torch.Tensor = output.last_hidden_state
     return states
 
@@ -56,7 +58,12 @@ def state_logprobs(
     """:func:`completion_logprobs` from states [N, H] that are there already."""
     head = model.get_output_embeddings()
     return chunked_logprobs(
-        states, head.weight, batch.targets, temperature=temperature, entropy_gradient=entropy_gradient
+        states,
+        head.weight,
+        batch.targets,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        dtype=compute_dtype(model),
     )
 
 
@@ -64,7 +71,8 @@ def state_scores(
     model: PreTrainedModel, states: torch.Tensor, batch: PackedBatch, *, temperature: float = 1.0
 ) -> torch.Tensor:
     """The log-probabilities of :func:`state_logprobs`, [N], without gradient and without the work for an entropy."""
-    return target_logprobs(states, model.get_output_embeddings().weight, batch.targets, temperature=temperature)
+    head, dtype = model.get_output_embeddings(), compute_dtype(model)
+    return target_logprobs(states, head.weight, batch.targets, temperature=temperature, dtype=dtype)
 
 
 def completion_loss(
@@ -90,7 +98,15 @@ def completion_loss(
         )
         return loss_of(slice(0, batch.num_tokens), logprobs, entropy)
     head = model.get_output_embeddings()
-    return fused_loss(states, head.weight, batch.targets, loss_of, lengths=lengths, temperature=temperature)
+    return fused_loss(
+        states,
+        head.weight,
+        batch.targets,
+        loss_of,
+        lengths=lengths,
+        temperature=temperature,
+        dtype=compute_dtype(model),
+    )
 
 
 @torch.no_grad()

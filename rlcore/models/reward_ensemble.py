@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from rlcore.errors import ModelError
 from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_head, score_rewards
 from rlcore.models.policy import hidden_states
+from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.packing import TokenSequence, pack
 
@@ -50,7 +51,8 @@ def raw_scores(
         )
     states = last_states(members[0].backbone, sequences, tokens_per_microbatch=tokens_per_microbatch)
     heads = torch.cat([member.head.weight.detach() for member in members]).cpu().float()
-    return (states @ heads.T).T.contiguous()
+    with no_autocast(states):
+        return (states @ heads.T).T.contiguous()
 
 
 @torch.no_grad()

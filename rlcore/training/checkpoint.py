@@ -8,6 +8,7 @@ The newest folder whose manifest verifies is loaded; a damaged one is renamed as
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -24,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.algorithms.kl import KlController
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.training.learner import Learner
+from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import parameters_of
 
 MANIFEST = "MANIFEST.json"
@@ -146,6 +148,7 @@ def _scalars(learner: Learner) -> dict[str, Any]:
         "policy_version": learner.policy_version,
         "kl_coefficient": learner.kl.coefficient,
         "scheduler_step": learner.scheduler.last_epoch,
+        "loss_scale": dataclasses.asdict(learner.loss_scale),
     }
     if learner.critic is not None and not learner.shares_trunk:
         scalars["critic_scheduler_step"] = learner.critic_scheduler.last_epoch
@@ -162,6 +165,7 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
         _restore_scheduler(learner.critic_scheduler, scalars["critic_scheduler_step"])
     learner.policy_version = scalars["policy_version"]
+    learner.loss_scale = LossScale(**scalars["loss_scale"])
     learner.kl = KlController(
         coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_loss, completion_states
 from rlcore.packing import PackedBatch, TokenSequence, pack
+from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import Columns, split_by_prompt, token_weights
-from rlcore.training.optim import clip_gradient, make_optimizer, make_scheduler, parameters_of, take_step
+from rlcore.training.optim import add_gradient, clip_gradient, make_optimizer, make_scheduler, parameters_of, take_step
 from rlcore.training.policy_terms import PolicyTerms
 from rlcore.training.totals import Totals
 from rlcore.types import TrainingSample
@@ -53,7 +55,9 @@ class Learner:
             self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], self._critic_optim)
             self.critic_scheduler = make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps)
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
+        self.loss_scale = LossScale.of(policy) if critic is None else LossScale.of(policy, critic.backbone)
         self.policy_version = 0
+        self._has_moved = False  # within an update
 
     @property
     def shares_trunk(self) -> bool:
@@ -73,7 +77,7 @@ class Learner:
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """One step per batch of rollouts starts at ratio 1: its own detached forward pass is the old policy."""
+        """Until the policy moves, its own detached forward pass is the old policy: a single step needs no other."""
         return self.config.update.epochs * self.config.update.minibatches > 1
 
     def update(self, samples: Sequence[TrainingSample], *, seed: int) -> UpdateStats:
@@ -85,11 +89,11 @@ class Learner:
         _require_finite(samples)
         totals = Totals()
         update = self.config.update
-        moved = False
+        self._has_moved = False
         for epoch in range(update.epochs):
             totals.begin_epoch()
             for minibatch in split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch):
-                moved |= self._step(minibatch, totals)
+                totals = self._step(minibatch, totals)
             if self._went_far(totals):
                 break
         self.policy_version += 1
@@ -105,7 +109,7 @@ class Learner:
             metrics["update/epochs"] = epoch + 1.0
         if update.max_ref_kl > 0.0:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
-        return UpdateStats(policy_version=self.policy_version, moved=moved, metrics=metrics)
+        return UpdateStats(policy_version=self.policy_version, moved=self._has_moved, metrics=metrics)
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
@@ -117,12 +121,26 @@ class Learner:
         from_old = update.max_kl > 0.0 and totals.epoch_mean("kl/old") > update.max_kl
         return from_old or (update.max_ref_kl > 0.0 and totals.epoch_ref_kl() > update.max_ref_kl)
 
-    def _step(self, samples: Sequence[TrainingSample], totals: Totals) -> bool:
-        """One optimizer step over a minibatch, its gradient accumulated over packed micro-batches.
+    def _step(self, samples: Sequence[TrainingSample], totals: Totals) -> Totals:
+        """One optimizer step over a minibatch; returns the totals with it.
 
-        Returns whether the policy moved: where its gradient is zero, no step is taken, since momentum alone would move
-        it. Both gradients are checked before either model moves.
+        A gradient that overflows float16 is computed again from a smaller scale of the loss, and counted once.
         """
+        while True:
+            counted = copy.deepcopy(totals)
+            self._accumulate(samples, counted)
+            try:
+                self._take_steps(counted)
+            except NonFiniteError:
+                if not self.loss_scale.can_shrink:
+                    raise
+                self.loss_scale = self.loss_scale.after_overflow()
+                continue
+            self.loss_scale = self.loss_scale.after_step()
+            return counted
+
+    def _accumulate(self, samples: Sequence[TrainingSample], totals: Totals) -> None:
+        """The gradient of a minibatch, over packed micro-batches."""
         weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
         sequences = [
@@ -138,13 +156,17 @@ class Learner:
                 self._backward_policy(picked, totals)
             if self.critic is not None:
                 self._backward_critic(self.critic, picked, totals)
-        return self._take_steps(totals)
 
-    def _take_steps(self, totals: Totals) -> bool:
+    def _take_steps(self, totals: Totals) -> None:
+        """Step with what was accumulated; both gradients are checked before either model moves.
+
+        Where the policy's gradient is zero it takes no step, since momentum alone would move it.
+        """
         learning, own = self._learning_parameters()
-        norm = clip_gradient(learning, max_grad_norm=self.config.update.optim.max_grad_norm)
+        scale = self.loss_scale.value
+        norm = clip_gradient(learning, max_grad_norm=self.config.update.optim.max_grad_norm, scale=scale)
         if own:
-            critic_norm = clip_gradient(own, max_grad_norm=self._critic_optim.max_grad_norm)
+            critic_norm = clip_gradient(own, max_grad_norm=self._critic_optim.max_grad_norm, scale=scale)
             totals.record("critic/gradient_norm", critic_norm)
         if self._trains_policy:
             totals.record("gradient_norm", norm)
@@ -155,7 +177,7 @@ class Learner:
             take_step(self.critic_optimizer, self.critic_scheduler)
         if norm > 0.0 or self.shares_trunk:
             take_step(self.optimizer, self.scheduler)
-        return norm > 0.0
+        self._has_moved |= norm > 0.0
 
     def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The policy's, and what the critic has to itself; a head on the policy's trunk is its optimizer's last."""
@@ -191,11 +213,14 @@ class Learner:
 
     def _backward_policy(self, columns: Columns, totals: Totals) -> None:
         batch = columns.batch.to(self.policy.device)
-        _backward(self._policy_loss(columns, completion_states(self.policy, batch), batch, totals), "the policy's loss")
+        loss = self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
+        add_gradient(loss, scale=self.loss_scale.value, name="the policy's loss")
 
     def _backward_critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> None:
         predicted = critic.token_values(columns.batch.to(critic.backbone.device))
-        _backward(self._value_loss(columns, predicted, totals), "the critic's loss")
+        add_gradient(
+            self._value_loss(columns, predicted, totals), scale=self.loss_scale.value, name="the critic's loss"
+        )
 
     def _backward_shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> None:
         """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
@@ -207,7 +232,7 @@ class Learner:
         loss = self.config.critic.coefficient * self._value_loss(columns, values, totals)
         if self._trains_policy:
             loss = loss + self._policy_loss(columns, states, batch, totals)
-        _backward(loss, "the loss of policy and critic")
+        add_gradient(loss, scale=self.loss_scale.value, name="the loss of policy and critic")
 
     def _policy_loss(self, columns: Columns, states: torch.Tensor, batch: PackedBatch, totals: Totals) -> torch.Tensor:
         coefficients = Coefficients(
@@ -221,7 +246,7 @@ class Learner:
             coefficients=coefficients,
             columns=columns,
             totals=totals,
-            starts_at_one=not self.needs_old_logprobs,
+            starts_at_one=not self._has_moved,
             tracks_reference=self.config.update.max_ref_kl > 0.0,
         )
         return completion_loss(
@@ -261,12 +286,3 @@ def _require_finite(samples: Sequence[TrainingSample]) -> None:
                     where=f"sample {number} of the iteration, prompt token ids {list(sample.prompt_ids)}",
                     fix="look at this completion in the rollout table: its reward, and the engine's log-probabilities",
                 )
-
-
-def _backward(loss: torch.Tensor, name: str) -> None:
-    if not bool(loss.isfinite()):
-        raise NonFiniteError(
-            f"{name} is {float(loss.detach())}; no step was taken",
-            fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration",
-        )
-    loss.backward()  # type: ignore[no-untyped-call]

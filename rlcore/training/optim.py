@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from rlcore.config import OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
+from rlcore.models.precision import no_autocast
+from rlcore.training.loss_scale import LossScale
 
+T = TypeVar("T")
 _EPS = 1e-8
 
 
@@ -64,17 +67,56 @@ def make_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
+def add_gradient(loss: torch.Tensor, *, scale: float, name: str) -> None:
+    """Add the gradient of ``scale * loss`` to the parameters.
+
+    Raises:
+        NonFiniteError: the loss is NaN or infinite; ``name`` says which loss.
+    """
+    if not bool(loss.isfinite()):
+        raise NonFiniteError(
+            f"{name} is {float(loss.detach())}; no step was taken",
+            fix="lower the learning rate, or look for a bad sample in what was trained on; in float16, "
+            "try hardware.dtype = 'bfloat16', which holds larger numbers",
+        )
+    with no_autocast(loss):  # products of the backward pass would follow a context, too
+        (scale * loss).backward()  # type: ignore[no-untyped-call]
+
+
 def guarded_step(
-    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, *, max_grad_norm: float
-) -> float:
-    """Clip the gradient, take one step, clear the gradient; returns the norm before clipping.
+    accumulate: Callable[[float], T],
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    *,
+    max_grad_norm: float,
+    scale: LossScale,
+) -> tuple[T, float, LossScale]:
+    """Accumulate a gradient, clip it, take one step, clear the gradient; an overflow of float16 is done again.
+
+    Args:
+        accumulate: adds the gradient of the loss times the given factor to the parameters.
+        optimizer: what takes the step; its gradients are clear.
+        scheduler: takes a step too.
+        max_grad_norm: of the true gradient, without the factor.
+        scale: of the loss.
+
+    Returns:
+        what ``accumulate`` returned, the norm before clipping, the scale of the next step.
 
     Raises:
         NonFiniteError: the gradient holds NaN or infinity; the weights are untouched.
     """
-    norm = clip_gradient(parameters_of(optimizer), max_grad_norm=max_grad_norm)
-    take_step(optimizer, scheduler)
-    return norm
+    while True:
+        result = accumulate(scale.value)
+        try:
+            norm = clip_gradient(parameters_of(optimizer), max_grad_norm=max_grad_norm, scale=scale.value)
+        except NonFiniteError:
+            if not scale.can_shrink:
+                raise
+            scale = scale.after_overflow()
+            continue
+        take_step(optimizer, scheduler)
+        return result, norm, scale.after_step()
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -82,20 +124,25 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float) -> float:
+def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, scale: float = 1.0) -> float:
     """Scale the gradient to a norm of at most ``max_grad_norm``; returns the norm before.
+
+    ``scale``: what the loss was multiplied by; the gradient is divided by it first.
 
     Raises:
         NonFiniteError: the gradient holds NaN or infinity; it is cleared.
     """
     parameters = list(parameters)
+    if scale != 1.0:
+        torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / scale)
     norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
     if not math.isfinite(norm):
         for parameter in parameters:
             parameter.grad = None
         raise NonFiniteError(
             f"the gradient norm is {norm}; no step was taken",
-            fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration",
+            fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration; "
+            "in float16, try hardware.dtype = 'bfloat16', which holds larger numbers",
         )
     return norm
 

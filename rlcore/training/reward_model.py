@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
 
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
-from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarModel
 from rlcore.packing import pack
 from rlcore.seeding import shuffled
-from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
+from rlcore.training.loss_scale import LossScale
+from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, preference_sets
 
 Report = Callable[[int, Mapping[str, float]], None]
@@ -33,13 +34,19 @@ def train_reward_model(
     sets = preference_sets(pairs)
     steps_per_epoch = -(-len(sets) // config.batch_size)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_epochs * steps_per_epoch)
+    loss_scale = LossScale.of(model.backbone)
     step = 0
     for epoch in range(config.num_epochs):
         order = shuffled(len(sets), seed, "reward_model", epoch)
         for start in range(0, len(order), config.batch_size):
             chosen = [sets[i] for i in order[start : start + config.batch_size]]
-            loss, accuracy = _accumulate(model, chosen, config)
-            norm = guarded_step(optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm)
+            (loss, accuracy), norm, loss_scale = guarded_step(
+                partial(_accumulate, model, chosen, config),
+                optimizer,
+                scheduler,
+                max_grad_norm=config.optim.max_grad_norm,
+                scale=loss_scale,
+            )
             step += 1
             learning_rate = float(scheduler.get_last_lr()[0])
             report(
@@ -48,8 +55,13 @@ def train_reward_model(
             )
 
 
-def _accumulate(model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig) -> tuple[float, float]:
-    """Gradient of one minibatch; the completions of a set stay together, and share the row of their prompt."""
+def _accumulate(
+    model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, scale: float
+) -> tuple[float, float]:
+    """Loss and accuracy of one minibatch, its gradient times ``scale`` added to the parameters.
+
+    The completions of a set stay together, and share the row of their prompt.
+    """
     comparisons = [one for group in sets for one in group.comparisons]
     total_weight = sum(one.weight for one in comparisons)
     loss_sum, num_right = 0.0, 0
@@ -64,11 +76,7 @@ def _accumulate(model: ScalarModel, sets: Sequence[PreferenceSet], config: Rewar
             probabilities=probabilities,
             weights=chosen.new_tensor([one.weight / total_weight for one in judged]),
         )
-        if not bool(loss.isfinite()):
-            raise NonFiniteError(
-                f"the reward model's loss is {float(loss.detach())}", fix="lower reward_model.learning_rate"
-            )
-        loss.backward()  # type: ignore[no-untyped-call]
+        add_gradient(loss, scale=scale, name="the reward model's loss")
         loss_sum += float(loss.detach())
         num_right += int((chosen > rejected).sum())
     return loss_sum, num_right / len(comparisons)

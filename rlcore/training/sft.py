@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
-from rlcore.errors import DataError, NonFiniteError
+from rlcore.errors import DataError
 from rlcore.models.policy import completion_loss, completion_states, state_scores
 from rlcore.packing import PackedBatch, pack
 from rlcore.seeding import shuffled
-from rlcore.training.optim import guarded_step, make_optimizer, make_scheduler
+from rlcore.training.loss_scale import LossScale
+from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 
 Report = Callable[[int, Mapping[str, float]], None]
 
@@ -38,9 +40,12 @@ def train_sft(
         raise DataError("there is no demonstration to train on", fix="look at the report of prepare_demonstrations")
     optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_steps)
+    loss_scale = LossScale.of(model)
     for step, minibatch in enumerate(minibatches(train, config, seed=seed), start=1):
-        loss = accumulate_gradient(model, minibatch, config.tokens_per_microbatch, step=step)
-        norm = guarded_step(optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm)
+        accumulate = partial(accumulate_gradient, model, minibatch, config.tokens_per_microbatch, step)
+        loss, norm, loss_scale = guarded_step(
+            accumulate, optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm, scale=loss_scale
+        )
         metrics = {
             "sft/loss": loss,
             "gradient_norm": norm,
@@ -52,9 +57,9 @@ def train_sft(
 
 
 def accumulate_gradient(
-    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens_per_microbatch: int, *, step: int
+    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens_per_microbatch: int, step: int, scale: float
 ) -> float:
-    """Add the gradient of the minibatch's mean loss to the parameters; returns that loss, in nats per token.
+    """Add the gradient of the minibatch's mean loss times ``scale``; returns that loss, in nats per token.
 
     Raises:
         NonFiniteError: NaN or infinity in the loss; no step was taken.
@@ -65,11 +70,7 @@ def accumulate_gradient(
         placed = batch.to(model.device)
         states = completion_states(model, placed)
         loss = completion_loss(model, states, placed, lambda _, p, __: -p.sum() / num_tokens, by_token=True)
-        if not bool(loss.isfinite()):
-            raise NonFiniteError(
-                f"the SFT loss is {float(loss.detach())} at step {step}", fix="lower sft.learning_rate"
-            )
-        loss.backward()  # type: ignore[no-untyped-call]
+        add_gradient(loss, scale=scale, name=f"the SFT loss of step {step}")
         total += float(loss.detach())
     return total
 

@@ -67,12 +67,13 @@ def test_the_first_grpo_step_has_the_gradient_of_the_reference(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_off_policy_ppo_step_has_the_gradient_of_the_reference(seed: int) -> None:
-    # minibatches=2 makes the learner use the stored old log-probabilities; one prompt keeps it a single step.
+    # The first step of an update is on-policy by construction. The second uses the stored old log-probabilities, here
+    # of a policy that the first has hardly moved.
     samples = strategies.random_samples(seed, num_prompts=1, group_size=5)
-    learner = make_learner("ppo", update=update_config(minibatches=2))
+    learner = make_learner("ppo", learning_rate=1e-12, update=update_config(epochs=2))
     tokens = reference_tokens(learner.policy, samples, on_policy=False)
     expected = reference_gradient(learner.policy, losses.ppo_loss(tokens, clip=0.2))
-    assert_same(gradients_of(learner, samples)[: len(expected)], expected, 1e-6)
+    assert_same(gradients_of(learner, samples, step=1)[: len(expected)], expected, 1e-6)
 
 
 def test_the_critic_step_has_the_gradient_of_the_reference() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +13,19 @@ import torch
 from rlcore.config import OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
 from rlcore.memory import optimizer_bytes
+from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import clip_gradient, guarded_step, make_optimizer, make_scheduler
+
+
+def step(
+    accumulate: Callable[[float], None],
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    scale: LossScale | None = None,
+) -> tuple[float, LossScale]:
+    """A guarded step: the norm before clipping, and the next scale."""
+    _, norm, after = guarded_step(accumulate, optimizer, scheduler, max_grad_norm=1.0, scale=scale or LossScale())
+    return norm, after
 
 
 def rates(num_steps: int, **settings: Any) -> list[float]:
@@ -23,8 +36,7 @@ def rates(num_steps: int, **settings: Any) -> list[float]:
     seen = []
     for _ in range(num_steps):
         seen.append(float(optimizer.param_groups[0]["lr"]))
-        module(torch.ones(1, 2)).sum().backward()
-        guarded_step(optimizer, scheduler, max_grad_norm=1.0)
+        step(lambda scale: module(torch.ones(1, 2)).sum().mul(scale).backward(), optimizer, scheduler)
     return seen
 
 
@@ -85,7 +97,7 @@ def test_the_guarded_step_returns_the_norm_before_clipping_and_clears_the_gradie
     module = torch.nn.Linear(2, 1, bias=False)
     optimizer = make_optimizer([(module, 1.0)], OptimConfig())
     module.weight.grad = torch.tensor([[3.0, 4.0]])
-    norm = guarded_step(optimizer, make_scheduler(optimizer, OptimConfig(), num_steps=1), max_grad_norm=1.0)
+    norm, _ = step(lambda scale: None, optimizer, make_scheduler(optimizer, OptimConfig(), num_steps=1))
     assert norm == pytest.approx(5.0)
     assert module.weight.grad is None
 
@@ -106,6 +118,54 @@ def test_a_non_finite_gradient_takes_no_step_and_is_cleared(bad: float) -> None:
     before = module.weight.detach().clone()
     module.weight.grad = torch.tensor([[1.0, bad]])
     with pytest.raises(NonFiniteError, match="gradient norm"):
-        guarded_step(optimizer, scheduler, max_grad_norm=1.0)
+        step(lambda scale: None, optimizer, scheduler)
     assert torch.equal(module.weight, before)
     assert (module.weight.grad, scheduler.last_epoch) == (None, 0)
+
+
+def test_a_scaled_gradient_is_clipped_and_stepped_on_as_if_it_had_no_scale() -> None:
+    stepped = []
+    for scale in (LossScale(), LossScale(1024.0, adapts=True)):
+        module = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(module.weight)
+        optimizer = make_optimizer([(module, 0.1)], OptimConfig())
+        scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
+
+        def accumulate(factor: float, module: torch.nn.Linear = module) -> None:
+            module.weight.grad = factor * torch.tensor([[3.0, 4.0]])
+
+        norm, _ = step(accumulate, optimizer, scheduler, scale)
+        stepped.append((norm, module.weight.tolist()))
+    assert stepped[0] == stepped[1]
+    assert stepped[0][0] == pytest.approx(5.0)
+
+
+def test_an_overflow_is_computed_again_with_half_the_scale_and_is_one_step() -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer([(module, 0.1)], OptimConfig())
+    scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=2)
+    seen = []
+
+    def accumulate(scale: float) -> None:
+        seen.append(scale)
+        module.weight.grad = torch.tensor([[1.0, math.inf if scale > 100.0 else scale]])
+
+    _, after = step(accumulate, optimizer, scheduler, LossScale(256.0, 7, adapts=True))
+    assert seen == [256.0, 128.0, 64.0]
+    assert after == LossScale(64.0, 1, adapts=True)
+    assert scheduler.last_epoch == 1
+
+
+def test_an_overflow_that_no_scale_explains_is_an_error() -> None:
+    module = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer([(module, 0.1)], OptimConfig())
+    scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
+    seen = []
+
+    def accumulate(scale: float) -> None:
+        seen.append(scale)
+        module.weight.grad = torch.tensor([[1.0, math.inf]])
+
+    with pytest.raises(NonFiniteError, match="gradient norm"):
+        step(accumulate, optimizer, scheduler, LossScale(4.0, adapts=True))
+    assert seen == [4.0, 2.0, 1.0]

@@ -1,33 +1,188 @@
-"""bfloat16 products over float32 weights, exercised on the CPU: what hardware with bfloat16 units chooses by itself."""
+"""Half-precision products over float32 weights, exercised on the CPU: what a GPU chooses by itself."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import OptimConfig, SamplingConfig, SftConfig
+from rlcore.demonstrations import Demonstration
+from rlcore.models.heads import ScalarModel
+from rlcore.models.policy import hidden_states
+from rlcore.models.precision import autocast, compute_dtype, compute_in
 from rlcore.models.recompute import recompute_layers
+from rlcore.packing import TokenSequence, pack
+from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.experience import Judges, build_experience
 from rlcore.training.learner import Learner
+from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
+from rlcore.training.sft import train_sft
 from tests import strategies
-from tests.learners import gradients_of, on_policy_samples, update_config
+from tests.learners import gradients_of, on_policy_samples, update_config, weights_of
 from tests.rlcore.models.test_tree_attention import tree_llama
 
-
-def learner(*, again: bool = False) -> Learner:
-    """A learner of the model as a run loads it, initialised softly as a real one is: bfloat16 has 3 digits."""
-    model = tree_llama(initializer_range=0.1)
-    config = strategies.rl_config("grpo", update=update_config())
-    return Learner(recompute_layers(model) if again else model, None, algorithm=ALGORITHMS["grpo"], config=config)
+HALVES = [torch.bfloat16, torch.float16]
+PRECISIONS = [torch.float32, *HALVES]
 
 
-def test_gradients_of_bfloat16_products_are_float32_and_close() -> None:
+def model_in(dtype: torch.dtype) -> LlamaForCausalLM:
+    """A model as a run loads it, initialised softly as a real one is: bfloat16 has 3 digits."""
+    return compute_in(tree_llama(initializer_range=0.1), dtype)
+
+
+def sequences(count: int) -> list[TokenSequence]:
+    """Random prompts with a completion each."""
+    return [strategies.random_sequences(seed, num_prompts=1, group_size=1)[0] for seed in range(count)]
+
+
+def learner(dtype: torch.dtype, *, again: bool = False, name: str = "grpo", **settings: object) -> Learner:
+    model, critic = model_in(dtype), None
+    if ALGORITHMS[name].uses_critic:
+        critic = ScalarModel.with_random_head(model_in(dtype), torch.Generator().manual_seed(2))
+    config = strategies.rl_config(name, **({"update": update_config()} | settings))
+    return Learner(recompute_layers(model) if again else model, critic, algorithm=ALGORITHMS[name], config=config)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_of_half_precision_products_are_float32_and_close(dtype: torch.dtype, again: bool) -> None:
     samples = on_policy_samples(tree_llama(initializer_range=0.1))
-    exact = gradients_of(learner(), samples)
-    for again in (False, True):
-        half = learner(again=again)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            ours = gradients_of(half, samples)
-        assert ours.dtype == torch.float32
-        assert {parameter.dtype for parameter in half.policy.parameters()} == {torch.float32}
-        assert {state["exp_avg"].dtype for state in half.optimizer.state.values()} == {torch.float32}
-        assert not torch.equal(ours, exact)  # it was bfloat16 indeed
-        assert float((ours - exact).norm() / exact.norm()) < 0.05
+    exact = gradients_of(learner(torch.float32), samples)
+    half = learner(dtype, again=again)
+    ours = gradients_of(half, samples)
+    assert ours.dtype == torch.float32
+    assert {parameter.dtype for parameter in half.policy.parameters()} == {torch.float32}
+    assert {state["exp_avg"].dtype for state in half.optimizer.state.values()} == {torch.float32}
+    assert not torch.equal(ours, exact)  # it was half precision indeed
+    assert float((ours - exact).norm() / exact.norm()) < (0.05 if dtype == torch.bfloat16 else 0.007)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_second_update_computes_with_the_weights_that_the_first_has_left(dtype: torch.dtype) -> None:
+    samples = on_policy_samples(tree_llama(initializer_range=0.1))
+    one = learner(dtype)
+    one.update(samples, seed=0)
+    # Another learner starts from the same weights and optimizer; nothing that the first has cached is there.
+    other = learner(dtype)
+    other.policy.load_state_dict(one.policy.state_dict())
+    other.optimizer.load_state_dict(copy.deepcopy(one.optimizer.state_dict()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # somebody's own context, open all the time, changes nothing
+        one.update(samples, seed=1)
+    other.update(samples, seed=1)
+    assert torch.equal(weights_of(one.policy), weights_of(other.policy))
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("name", ["grpo", "gspo", "ppo"])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
+    dtype: torch.dtype, name: str, temperature: float
+) -> None:
+    # Several steps, none of which moves a weight: each compares with log-probabilities of a pass of its own.
+    subject = learner(
+        dtype,
+        name=name,
+        learning_rate=1e-30,
+        sampling=SamplingConfig(temperature=temperature, max_new_tokens=8),
+        update=update_config(minibatches=2, epochs=2),
+    )
+    judges = Judges(
+        policy=subject.policy,
+        reference=None,
+        critic=subject.critic,
+        temperature=temperature,
+        tokens_per_microbatch=64,
+    )
+    experience = build_experience(
+        strategies.random_groups(subject.policy, 3, num_prompts=6, group_size=4),
+        subject.algorithm,
+        judges,
+        kl=subject.config.kl,
+        kl_coefficient=0.0,
+        truncated="score",
+        need_old_logprobs=True,
+    )
+    metrics = subject.update(experience.samples, seed=0).metrics
+    assert metrics["clip/fraction"] == 0.0
+    assert metrics["kl/old"] < 1e-10
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_scalar_head_of_float32_computes_in_float32(dtype: torch.dtype) -> None:
+    trunk = model_in(dtype)
+    model = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(0))
+    batch = pack(sequences(3), tokens_per_microbatch=64)[0]
+    states = hidden_states(trunk, batch).flatten(0, 1)[batch.last_positions]
+    exact = states.double() @ model.head.weight.double()[0]
+    with torch.autocast("cpu", dtype=dtype):
+        scores = model.sequence_scores(batch)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-6)
+    assert len(set(scores.tolist())) == len(scores)
+
+
+def test_a_model_says_in_which_precision_it_computes_whatever_context_is_open() -> None:
+    model = tree_llama()
+    assert compute_dtype(model) == torch.float32
+    batch = pack(sequences(1), tokens_per_microbatch=64)[0]
+    exact = hidden_states(model, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(hidden_states(model, batch), exact)
+    assert not torch.equal(hidden_states(compute_in(model, torch.bfloat16), batch), exact)
+    assert compute_dtype(tree_llama().to(torch.bfloat16)) == torch.bfloat16
+    with autocast(tree_llama().to(torch.bfloat16)):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_sft_learns_in_every_precision(dtype: torch.dtype) -> None:
+    # Four sentences by heart: with weights that stay as they were in half precision the loss stays at 1 and more.
+    rows = sequences(4)
+    demonstrations = [Demonstration(sequence=row, loss_mask=(True,) * len(row.completion_ids)) for row in rows]
+    losses: list[float] = []
+    config = SftConfig(num_steps=60, batch_size=4, learning_rate=1e-2, optim=OptimConfig())
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+        losses.append(metrics["sft/loss"])
+
+    train_sft(model_in(dtype), demonstrations, demonstrations, config, seed=0, report=report)
+    assert losses[0] > 2.0
+    assert losses[-1] < 0.1
+
+
+def test_only_float16_scales_its_loss_and_the_scale_grows_after_many_clean_steps() -> None:
+    assert LossScale.of(model_in(torch.float32), model_in(torch.bfloat16)) == LossScale()
+    assert LossScale().after_step() == LossScale()
+    scale = LossScale.of(model_in(torch.float16))
+    assert (scale.value, scale.adapts) == (2.0**15, True)
+    for _ in range(GROWTH_INTERVAL):
+        scale = scale.after_step()
+    assert scale == LossScale(2.0**16, 0, adapts=True)
+    assert LossScale(LARGEST, GROWTH_INTERVAL - 1, adapts=True).after_step().value == LARGEST
+
+
+def test_a_gradient_that_overflows_is_computed_again_and_counted_once() -> None:
+    samples = on_policy_samples(tree_llama(initializer_range=0.1))
+    fine, overflown = learner(torch.float16), learner(torch.float16)
+    fine.loss_scale = LossScale(2.0**10, 0, adapts=True)
+    overflown.loss_scale = LossScale(2.0**40, 0, adapts=True)  # far beyond what float16 holds
+    expected, ours = fine.update(samples, seed=0), overflown.update(samples, seed=0)
+    assert 2.0**10 <= overflown.loss_scale.value < 2.0**40
+    assert ours.metrics["entropy"] == expected.metrics["entropy"]
+    assert ours.metrics["loss/policy"] == expected.metrics["loss/policy"]
+    assert ours.metrics["gradient_norm"] == pytest.approx(expected.metrics["gradient_norm"], rel=1e-2)
+    assert float((weights_of(overflown.policy) - weights_of(fine.policy)).abs().max()) < 2.1 * fine.config.learning_rate
+
+
+def test_a_resumed_run_has_the_loss_scale_of_the_run_that_was_killed(tmp_path: Path) -> None:
+    saved, restored = learner(torch.float16), learner(torch.float16)
+    saved.loss_scale = LossScale(512.0, 17, adapts=True)
+    save_checkpoint(tmp_path, 1, saved, run_state={})
+    load_newest(tmp_path, restored, identity={})
+    assert restored.loss_scale == saved.loss_scale

@@ -144,7 +144,7 @@ def test_a_non_finite_loss_stops_before_the_step() -> None:
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
     before = weights_of(model)[:100].clone()
-    with pytest.raises(NonFiniteError, match="SFT loss is nan at step 1"):
+    with pytest.raises(NonFiniteError, match="SFT loss of step 1 is nan"):
         train(model, whole(echo_sequences(8, seed=0)))
     assert torch.equal(weights_of(model)[:100], before)
 

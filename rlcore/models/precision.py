@@ -1,0 +1,61 @@
+"""Which precision a model's products are computed in: its own affair, and no context that somebody opens around it.
+
+Weights that learn are float32 always: in bfloat16 a small learning rate rounds to no update at all. Where such a model
+is to compute in half precision, :func:`compute_in` says so, and the trunk casts its weights anew in every forward pass.
+Autocast's cache of cast weights stays off: it is emptied only when the outermost context ends, so a context that
+outlives an optimizer step would go on with the weights of before.
+
+Everything outside of trunk and head computes in float32: losses, advantages, rewards, scalar heads, statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+_MARK = "_compute_dtype"
+
+
+def compute_in(model: Model, dtype: torch.dtype) -> Model:
+    """Let the products of ``model`` be computed in ``dtype`` (float32, bfloat16, float16); returns the model itself."""
+    setattr(model, _MARK, dtype)
+    return model
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """The precision of the model's products: what :func:`compute_in` said, else that of its weights."""
+    dtype: torch.dtype = getattr(getattr(model, "base", model), _MARK, model.dtype)
+    return dtype
+
+
+def autocast(model: Any) -> torch.autocast:
+    """The context of one forward pass of ``model``; it holds against any context around it."""
+    dtype = compute_dtype(model)
+    is_cast = dtype.itemsize < model.dtype.itemsize
+    return torch.autocast(
+        model.device.type, dtype=dtype if is_cast else torch.bfloat16, enabled=is_cast, cache_enabled=False
+    )
+
+
+def no_autocast(tensor: torch.Tensor) -> torch.autocast:
+    """The context in which products are computed in the precision of their operands."""
+    return torch.autocast(tensor.device.type, dtype=torch.bfloat16, enabled=False)
+
+
+def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    """Half precision to float32; float64 stays, so that exactness can be checked in it."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left @ right`` of matrices, at least float32.
+
+    On a GPU half-precision operands are summed and returned in float32; on a CPU there is no such product, and the sum
+    is rounded to the operands' precision once.
+    """
+    if left.device.type == "cuda" and left.dtype.itemsize == 2:
+        product: torch.Tensor = torch.mm(left, right, out_dtype=torch.float32)
+        return product
+    return at_least_float32(left @ right)
