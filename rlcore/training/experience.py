@@ -106,21 +106,20 @@ def is_usable(item: ScoredRollout, truncated: str) -> bool:
 
 def reward_of(item: ScoredRollout, truncated: str) -> float:
     """The reward of a usable rollout under the setting for truncated completions."""
-    if truncated == "zero" and item.rollout.finish_reason == "length":
-        return 0.0
-    return float(item.score.value or 0.0)
+    return 0.0 if _is_zeroed(item, truncated) else float(item.score.value or 0.0)
 
 
 def earned(item: ScoredRollout, truncated: str) -> torch.Tensor:
     """The reward of a usable rollout where it is earned: float64 [T], 0 but at the ends of the policy's turns.
 
-    What the score does not give to a turn comes at the last token of the last one, so the sum is :func:`reward_of`.
+    What the score does not give to a turn comes at the last token of the last one, so the sum is :func:`reward_of`. A
+    cut completion that is worth nothing has earned nothing in any turn.
 
     Raises:
         TrainingError: the score has rewards for another number of turns than the rollout.
     """
     turns, reward = item.rollout.turns, reward_of(item, truncated)
-    shares = item.score.turn_rewards if reward == item.score.value else ()
+    shares = () if _is_zeroed(item, truncated) else item.score.turn_rewards
     if shares and len(shares) != len(turns):
         raise TrainingError(
             f"a score has {len(shares)} turn rewards, its rollout {len(turns)} turns",
@@ -132,6 +131,10 @@ def earned(item: ScoredRollout, truncated: str) -> torch.Tensor:
         rewards[end - 1] = share
     rewards[turns[-1][1] - 1] += reward - sum(shares)
     return rewards
+
+
+def _is_zeroed(item: ScoredRollout, truncated: str) -> bool:
+    return truncated == "zero" and item.rollout.finish_reason == "length"
 
 
 def _is_scored(item: ScoredRollout) -> bool:

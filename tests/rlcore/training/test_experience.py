@@ -156,6 +156,13 @@ def test_what_a_turn_earned_comes_at_its_last_token_and_what_is_left_at_the_end(
     assert earned(cut, "zero").tolist() == [0.0] * 5
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5])
+def test_a_cut_completion_that_is_worth_nothing_keeps_no_rewards_of_its_turns_whatever_it_scored(value: float) -> None:
+    cut = with_turns(value, 0.5, -0.5, finish_reason="length")
+    assert earned(cut, "zero").tolist() == [0.0] * 5
+    assert earned(with_turns(value, 0.5, -0.5), "zero").tolist() == [0.0, 0.5, 0.0, 0.0, value - 0.5]
+
+
 def test_a_group_sees_the_whole_reward_whenever_it_was_earned() -> None:
     experience = build([[with_turns(1.0, 0.5, 0.5), with_turns(1.0), with_turns(0.0, 0.5, -0.5)]])
     assert first_advantages(experience) == first_advantages(
