@@ -58,12 +58,18 @@ class Finding:
 class Verdict:
     """What the rules say after an iteration.
 
-    ``sound``: checkpoints of this iteration or an earlier one hold weights that every rule has seen within its stop
-    bound; 0 where there is none.
+    ``seen``: by rule, the newest iteration whose checkpoint it has seen within its stop bound; 0 where there is none.
+    A rule's own never goes back, so what any later verdict calls ``sound`` is one of these, or newer than the readings.
     """
 
     findings: tuple[Finding, ...]
-    sound: int
+    seen: Mapping[str, int]
+    last: int
+
+    @property
+    def sound(self) -> int:
+        """Checkpoints of this iteration or an earlier one hold weights that every rule has seen within its bound."""
+        return max(0, min(self.seen.values(), default=self.last))
 
     @property
     def stop(self) -> Finding | None:
@@ -179,10 +185,12 @@ RULES: tuple[Rule, ...] = (
 def judge(history: History, config: HealthConfig) -> Verdict:
     """What the rules say after the history's last iteration."""
     limits = config.limits if config.action != "off" else {}
-    judged = [_judge_rule(rule, limits[rule.name], history) for rule in RULES if rule.name in limits]
-    findings = tuple(finding for finding, _ in judged if finding is not None)
-    last = int(history[-1]["iteration"]) if history else 0
-    return Verdict(findings=findings, sound=max(0, min((sound for _, sound in judged), default=last)))
+    judged = {rule.name: _judge_rule(rule, limits[rule.name], history) for rule in RULES if rule.name in limits}
+    return Verdict(
+        findings=tuple(finding for finding, _ in judged.values() if finding is not None),
+        seen={name: seen for name, (_, seen) in judged.items()},
+        last=int(history[-1]["iteration"]) if history else 0,
+    )
 
 
 def _judge_rule(rule: Rule, limit: Limit, history: History) -> tuple[Finding | None, int]:

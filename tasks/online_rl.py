@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,7 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     verdict = watch(run, iteration)
     if (last or iteration % run.rl.checkpoint_every == 0) and not stopping(run, verdict):
         check_rewards(run)
-        checkpoint(run, iteration, sound=verdict.sound)
+        checkpoint(run, iteration, spared=verdict.seen.values())
     return verdict
 
 
@@ -187,7 +187,7 @@ def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:
     )
 
 
-def checkpoint(run: RlRun, iteration: int, *, sound: int) -> None:
+def checkpoint(run: RlRun, iteration: int, *, spared: Collection[int]) -> None:
     """Everything that has state, after a whole iteration; what the rules say is a function of the history."""
     state: dict[str, Any] = {
         "iteration": iteration,
@@ -198,7 +198,7 @@ def checkpoint(run: RlRun, iteration: int, *, sound: int) -> None:
     }
     run.rollouts.write()
     run.context.tracker.flush()  # the resumed run drops what is logged already, and must not miss what is not
-    save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state, sound=sound)
+    save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state, spared=spared)
 
 
 def check_rewards(run: RlRun) -> None:

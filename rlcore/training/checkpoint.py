@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,18 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def save_checkpoint(
-    root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], keep: int = 2, sound: int | None = None
+    root: Path,
+    step: int,
+    learner: Learner,
+    *,
+    run_state: Mapping[str, Any],
+    keep: int = 2,
+    spared: Collection[int] = (),
 ) -> Path:
     """Write the learner and ``run_state`` (JSON-able: iteration, identity hashes, history ...) atomically.
 
-    The newest ``keep`` checkpoints stay, and the newest of step ``sound`` or an earlier one, to go back to.
+    The newest ``keep`` checkpoints stay, and for each step in ``spared`` the newest of it or an earlier one: a run may
+    have to go back to any of these.
 
     Raises:
         StorageError: the disk is full or refuses; earlier checkpoints are untouched.
@@ -55,8 +62,9 @@ def save_checkpoint(
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         _fsync(root)
-        spared = _newest_up_to(root, sound) if sound is not None else None
-        for old in (path for path in _steps(root)[:-keep] if path != spared):
+        steps = [_step(path) for path in _steps(root)]
+        staying = steps_to_keep(steps, keep=keep, spared=spared)
+        for old in (path for path in _steps(root) if _step(path) not in staying):
             # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
             old.rename(root / f".tmp-{old.name}")
         _sweep(root)
@@ -68,6 +76,12 @@ def save_checkpoint(
             fix="free space or correct the permissions, then start the same command again: it resumes",
         ) from error
     return final
+
+
+def steps_to_keep(steps: Collection[int], *, keep: int, spared: Collection[int]) -> set[int]:
+    """The newest ``keep`` of ``steps``, and for each of ``spared`` the newest that is not above it."""
+    older = ({step for step in steps if step <= bound} for bound in spared)
+    return {*sorted(steps)[-keep:], *(max(found) for found in older if found)}
 
 
 def load_newest(
@@ -205,11 +219,6 @@ def _steps(root: Path) -> list[Path]:
 
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-def _newest_up_to(root: Path, step: int) -> Path | None:
-    """The folder of the newest checkpoint of ``step`` or an earlier one."""
-    return next((path for path in reversed(_steps(root)) if _step(path) <= step), None)
 
 
 def _sweep(root: Path) -> None:

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import LIMITS, HealthConfig, LimitConfig
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.training.checkpoint import MANIFEST, is_intact, load_newest, save_checkpoint
+from rlcore.health import judge
+from rlcore.training.checkpoint import MANIFEST, is_intact, load_newest, save_checkpoint, steps_to_keep
 from rlcore.training.learner import Learner
 from tests import learners, strategies
 from tests.learners import weights_of
@@ -172,11 +176,46 @@ def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
     assert is_intact(tmp_path / "step-000001")
 
 
-def test_the_newest_sound_checkpoint_is_spared_and_found_again(tmp_path: Path) -> None:
+def test_what_a_run_may_go_back_to_is_spared_and_found_again(tmp_path: Path) -> None:
     learner = make_learner()
-    for step in range(1, 7):  # step 3 is the newest that is known to be sound
+    for step in range(1, 8):  # one rule has seen step 2 to be sound, another step 4
         state = {"identity": IDENTITY, "iteration": step}
-        save_checkpoint(tmp_path, step, learner, run_state=state, keep=2, sound=min(step, 3))
-    assert names(tmp_path) == ["step-000003", "step-000005", "step-000006"]
-    assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=4) == {"identity": IDENTITY, "iteration": 3}
-    assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=2) is None
+        save_checkpoint(tmp_path, step, learner, run_state=state, keep=2, spared=(min(step, 2), min(step, 4)))
+    assert names(tmp_path) == ["step-000002", "step-000004", "step-000006", "step-000007"]
+    assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=5) == {"identity": IDENTITY, "iteration": 4}
+    assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=1) is None
+
+
+def test_the_steps_to_keep_are_the_newest_and_the_newest_up_to_each_that_is_spared() -> None:
+    assert steps_to_keep([2, 4, 6, 8, 10], keep=2, spared=[]) == {8, 10}
+    assert steps_to_keep([2, 4, 6, 8, 10], keep=1, spared=[5, 4, 1, 0, 99]) == {4, 10}
+
+
+# A run's verdicts: any course of two rules, one of them read only now and then (gaming, at evaluations).
+HEALTH = HealthConfig(kl=LimitConfig(patience=2), gaming=LimitConfig(patience=1))
+readings = st.fixed_dictionaries(
+    {"kl/ref": st.sampled_from([0.1, 9.0])},
+    optional={"eval/accuracy": st.sampled_from([0.9, 0.5]), "mismatch/kl": st.sampled_from([0.0, 9.0])},
+)
+
+
+@given(
+    st.lists(readings, min_size=1, max_size=20),
+    st.integers(1, 4),
+    st.integers(0, 1),
+)
+def test_pruning_never_takes_the_checkpoint_that_a_later_verdict_goes_back_to(
+    rows: list[dict[str, float]], every: int, staleness: int
+) -> None:
+    history: list[dict[str, float]] = []
+    kept: set[int] = set()
+    written: set[int] = set()
+    for iteration, row in enumerate(rows, start=1):
+        history.append({"iteration": iteration, "reward/mean": iteration, "staleness": float(staleness), **row})
+        verdict = judge(history, HEALTH)
+        goal = [max((step for step in steps if step <= verdict.sound), default=None) for steps in (kept, written)]
+        assert goal[0] == goal[1]
+        if verdict.stop is None and iteration % every == 0:
+            written.add(iteration)
+            kept = steps_to_keep({*kept, iteration}, keep=2, spared=verdict.seen.values())
+    assert len(kept) <= 2 + len(LIMITS)
