@@ -12,7 +12,7 @@ import pandas as pd
 from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
 from rlcore.evaluation import accuracy, bootstrap_mean, pass_at_k
-from rlcore.rewards.base import RewardFn
+from rlcore.rewards.base import RewardFn, is_correct, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import transcript
 from rlcore.sampling.native import NativeSampler
@@ -26,8 +26,6 @@ from tasks.runtime import open_runtime
 from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import write_table
 from tasks.tokens import tokenize_prompts
-
-RIGHT = 1.0
 
 
 def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
@@ -70,32 +68,25 @@ def answers(
     """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason."""
     groups = sampler.sample(prompts, params, seed=seed)
     flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
-    scores = iter(grade([rollout for _, rollout in flat if isinstance(rollout, Rollout)]))
+    scores = score_each([rollout for _, rollout in flat], grade)
     rows: list[dict[str, Any]] = []
-    for index, rollout in flat:
+    for (index, rollout), score in zip(flat, scores, strict=True):
         row: dict[str, Any] = {
             "prompt_id": rollout.prompt.prompt_id,
             "task": rollout.prompt.task,
             "mode": "greedy" if params.greedy else "sampled",
             "sample_index": index,
+            "correct": is_correct(score),
+            "value": float("nan") if score.value is None else score.value,
         }
         if isinstance(rollout, Rollout):
-            value = next(scores).value
             row |= {
-                "correct": value == RIGHT,
-                "value": float("nan") if value is None else value,
                 "completion": transcript(rollout),
                 "num_tokens": len(rollout.completion_ids),
                 "finish_reason": rollout.finish_reason,
             }
         else:
-            row |= {
-                "correct": False,
-                "value": 0.0,
-                "completion": rollout.reason,
-                "num_tokens": 0,
-                "finish_reason": "length",
-            }
+            row |= {"completion": rollout.reason, "num_tokens": 0, "finish_reason": "length"}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -109,6 +100,7 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
         "eval/accuracy_low": interval.low,
         "eval/accuracy_high": interval.high,
         "eval/problems": float(interval.n),
+        "eval/failed": float((greedy["value"].isna() | (greedy["num_tokens"] == 0)).sum()),
         "completion/length": float(greedy["num_tokens"].mean()),
         "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
     }

@@ -18,13 +18,14 @@ from rlcore.models.loading import save_model
 from rlcore.models.lora import merged_state
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
+from rlcore.rewards.base import is_correct, score_each
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.episodes import episode_metrics
 from rlcore.sampling.replicas import members_of, take_metrics
 from rlcore.seeding import derive_seed
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import Experience, build_experience
-from rlcore.types import Rollout, ScoredRollout
+from rlcore.types import ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
 from tasks.health import go_back, stopping, watch, write_health
@@ -165,13 +166,24 @@ def trainer_logprobs(run: RlRun, probe: SyncProbe) -> list[float]:
 
 
 def monitor(run: RlRun) -> dict[str, float]:
-    """Greedy accuracy on the first held-out problems: for the curve; the stage ``evaluate`` gives the figure."""
+    """Greedy accuracy on the first held-out problems: for the curve; the stage ``evaluate`` gives the figure.
+
+    As there, a problem that could not be answered or graded counts as wrong, and is counted.
+    """
     params = SamplingParams(temperature=1.0, max_new_tokens=run.rl.sampling.max_new_tokens, num_samples=1, greedy=True)
     groups = run.sampler.sample(run.monitor_prompts, params, seed=0)
-    rollouts = [rollout for group in groups for rollout in group if isinstance(rollout, Rollout)]
-    right = [score.value == 1.0 for score in run.verifier(rollouts)]
+    scores = score_each([rollout for group in groups for rollout in group], run.verifier)
+    failed = [score.error for score in scores if score.error]
+    if failed:
+        run.context.progress(f"{len(failed)} of {len(scores)} held-out problems count as wrong, as one: {failed[0]}")
+    right = [is_correct(score) for score in scores]
     interval = accuracy(right, confidence=run.context.config.evaluation.confidence)
-    return {"eval/accuracy": interval.mean, "eval/accuracy_low": interval.low, "eval/accuracy_high": interval.high}
+    return {
+        "eval/accuracy": interval.mean,
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+        "eval/failed": float(len(failed)),
+    }
 
 
 def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:

@@ -189,6 +189,14 @@ STAGES = (
         fix="raise evaluation.num_problems",
     ),
     Metric(
+        name="eval/failed",
+        formula="number of held-out problems that the engine could not answer, or the grader not judge",
+        unit="problems",
+        healthy="0",
+        meaning="Problems that count as wrong though nobody knows: eval/accuracy is too low by up to their share.",
+        fix="read the log: the engine's reason, or the grader's error",
+    ),
+    Metric(
         name="sft/loss",
         formula="-mean log-probability of the completion tokens of a step",
         unit="nats per token",

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rlcore.errors import RewardError
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.types import Rollout, Score
+from rlcore.types import FailedRollout, Rollout, Score
 
 CORRECT_FROM = 0.99
 """A score from here on counts as a correct answer (scorers with partial credit return floats near 1)."""
@@ -39,6 +39,18 @@ def ungraded(error: str) -> Score:
 def is_correct(score: Score) -> bool:
     """Whether a score counts as a correct answer in an evaluation; an unscored rollout does not."""
     return score.value is not None and score.value >= CORRECT_FROM
+
+
+def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> list[Score]:
+    """One score each, in their order, for an evaluation: what the engine could not produce is wrong, with its reason.
+
+    A problem that gets no answer stays in the denominator. ``error`` is set where engine or grader failed.
+    """
+    scores = iter(grade([rollout for rollout in rollouts if isinstance(rollout, Rollout)]))
+    return [
+        next(scores) if isinstance(rollout, Rollout) else Score(value=0.0, parts={}, error=rollout.reason)
+        for rollout in rollouts
+    ]
 
 
 def check_error_rate(scores: Sequence[Score], *, max_rate: float) -> None:
