@@ -67,7 +67,7 @@ def _evaluations(config: RunConfig, checkpoint: Path, data: Path) -> Iterator[pd
     params = SamplingParams(temperature=1.0, max_new_tokens=config.evaluation.max_new_tokens, num_samples=1)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(config.hardware, seed=config.seed))
-        grade = stack.enter_context(verifier(config))
+        grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
         sampler = NativeSampler(
             runtime.load_frozen(checkpoint / MODEL), tokenizer, max_concurrent=config.evaluation.max_concurrent
         )

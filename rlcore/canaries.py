@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 
 from rlcore.errors import CanaryError, StaleSamplerError
+from rlcore.rewards.answers import closing
 from rlcore.rewards.base import CORRECT_FROM, RewardFn
 from rlcore.rewards.math_answer import find_reference
 from rlcore.rewards.plain_numbers import parse_number
@@ -61,26 +62,30 @@ SYNC_LIMITS: Mapping[torch.dtype, SyncLimits] = MappingProxyType(
 )
 
 
-def reward_canary(reward: RewardFn, prompts: Sequence[Prompt]) -> None:
+def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
     """Known right answers score right and known wrong ones wrong, or the run stops.
 
-    Right is the reference itself; wrong are no answer at all, a text, and the reference's number plus one.
+    Right is the reference itself; wrong are no answer at all, a text, and the reference's number plus one. Where the
+    chat template begins the thinking (``prefill``), they end it first.
 
     Raises:
         CanaryError: names every probe that was judged wrongly or not at all.
     """
-    check_probes(reward, [probe for prompt in prompts for probe in reward_probes(prompt)])
+    check_probes(reward, [probe for prompt in prompts for probe in reward_probes(prompt, prefill=prefill)])
 
 
-def reward_probes(prompt: Prompt) -> list[RewardProbe]:
+def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
     """One right completion of ``prompt`` and several wrong ones."""
     answer = known_answer(prompt)
     wrong = ["", _tagged(_NO_ANSWER)]
     number = parse_number(answer)
     if number is not None:
         wrong.append(_tagged(f"{number.value + 1}{'%' if number.is_percent else ''}"))
-    right = RewardProbe(rollout=_completion(prompt, _tagged(answer)), is_right=True)
-    return [right, *(RewardProbe(rollout=_completion(prompt, text), is_right=False) for text in wrong)]
+    texts = {_tagged(answer): True} | dict.fromkeys(wrong, False)
+    return [
+        RewardProbe(rollout=_completion(prompt, closing(prefill) + text), is_right=is_right)
+        for text, is_right in texts.items()
+    ]
 
 
 def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:

@@ -37,7 +37,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
     prompts = tokenize_prompts(rows, tokenizer)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        grade = stack.enter_context(verifier(context.config))
+        grade = stack.enter_context(verifier(context.config, prefill=tokenizer.prefill))
         engine = NativeSampler(runtime.load_frozen(model / MODEL), tokenizer, max_concurrent=config.max_concurrent)
         sampler = stack.enter_context(with_tools(engine, tokenizer, episodes_of(context.config)))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)

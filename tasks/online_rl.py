@@ -215,7 +215,7 @@ def checkpoint(run: RlRun, iteration: int, *, spared: Collection[int]) -> None:
 
 def check_rewards(run: RlRun) -> None:
     """Known right answers score right and wrong ones wrong, or the run stops: before it starts and at checkpoints."""
-    reward_canary(run.verifier, run.prompts[:4])
+    reward_canary(run.verifier, run.prompts[:4], prefill=run.tokenizer.prefill)
 
 
 def finish(run: RlRun, section: str) -> StageResult:

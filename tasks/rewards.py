@@ -16,10 +16,13 @@ from tasks.runtime import Runtime
 from tasks.stages import MODEL, StageContext
 
 
-def verifier(config: RunConfig) -> MixedReward:
-    """The grader of held-out answers: right or wrong, whatever else the reward mixes in."""
+def verifier(config: RunConfig, *, prefill: str) -> MixedReward:
+    """The grader of held-out answers: right or wrong, whatever else the reward mixes in.
+
+    ``prefill``: of the tokenizer whose model answers.
+    """
     term = RewardTerm(kind=config.evaluation.verifier, options=config.evaluation.verifier_options)
-    return build_rewards((term,), resources=RewardResources())
+    return build_rewards((term,), resources=RewardResources(prefill=prefill))
 
 
 def open_reward_model(

@@ -102,7 +102,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         run.ahead = stack.enter_context(closing(RolloutsAhead()))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
-        run.verifier = stack.enter_context(verifier(context.config))
+        run.verifier = stack.enter_context(verifier(context.config, prefill=tokenizer.prefill))
         yield run
 
 

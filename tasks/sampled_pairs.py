@@ -42,10 +42,12 @@ def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path
     params = SamplingParams(
         temperature=1.0, max_new_tokens=max(1, config.max_tokens - longest - 1), num_samples=GROUP_SIZE
     )
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime, verifier(context.config) as grade:
+    prefill = tokenizer.prefill
+    grader = verifier(context.config, prefill=prefill)
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime, grader as grade:
         sampler = NativeSampler(runtime.load_frozen(checkpoint), tokenizer)
         groups = sample_groups(sampler, prompts, params, seed=context.seed)
-        found = (pair for group in groups if (pair := pair_of(group, grade)) is not None)
+        found = (pair for group in groups if (pair := pair_of(group, grade, prefill)) is not None)
         pairs = list(islice(found, config.num_train + config.num_eval))
     if not pairs:
         raise DataError(
@@ -66,8 +68,11 @@ def sample_groups(
             yield [rollout for rollout in group if isinstance(rollout, Rollout)]
 
 
-def pair_of(group: Sequence[Rollout], grade: RewardFn) -> dict[str, object] | None:
-    """The first right answer of a group against its first wrong one; None where it has only one kind."""
+def pair_of(group: Sequence[Rollout], grade: RewardFn, prefill: str) -> dict[str, object] | None:
+    """The first right answer of a group against its first wrong one; None where it has only one kind.
+
+    What the template puts into the assistant's mouth, ``prefill``, belongs to an answer in a table.
+    """
     values = [score.value for score in grade(group)]
     right = next((rollout for rollout, value in zip(group, values, strict=True) if value == RIGHT), None)
     wrong = next((rollout for rollout, value in zip(group, values, strict=True) if value == WRONG), None)
@@ -76,8 +81,8 @@ def pair_of(group: Sequence[Rollout], grade: RewardFn) -> dict[str, object] | No
     return {
         "pair_id": right.prompt.prompt_id,
         "messages": [{"role": message.role, "content": message.content} for message in right.prompt.messages],
-        "chosen": right.text,
-        "rejected": wrong.text,
+        "chosen": prefill + right.text,
+        "rejected": prefill + wrong.text,
         "margin": 0.0,
         "weight": 1.0,
         "source": POLICY,

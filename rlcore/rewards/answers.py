@@ -1,7 +1,8 @@
 r"""Which part of a completion is its answer. Every search is one pass over the text: linear time for any input.
 
 An answer is marked by ``\boxed{...}`` (also ``\box``, ``\fbox``), by ``#### ...`` at the start of a line, or by
-``<answer>...</answer>``. The marker that ends last wins, and only text after the last ``</think>`` counts.
+``<answer>...</answer>``. The marker that ends last wins, and only text after the last ``</think>`` counts. Where the
+chat template itself writes ``<think>`` before each completion (its prefill), there is no answer before ``</think>``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Marked:
     inner: tuple[int, int]
 
 
-def find_answer(rollout: Rollout, *, last_number_counts: bool) -> str | None:
-    """The answer of a completion as it is written; None when there is none.
+def find_answer(rollout: Rollout, *, last_number_counts: bool, prefill: str = "") -> str | None:
+    """The answer of a completion as it is written; None when there is none. ``prefill``: as the chat template has it.
 
     The last marked answer; without one, the last number if that counts. A number at the end of a completion that was
     cut by the limit may be half a number: it does not count.
     """
-    text = final_part(rollout.text)
+    text = final_part(prefill + rollout.text)
     if text is None:
         return None
     marked = last_marked_answer(text)
@@ -60,6 +61,11 @@ def final_part(text: str) -> str | None:
     """The text after the last ``</think>``; None when a ``<think>`` is still open (the thinking was cut off)."""
     tail = text.rpartition(_THINK_CLOSE)[2]
     return None if _THINK_OPEN in tail else tail
+
+
+def closing(prefill: str) -> str:
+    """What a completion has to write before its answer: the end of the thinking that the chat template begins."""
+    return _THINK_CLOSE if _THINK_OPEN in prefill else ""
 
 
 def marked_answers(text: str) -> list[Marked]:

@@ -42,8 +42,8 @@ class CodeReward:
 
     name = "code"
 
-    def __init__(self, options: CodeOptions | None = None) -> None:
-        self._options = options or CodeOptions()
+    def __init__(self, options: CodeOptions | None = None, *, prefill: str = "") -> None:
+        self._options, self._prefill = options or CodeOptions(), prefill
         self._pool = SandboxPool(num_workers=self._options.num_workers, backend=self._options.backend)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -65,7 +65,7 @@ class CodeReward:
             suite = parse_suite(rollout.prompt.reference)
         except ValueError as error:
             return ungraded(f"the reference is no code task: {error}")
-        code = find_program(rollout.text)
+        code = find_program(self._prefill + rollout.text)
         if code is None or not code.strip() or len(code) > MAX_CODE_CHARACTERS:
             return graded(self.name, 0.0)
         seconds = self._options.timeout_seconds

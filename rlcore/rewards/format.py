@@ -63,7 +63,7 @@ class FormatReward:
     name = "format"
 
     def __init__(self, options: FormatOptions, *, prefill: str = "") -> None:
-        self._options = options
+        self._options, self._prefill = options, prefill
         self._pool = GraderPool("regex", timeout_seconds=options.timeout_seconds, num_workers=1)
         if options.style == "regex":
             self._require_example(prefill.strip())
@@ -71,7 +71,7 @@ class FormatReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         if self._options.style == "regex":
             return score_all([self._prepare(rollout.text) for rollout in rollouts], self._pool, self._score)
-        return [self._score(has_format(rollout.text, self._options)) for rollout in rollouts]
+        return [self._score(has_format(rollout.text, self._options, prefill=self._prefill)) for rollout in rollouts]
 
     def close(self) -> None:
         """End the process that matches the pattern."""
@@ -99,11 +99,11 @@ class FormatReward:
             raise ConfigError(fault, where=f"pattern = {self._options.pattern!r}", fix="correct one of the two")
 
 
-def has_format(text: str, options: FormatOptions) -> bool:
+def has_format(text: str, options: FormatOptions, *, prefill: str = "") -> bool:
     """Whether ``text`` is in the format (any style but ``regex``, see :class:`FormatOptions`)."""
     if options.tag_names:
         return _is_tagged(text.strip(), options.tag_names)
-    part = final_part(text)
+    part = final_part(prefill + text)
     if part is None:
         return False
     marked = [marked for marked in marked_answers(part) if marked.kind == _KINDS[options.style]]

@@ -75,8 +75,8 @@ class MathReward:
 
     name = "math"
 
-    def __init__(self, options: MathOptions | None = None) -> None:
-        self._options = options or MathOptions()
+    def __init__(self, options: MathOptions | None = None, *, prefill: str = "") -> None:
+        self._options, self._prefill = options or MathOptions(), prefill
         self._pool = GraderPool(
             "math", timeout_seconds=self._options.timeout_seconds, num_workers=self._options.num_workers
         )
@@ -92,7 +92,7 @@ class MathReward:
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, str]:
-        found = find_answer(rollout, last_number_counts=self._options.last_number)
+        found = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         answer = with_percent_sign(clean(found or ""))
         reference = with_percent_sign(find_reference(rollout.prompt.reference))
         verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only)

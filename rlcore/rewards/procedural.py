@@ -35,8 +35,8 @@ class ProceduralReward:
 
     name = "procedural"
 
-    def __init__(self, options: ProceduralOptions | None = None) -> None:
-        self._options = options or ProceduralOptions()
+    def __init__(self, options: ProceduralOptions | None = None, *, prefill: str = "") -> None:
+        self._options, self._prefill = options or ProceduralOptions(), prefill
         self._pool = GraderPool(
             "procedural", timeout_seconds=self._options.timeout_seconds, num_workers=self._options.num_workers
         )
@@ -54,7 +54,7 @@ class ProceduralReward:
             request = {"dataset": problem["dataset"], "entry": problem["entry"]}
         except (ValueError, KeyError, TypeError) as error:
             return ungraded(f"the reference is no procedural problem: {type(error).__name__}: {error}")
-        answer = find_answer(rollout, last_number_counts=self._options.last_number)
+        answer = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         if not answer or len(answer) > MAX_ANSWER_CHARACTERS:
             return graded(self.name, 0.0)
         # As written and without delimiters: a final full stop is noise after a number and text in a sentence.

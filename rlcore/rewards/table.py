@@ -52,9 +52,11 @@ def _make_reward_model(options: RewardModelOptions, resources: RewardResources) 
 
 REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
     {
-        "math": RewardEntry(MathOptions, lambda options, _: MathReward(options)),
-        "procedural": RewardEntry(ProceduralOptions, lambda options, _: ProceduralReward(options)),
-        "code": RewardEntry(CodeOptions, lambda options, _: CodeReward(options)),
+        "math": RewardEntry(MathOptions, lambda options, resources: MathReward(options, prefill=resources.prefill)),
+        "procedural": RewardEntry(
+            ProceduralOptions, lambda options, resources: ProceduralReward(options, prefill=resources.prefill)
+        ),
+        "code": RewardEntry(CodeOptions, lambda options, resources: CodeReward(options, prefill=resources.prefill)),
         "format": RewardEntry(
             FormatOptions, lambda options, resources: FormatReward(options, prefill=resources.prefill)
         ),

@@ -73,6 +73,14 @@ def test_a_sound_verifier_passes(math: MathReward) -> None:
     reward_canary(math, [*NUMBERS, prompt(r"\frac{\sqrt{8}}{2}"), prompt("Paris")])
 
 
+def test_where_the_template_begins_the_thinking_the_probes_end_it() -> None:
+    reward = MathReward(prefill="<think>\n")
+    reward_canary(reward, NUMBERS, prefill="<think>\n")
+    with pytest.raises(CanaryError, match="right answer '<answer>35</answer>'"):
+        reward_canary(reward, NUMBERS)  # no answer at all to this verifier
+    reward.close()
+
+
 def test_a_sound_procedural_verifier_passes() -> None:
     import reasoning_gym
 

@@ -39,12 +39,18 @@ class Equals:
 
 
 def test_the_first_right_answer_is_chosen_over_the_first_wrong_one() -> None:
-    pair = pair_of(group("3", "2", "4", "2"), Equals())
+    pair = pair_of(group("3", "2", "4", "2"), Equals(), "")
     assert pair is not None
     assert (pair["chosen"], pair["rejected"], pair["pair_id"], pair["source"]) == ("2", "3", "q", "policy")
 
 
 def test_a_group_of_one_kind_gives_no_pair_and_what_could_not_be_judged_is_neither_right_nor_wrong() -> None:
-    assert pair_of(group("2", "2"), Equals()) is None
-    assert pair_of(group("2", "?"), Equals()) is None
-    assert pair_of(group("3", "?"), Equals()) is None
+    assert pair_of(group("2", "2"), Equals(), "") is None
+    assert pair_of(group("2", "?"), Equals(), "") is None
+    assert pair_of(group("3", "?"), Equals(), "") is None
+
+
+def test_what_the_template_puts_into_the_assistants_mouth_belongs_to_both_answers() -> None:
+    pair = pair_of(group("3", "2"), Equals(), "<think>\n")
+    assert pair is not None
+    assert (pair["chosen"], pair["rejected"]) == ("<think>\n2", "<think>\n3")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rlcore.rewards.answers import (
     brace_depth,
     clean,
+    closing,
     final_part,
     find_answer,
     last_marked_answer,
@@ -70,6 +71,19 @@ def test_the_marker_that_ends_last_gives_the_answer(text: str, answer: str | Non
 )
 def test_only_what_follows_the_thinking_counts(text: str, part: str | None) -> None:
     assert final_part(text) == part
+
+
+@pytest.mark.parametrize("text", [r"so \boxed{5}", "#### 5", "it is 5", "<answer>5</answer> and then", ""])
+def test_where_the_template_begins_the_thinking_nothing_before_its_end_is_an_answer(
+    make_rollout: Callable[..., Rollout], text: str
+) -> None:
+    prefill = "<think>\n"
+    assert find_answer(make_rollout(text), last_number_counts=True, prefill=prefill) is None
+    ended = make_rollout(f"{text}{closing(prefill)} It is \\boxed{{7}}.")
+    assert find_answer(ended, last_number_counts=True, prefill=prefill) == "7"
+    again = make_rollout(f"{text}</think> <think> \\boxed{{7}}")
+    assert find_answer(again, last_number_counts=True, prefill=prefill) is None
+    assert closing("") == ""
 
 
 @pytest.mark.parametrize(

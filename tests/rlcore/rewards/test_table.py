@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,41 @@ def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:
         score = reward([make_rollout(r"\boxed{7}", "7", num_tokens=3)])[0]
     assert score.value == pytest.approx(0.85)
     assert score.parts == {"math": 1.0, "format": 1.0, "length": -0.5}
+
+
+CHAIN_SUM = {"dataset": "chain_sum", "entry": {"question": "3 + 4 = ?", "answer": "7", "metadata": {}}}
+ADD = {
+    "style": "call",
+    "entry_point": "add",
+    "tests": [{"args": [1, 2], "output": 3}],
+    "solution": "def add(a, b):\n    return a + b",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*UNPROTECTED:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("term", "reference", "answer"),
+    [
+        (RewardTerm(kind="math"), "7", r"\boxed{7}"),
+        (RewardTerm(kind="procedural"), json.dumps(CHAIN_SUM), "<answer>7</answer>"),
+        (
+            RewardTerm(kind="code", options={"backend": "unprotected"}),
+            json.dumps(ADD),
+            f"\n```python\n{ADD['solution']}\n```\n",
+        ),
+        (RewardTerm(kind="format", options={"style": "boxed"}), "", r"\boxed{7}"),
+        (RewardTerm(kind="format", options={"style": "answer_tag"}), "", "<answer>7</answer>"),
+        (RewardTerm(kind="format", options={"style": "hashes"}), "", "\n#### 7"),
+    ],
+)
+def test_no_reward_takes_thinking_that_was_cut_for_an_answer(
+    make_rollout: Callable[..., Rollout], term: RewardTerm, reference: str, answer: str
+) -> None:
+    cut, whole = make_rollout(answer, reference), make_rollout(f"{answer}</think>{answer}", reference)
+    with build_rewards([term], resources=RewardResources(prefill="<think>\n")) as reward:
+        assert [score.value for score in reward([cut, whole])] == [0.0, 1.0]
+    with build_rewards([term], resources=NOTHING) as reward:  # the template writes no <think>
+        assert [score.value for score in reward([cut, whole])] == [1.0, 1.0]
 
 
 def test_the_reward_model_comes_from_the_resources(make_rollout: Callable[..., Rollout]) -> None:
