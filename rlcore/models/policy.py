@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlcore.errors import ModelError
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
-from rlcore.models.precision import autocast, compute_dtype
+from rlcore.models.precision import autocast, compute_dtype, compute_in
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.packing import PackedBatch, TokenSequence, pack
 
@@ -143,7 +143,10 @@ def check_head(model: PreTrainedModel) -> None:
     vocabulary = model.get_output_embeddings().weight.shape[0]
     tokens = tuple(token % vocabulary for token in (7, 3, 11, 5))
     batch = pack([TokenSequence(prompt_ids=tokens[:1], completion_ids=tokens[1:])], tokens_per_microbatch=8)[0]
+    computes_in = compute_dtype(model)
+    compute_in(model, model.dtype)  # a question of what is computed, not of how exactly
     ours, _ = completion_logprobs(model, batch.to(model.device))
+    compute_in(model, computes_in)
     logits = model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0, :-1].float()
     theirs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:], device=model.device)[:, None]).squeeze(-1)
     bound = 0.3 if model.dtype.itemsize < 4 else 1e-3

@@ -146,8 +146,9 @@ class _Pieces(torch.autograd.Function):
             if len(tree.branches) > 1:
                 prompt, rest = (one, slice(None), slice(tree.prompt_end)), _rest(tree)
                 above, above_normaliser = _flash(query[rest], key[prompt], value[prompt], scale=scale)
-                share = torch.sigmoid(above_normaliser - normaliser[rest])[..., None].to(output.dtype)
-                output[rest] += share * (above - output[rest])
+                share = torch.sigmoid(above_normaliser - normaliser[rest])[..., None]
+                # In at least float32: in half precision the merged output would be rounded three times, not once.
+                output[rest] = output[rest].to(share.dtype).lerp(above.to(share.dtype), share)
                 normaliser[rest] = torch.logaddexp(above_normaliser, normaliser[rest])
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.layout, ctx.scale = layout, scale

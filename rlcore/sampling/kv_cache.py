@@ -136,7 +136,8 @@ def grouped_attention(
     above, normaliser = _attend(slotted, prompt_keys, prompt_values, scale, sharing.mask[:, None, None])
     above = above.reshape(prompts, kv_heads, -1, heads, width).transpose(1, 2).flatten(0, 1)[sharing.places]
     normaliser = normaliser.reshape(prompts, kv_heads, -1, heads).transpose(1, 2).flatten(0, 1)[sharing.places]
-    merged = own.lerp(above, torch.sigmoid(normaliser - own_normaliser)[..., None].to(own.dtype))
+    share = torch.sigmoid(normaliser - own_normaliser)[..., None]
+    merged = own.to(share.dtype).lerp(above.to(share.dtype), share).to(own.dtype)
     return merged.reshape(rows, 1, num_heads, width), None
 
 
