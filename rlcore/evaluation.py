@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlcore.errors import DataError, NonFiniteError
+from rlcore.paired import score_interval
 
 _RESAMPLES = 2_000
 _CHUNK_VALUES = 4_000_000  # resampled at a time: 32 MB
@@ -18,7 +19,7 @@ _CHUNK_VALUES = 4_000_000  # resampled at a time: 32 MB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """An estimate from ``n`` independent values and its confidence interval."""
+    """An estimate from ``n`` values and its confidence interval."""
 
     mean: float
     low: float
@@ -34,24 +35,47 @@ class PairedDifference:
     p_value: float
 
 
-def accuracy(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence: float = 0.95) -> Interval:
     """Share of right answers with its Wilson score interval (Wilson 1927).
 
     ``values`` [N] are verdicts, 1 right, 0 wrong, 0.5 a tie; the interval is then a little too wide, never too narrow.
-    ``accuracy([1] * 8 + [0] * 2)`` is 0.8 [0.490, 0.943].
+    ``accuracy([1] * 8 + [0] * 2)`` is 0.8 [0.490, 0.943]. ``clusters`` [N]: values of one prompt, which go together,
+    have the same number; the interval is then that of :func:`independent_values`.
 
     Raises:
-        DataError: no values, or a value outside 0..1.
+        DataError: no values, a value outside 0..1, or clusters of another number.
     """
     verdicts = _finite(values)
     if verdicts.min() < 0.0 or verdicts.max() > 1.0:
         raise DataError("a verdict lies outside 0..1", fix="pass right or wrong per problem, 0.5 for a tie")
-    n, mean = len(verdicts), float(verdicts.mean())
-    z = _quantile(confidence)
+    mean, z = float(verdicts.mean()), _quantile(confidence)
+    n = float(len(verdicts)) if clusters is None else independent_values(verdicts, clusters)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     # In exact arithmetic the interval always holds the mean; rounding may leave it outside at 0 and 1.
-    return Interval(mean=mean, low=min(max(centre - half, 0.0), mean), high=max(min(centre + half, 1.0), mean), n=n)
+    low, high = min(max(centre - half, 0.0), mean), max(min(centre + half, 1.0), mean)
+    return Interval(mean=mean, low=low, high=high, n=len(verdicts))
+
+
+def independent_values(values: ArrayLike, clusters: ArrayLike) -> float:
+    """How many independent values tell as much of the mean as these [N] in C clusters [N]: C at least, N at most.
+
+    N over the design effect (Kish 1965), the variance of the mean with whole clusters drawn over the variance with
+    single values drawn: ``C / (C - 1) · Σ_c (Σ_{i in c} (y_i - ȳ))² / Σ_i (y_i - ȳ)²``. Where no value differs, nothing
+    tells whether those of a cluster go together, and they count as one.
+
+    Raises:
+        DataError: another number of clusters than of values.
+    """
+    data, places = _finite(values), np.unique(np.asarray(clusters), return_inverse=True)[1]
+    if places.shape != data.shape:
+        raise DataError(f"{len(places)} clusters of {len(data)} values", fix="give the cluster of each value")
+    count, centred = int(places.max()) + 1, data - data.mean()
+    single = float((centred**2).sum())
+    if count == 1 or single < 1e-12:
+        return float(count)
+    together = float((np.bincount(places, weights=centred) ** 2).sum()) * count / (count - 1)
+    return len(data) / min(max(together / single, 1.0), len(data) / count)
 
 
 def win_rate(outcomes: ArrayLike, *, confidence: float = 0.95) -> Interval:
@@ -59,30 +83,37 @@ def win_rate(outcomes: ArrayLike, *, confidence: float = 0.95) -> Interval:
     return accuracy(outcomes, confidence=confidence)
 
 
-def pair_accuracy(margins: ArrayLike, *, confidence: float = 0.95) -> Interval:
-    """Share of pairs that a reward model ranks right, from margins ``r_chosen - r_rejected`` [P]; a tie counts half."""
-    return accuracy(np.heaviside(_finite(margins), 0.5), confidence=confidence)
+def pair_accuracy(margins: ArrayLike, *, prompts: ArrayLike | None = None, confidence: float = 0.95) -> Interval:
+    """Share of pairs that a reward model ranks right, from margins ``r_chosen - r_rejected`` [P]; a tie counts half.
+
+    ``prompts`` [P]: a number for the prompt of each pair, as pairs of one prompt go together (:func:`accuracy`).
+    """
+    return accuracy(np.heaviside(_finite(margins), 0.5), clusters=prompts, confidence=confidence)
 
 
-def bootstrap_mean(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> Interval:
-    """Mean of [N] independent values with its percentile bootstrap interval (Efron 1979; 2,000 resamples).
+def mean_share(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> Interval:
+    """Mean of [N] independent shares in 0..1 with a percentile bootstrap interval (Efron 1979; 2,000 resamples).
 
-    Values of one problem are not independent: pass one value per problem.
+    Resamples are of the values and two imagined ones, 0 and 1, so that N equal values do not count as certainty: where
+    all are 1, the interval begins at about 1 - 3.7 / N. Values of one problem are not independent: pass their mean.
 
     Raises:
-        DataError: no values.
+        DataError: no values, or one outside 0..1.
         NonFiniteError: NaN or infinity.
     """
     data = _finite(values)
-    means = _resampled_means(data, np.random.default_rng(seed))
+    if data.min() < 0.0 or data.max() > 1.0:
+        raise DataError("a share lies outside 0..1", fix="pass one share per problem")
+    means = _resampled_means(np.append(data, [0.0, 1.0]), np.random.default_rng(seed))
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(mean=float(data.mean()), low=float(low), high=float(high), n=len(data))
+    mean = float(data.mean())
+    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(data))
 
 
-def paired_difference(new: ArrayLike, old: ArrayLike, *, seed: int, confidence: float = 0.95) -> PairedDifference:
+def paired_difference(new: ArrayLike, old: ArrayLike, *, confidence: float = 0.95) -> PairedDifference:
     """Whether ``new`` is right more often than ``old`` on the same [N] problems, in the same order.
 
-    Bootstrap over problems, so that what makes a problem hard for both cancels.
+    The interval is that of Tango's score statistic for pairs, so that what makes a problem hard for both cancels.
 
     Raises:
         DataError: different lengths, no values, or a value that is neither right nor wrong.
@@ -92,11 +123,10 @@ def paired_difference(new: ArrayLike, old: ArrayLike, *, seed: int, confidence: 
         raise DataError(f"{len(first)} values against {len(second)}", fix="evaluate both on the same problems")
     if not np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
         raise DataError("a verdict is neither 0 nor 1", fix="pass right or wrong per problem")
-    difference = bootstrap_mean(first - second, seed=seed, confidence=confidence)
-    return PairedDifference(
-        difference=difference,
-        p_value=mcnemar_p(int((first > second).sum()), int((first < second).sum())),
-    )
+    won, lost, n = int((first > second).sum()), int((first < second).sum()), len(first)
+    low, high = score_interval(won, lost, n, confidence=confidence)
+    difference = Interval(mean=(won - lost) / n, low=low, high=high, n=n)
+    return PairedDifference(difference=difference, p_value=mcnemar_p(won, lost))
 
 
 def mcnemar_p(only_new: int, only_old: int) -> float:

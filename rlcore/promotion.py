@@ -7,7 +7,9 @@ their champion is ever promoted is at most ``alpha``, however many are tried and
 
 Every guard must pass at ``alpha_t`` too, and that needs no further correction: a promotion needs all of them at once
 (intersection-union test, Berger 1982). So the chance to promote over a true loss beyond a guard's margin has the same
-bound, as far as the bootstrap keeps its level. Prompts that were looked at often wear out: fresh ones start at look 1.
+bound: exactly where a guard's figure is right or wrong, as far as the bootstrap keeps its level where it is another.
+Prompts that were looked at often wear out: fresh ones start at look 1. The caller counts the looks at one set of
+prompts, whatever the models are called.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.evaluation import accuracy, mcnemar_p
+from rlcore.paired import fewest, loss_p, score_interval
 from rlcore.seeding import derive_seed
 
 Values = NDArray[np.float64]
@@ -119,9 +122,19 @@ def judge(
     )
 
 
-def at_least(name: str, values: Sequence[float], limit: float, *, confidence: float = 0.95) -> Check:
-    """A share of the challenger alone, verdicts [N] in 0..1: the Wilson interval's lower end must reach ``limit``."""
-    share = accuracy(values, confidence=confidence)
+def at_least(
+    name: str,
+    values: Sequence[float],
+    limit: float,
+    *,
+    clusters: Sequence[int] | None = None,
+    confidence: float = 0.95,
+) -> Check:
+    """A share of the challenger alone, verdicts [N] in 0..1: the Wilson interval's lower end must reach ``limit``.
+
+    ``clusters`` as in :func:`rlcore.evaluation.accuracy`.
+    """
+    share = accuracy(values, clusters=clusters, confidence=confidence)
     passed = share.low >= limit
     sentence = f"{name} is at least {share.low:.3f}, {_verb(passed)} {limit:g}"
     bounds = {"estimate": share.mean, "low": share.low, "high": share.high}
@@ -146,8 +159,8 @@ def superiority_p(pair: Paired, *, seed: int, flips: int = 10_000) -> float:
         DataError, NonFiniteError: as :func:`judge`.
     """
     differences = _differences(pair)
-    if np.isin(np.concatenate([pair.champion, pair.challenger]), (0.0, 1.0)).all():
-        won, lost = int((differences > 0).sum()), int((differences < 0).sum())
+    if _is_verdict(pair):
+        won, lost = _changed(differences)
         return mcnemar_p(won, lost) / 2 if won > lost else 1.0
     return sign_flip_p(differences, seed=derive_seed(seed, "promotion", pair.name, "signs"), flips=flips)
 
@@ -170,12 +183,10 @@ def sign_flip_p(differences: Values, *, seed: int, flips: int = 10_000) -> float
 def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values:
     """Means of resamples of [N] differences and two imagined ones, ±s: float [resamples].
 
-    s is 1 for verdicts (differences of -1, 0, 1) and the largest |difference| otherwise. The two keep a handful of
-    equal answers from counting as certainty: with none different in N the interval is about ±3 / N (rule of three).
-    Resamples are drawn as counts of the different values: the same distribution, in less time.
+    s is the largest |difference|. The two keep a handful of equal figures from counting as certainty. Resamples are
+    drawn as counts of the different values: the same distribution, in less time.
     """
-    is_verdict = np.isin(differences, (-1.0, 0.0, 1.0)).all()
-    scale = 1.0 if is_verdict else float(np.abs(differences).max())
+    scale = float(np.abs(differences).max())
     values, counts = np.unique(np.concatenate([differences, [scale, -scale]]), return_counts=True)
     n, generator = int(counts.sum()), np.random.default_rng(seed)
     chunk = max(1, _CHUNK_VALUES // len(values))
@@ -186,8 +197,7 @@ def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values
 def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
     """Better than the champion (exact McNemar, or sign flips for real figures), and by enough."""
     differences = _differences(pair)
-    means = _means(differences, alpha, seed=derive_seed(seed, "promotion", pair.name))
-    p_value = superiority_p(pair, seed=seed, flips=len(means))
+    p_value = superiority_p(pair, seed=seed, flips=_num_resamples(alpha))
     estimate = float(differences.mean())
     is_better, is_enough = p_value <= alpha, estimate >= min_gain
     sentence = f"{pair.name} changes by {estimate:+.4g} over the champion, p = {p_value:.2g} at level {alpha:.2g}: " + (
@@ -195,7 +205,10 @@ def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
         if is_better
         else "not shown to be better"
     )
-    low, high = _interval(means, estimate, alpha)
+    if _is_verdict(pair):
+        low, high = score_interval(*_changed(differences), len(differences), confidence=1.0 - 2.0 * alpha)
+    else:
+        low, high = _interval(_means(pair, alpha, seed=seed), estimate, alpha)
     return Check(
         name=pair.name,
         estimate=estimate,
@@ -209,18 +222,24 @@ def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
 
 
 def _non_inferior(pair: Paired, alpha: float, *, seed: int) -> Check:
-    """Not worse than the champion by the margin or more; the bootstrap's tail beyond the margin is the p value."""
+    """Not worse than the champion by the margin or more: exact for verdicts, else by the bootstrap's tail beyond it."""
     differences = _differences(pair)
-    means = _means(differences, alpha, seed=derive_seed(seed, "promotion", pair.name))
-    beyond = int((means <= -pair.margin).sum())
-    p_value = (1 + beyond) / (1 + len(means))
+    n, estimate, more = len(differences), float(differences.mean()), ""
+    if _is_verdict(pair):
+        won, lost = _changed(differences)
+        p_value, ends = loss_p(won, lost, n, pair.margin), score_interval(won, lost, n, confidence=1.0 - 2.0 * alpha)
+        least = fewest(pair.margin, alpha)
+        more = f"; not enough problems: at least {least} are needed" if n < least else ""
+    else:
+        means = _means(pair, alpha, seed=seed)
+        p_value = (1 + int((means <= -pair.margin).sum())) / (1 + len(means))
+        ends = _interval(means, estimate, alpha)
     passed = p_value <= alpha
     sign = 1.0 if pair.higher_is_better else -1.0
-    estimate = float(differences.mean())
-    low, high = sorted(sign * end for end in _interval(means, estimate, alpha))
+    low, high = sorted(sign * end for end in ends)
     sentence = (
         f"{pair.name} changes by {sign * estimate:+.4g}; a loss of {pair.margin:g} or more is "
-        f"{'ruled out' if passed else 'not ruled out'} (p = {p_value:.2g} at level {alpha:.2g}, n = {len(differences)})"
+        f"{'ruled out' if passed else 'not ruled out'} (p = {p_value:.2g} at level {alpha:.2g}, n = {n}{more})"
     )
     return Check(
         name=pair.name,
@@ -234,9 +253,24 @@ def _non_inferior(pair: Paired, alpha: float, *, seed: int) -> Check:
     )
 
 
-def _means(differences: Values, alpha: float, *, seed: int) -> Values:
-    resamples = min(math.ceil(_RESAMPLES_OVER_ALPHA / alpha), _MAX_RESAMPLES)
-    return bootstrap_means(differences, seed=seed, resamples=resamples)
+def _is_verdict(pair: Paired) -> bool:
+    """Whether the figures are right or wrong, with a margin that is a share: those are tested exactly."""
+    return bool(np.isin(np.concatenate([pair.champion, pair.challenger]), (0.0, 1.0)).all()) and pair.margin <= 1.0
+
+
+def _changed(differences: Values) -> tuple[int, int]:
+    """How many were won, and how many lost."""
+    return int((differences > 0).sum()), int((differences < 0).sum())
+
+
+def _means(pair: Paired, alpha: float, *, seed: int) -> Values:
+    """Resampled means of the differences, as many as the level needs."""
+    draws = derive_seed(seed, "promotion", pair.name)
+    return bootstrap_means(_differences(pair), seed=draws, resamples=_num_resamples(alpha))
+
+
+def _num_resamples(alpha: float) -> int:
+    return min(math.ceil(_RESAMPLES_OVER_ALPHA / alpha), _MAX_RESAMPLES)
 
 
 def _interval(means: Values, estimate: float, alpha: float) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Rejection sampling, the pure part: of many scored answers to each prompt, those that become demonstrations.
 
 The order of decisions is fixed: what cannot be used (unscored, cut, blank), what is not good enough, then per prompt
-the best first, without duplicates, up to a cap, and a cap per task in which prompts take turns. Every answer that is
-not kept has exactly one reason.
+the best first, without duplicates, up to a cap, and a cap per task in which prompts take turns, each with its best
+answer first. Every answer that is not kept has exactly one reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rlcore.config import RejectionConfig
-from rlcore.evaluation import Interval, accuracy, bootstrap_mean
+from rlcore.evaluation import Interval, accuracy, mean_share
 from rlcore.seeding import derive_seed
 
 SHINGLE_WORDS = 3
@@ -81,7 +81,8 @@ def select(candidates: Sequence[Candidate], config: RejectionConfig, *, seed: in
         reasons |= _judge_prompt(list(group), config)
     chosen = [one for one in candidates if not reasons[one]]
     if config.keep_per_task:
-        reasons |= dict.fromkeys(_over_task_cap(chosen, config, seed), "over_task_cap")
+        best_first = sorted(chosen, key=_preference(config))
+        reasons |= dict.fromkeys(_over_task_cap(best_first, config, seed), "over_task_cap")
     counts = Counter(reason for reason in reasons.values() if reason)
     kept = tuple(one for one in candidates if not reasons[one])
     return Selection(kept=kept, dropped={reason: counts[reason] for reason in REASONS})
@@ -106,7 +107,7 @@ def account(candidates: Sequence[Candidate], kept: Iterable[Candidate], config: 
         sampled=len(candidates),
         verified=sum(map(sum, shares)),
         kept=len(list(kept)),
-        pass_rate=bootstrap_mean([sum(share) / len(share) for share in shares], seed=seed),
+        pass_rate=mean_share([sum(share) / len(share) for share in shares], seed=seed),
         solved=accuracy([any(share) for share in shares]),
     )
 
@@ -167,11 +168,11 @@ def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfi
     return "over_prompt_cap" if len(kept) >= config.keep_per_prompt else ""
 
 
-def _over_task_cap(chosen: Sequence[Candidate], config: RejectionConfig, seed: int) -> list[Candidate]:
-    """What is too much of a task: one answer of every prompt comes before the second answer of any."""
+def _over_task_cap(best_first: Sequence[Candidate], config: RejectionConfig, seed: int) -> list[Candidate]:
+    """What is too much of a task: the best answer of every prompt comes before the second best of any."""
     turns: Counter[str] = Counter()
     ranked: list[tuple[str, int, int, Candidate]] = []
-    for one in chosen:
+    for one in best_first:
         ranked.append((one.task, turns[one.prompt_id], derive_seed(seed, "rejection", one.prompt_id), one))
         turns[one.prompt_id] += 1
     ranked.sort(key=lambda entry: entry[:3])

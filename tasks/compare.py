@@ -47,10 +47,10 @@ def run_compare(context: StageContext) -> StageResult:
     }
     summaries = {label: _json(folder / "summary.json") for label, folder in folders.items()}
     answers = {label: greedy_answers(folder) for label, folder in folders.items()}
-    seed, confidence = context.seed, context.config.evaluation.confidence
+    confidence = context.config.evaluation.confidence
     differences = {
         f"{new} - {old}": paired_difference(
-            answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence, seed=seed
+            answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence
         )
         for new, old in CONTRASTS
         if new in folders and old in folders
@@ -109,7 +109,7 @@ def render(
     parts = [
         f"# {name}: what each step was worth",
         accuracy_table(summaries),
-        "## Differences on the same problems (paired bootstrap interval, exact McNemar test)",
+        "## Differences on the same problems (paired score interval, exact McNemar test)",
         difference_table(differences),
         "## Cost of the RL runs",
         cost_table(histories),

@@ -11,7 +11,7 @@ import pandas as pd
 
 from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
-from rlcore.evaluation import accuracy, bootstrap_mean, pass_at_k
+from rlcore.evaluation import accuracy, mean_share, pass_at_k
 from rlcore.rewards.base import RewardFn, is_correct, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import transcript
@@ -109,6 +109,6 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
         right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
         for k in sorted({1, config.num_samples}):
             values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
-            mean = bootstrap_mean(values, confidence=config.confidence, seed=seed)
+            mean = mean_share(values, confidence=config.confidence, seed=seed)
             summary |= {f"eval/pass_{k}": mean.mean, f"eval/pass_{k}_low": mean.low, f"eval/pass_{k}_high": mean.high}
     return summary

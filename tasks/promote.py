@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ from rlcore.errors import ConfigError, DataError, PromotionError
 from rlcore.models.loading import import_model
 from rlcore.promotion import Check, Paired, Rule, Verdict, at_least, at_most, judge
 from tasks import registry
-from tasks.artifacts import ArtifactRef, ArtifactStore, file_sha256
+from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.compare import greedy_answers
+from tasks.data import prompt_hashes, read_prompts
 from tasks.events import tell_of_refusal
 from tasks.promotion_page import render
 from tasks.registry import CHALLENGER, CHAMPION, ModelVersion, download_model
@@ -122,6 +124,14 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
     return limits
 
 
+def prompt_set(path: Path) -> str:
+    """Digest of a file's prompts, whatever their order and whatever else the file says: looks count per set of prompts.
+
+    The whole file counts and not what an evaluation takes of it: fewer problems of one file are no fresh ones.
+    """
+    return hashlib.sha256("\n".join(sorted(prompt_hashes(read_prompts(path)))).encode()).hexdigest()
+
+
 def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
     """Do in the registry what the verdict says, and tell in a sentence; a repeated call changes nothing.
 
@@ -167,7 +177,7 @@ def _evaluations(context: StageContext, challenger: str) -> dict[str, Path]:
 
 def _look(context: StageContext, *, pair: str) -> int:
     home = find_home()
-    data = file_sha256(context.inputs["prepare_prompts"] / "eval.parquet")[:_DIGITS]
+    data = prompt_set(context.inputs["prepare_prompts"] / "eval.parquet")[:_DIGITS]
     return registry.count_look(home, open_tracker(home), registered_name(context.config), data=data, pair=pair)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,18 +138,34 @@ def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
 
 
 def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str) -> int:
-    """Which look at the held-out data this comparison is, from 1; the same pair on the same data keeps its number.
+    """Which look at the held-out prompts this comparison is, from 1; the same pair at the same prompts keeps its look.
 
+    Looks of all registered models count together, as trying ten models under ten names finds a "better" one as easily.
     Kept as tags of the registered model ``name``: ``look.<data>.<pair>``, digests cut by the caller.
     """
     with _lock(home):
         prefix = f"look.{data}."
-        known: Mapping[str, str] = tracker.client.get_registered_model(name).tags
-        if f"{prefix}{pair}" in known:
-            return int(known[f"{prefix}{pair}"])
-        look = 1 + sum(tag.startswith(prefix) for tag in known)
+        known = {
+            tag.removeprefix(prefix): int(number)
+            for tags in _tags_of_models(tracker)
+            for tag, number in tags.items()
+            if tag.startswith(prefix)
+        }
+        if pair in known:
+            return known[pair]
+        look = 1 + len(known)
         tracker.client.set_registered_model_tag(name, f"{prefix}{pair}", str(look))
     return look
+
+
+def _tags_of_models(tracker: Tracker) -> Iterator[Mapping[str, str]]:
+    token: str | None = None
+    while True:
+        page = tracker.client.search_registered_models(page_token=token)
+        yield from (model.tags for model in page)
+        token = page.token
+        if not token:
+            return
 
 
 def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> bool:

@@ -56,7 +56,7 @@ def publish_report(run: PipelineRun, config: RunConfig, refs: Refs, *, started: 
         report_link("run report", f"{run.parent.url}/artifacts/report/{FILE}")
     headline = "; ".join(
         f"{row['new']} against {row['old']}: {row['word']} ({row['difference'].mean:+.3f})"
-        for row in data.contrasts(folders, seed=config.seed, confidence=config.evaluation.confidence)
+        for row in data.contrasts(folders, confidence=config.evaluation.confidence)
     )
     report_markdown("run report", f"{headline or 'no comparison in this run'}\n\n`{path}`")
     return path
@@ -104,7 +104,7 @@ def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: li
         "lines": lines,
         "totals": totals(lines),
         "accuracies": data.accuracies(folders),
-        "contrasts": data.contrasts(folders, seed=config.seed, confidence=config.evaluation.confidence),
+        "contrasts": data.contrasts(folders, confidence=config.evaluation.confidence),
         "health": data.health(folders),
         "labels": list(histories),
         "curves": data.curves(histories),

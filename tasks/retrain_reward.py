@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 
 from rlcore.config import RetrainConfig, RunConfig
 from rlcore.errors import DataError, TrainingError
-from rlcore.evaluation import paired_difference
+from rlcore.evaluation import independent_values
 from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.paired import fewest, loss_p, score_interval
 from rlcore.promotion import Check, Verdict, at_least
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
@@ -48,7 +50,7 @@ def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> Stage
     folders += [old] if previous not in ("", new) and old.is_dir() else []
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
-    checks = compared(margins, settings, seed=context.seed)
+    checks = compared(margins, _prompts(rows), settings)
     verdict = _verdict(checks, settings)
     page = render(verdict, rows, margins, is_same=previous == new)
     for folder in (context.work, context.folder):
@@ -66,34 +68,49 @@ def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> Stage
     return StageResult(metrics=_metrics(checks), rows=len(rows), summary=page)
 
 
-def compared(margins: Sequence[Margins], settings: RetrainConfig, *, seed: int) -> tuple[Check, ...]:
-    """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one."""
+def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: RetrainConfig) -> tuple[Check, ...]:
+    """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one.
+
+    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt go together and count as fewer.
+    """
     new, confidence = margins[0], settings.confidence
-    right = np.heaviside(new, 0.5).tolist()
-    accuracy = at_least("held-out accuracy", right, settings.min_accuracy, confidence=confidence)
+    right = np.heaviside(new, 0.5)
+    name = "held-out accuracy"
+    accuracy = at_least(name, right.tolist(), settings.min_accuracy, clusters=prompts, confidence=confidence)
     if len(margins) == 1:
         return (accuracy,)
     old = margins[1]
-    same = (np.sign(new) == np.sign(old)).astype(float).tolist()
-    agreement = at_least(
-        "agreement with the previous reward model", same, settings.min_agreement, confidence=confidence
+    same, name = (np.sign(new) == np.sign(old)).astype(float), "agreement with the previous reward model"
+    agreement = at_least(name, same.tolist(), settings.min_agreement, clusters=prompts, confidence=confidence)
+    return accuracy, agreement, _no_loss(right - np.heaviside(old, 0.5), prompts, settings)
+
+
+def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) -> Check:
+    """Whether a loss of accuracy of the margin is ruled out: an exact test at the level of one end of the interval.
+
+    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as no change: the safe side.
+    """
+    alpha, margin = (1.0 - settings.confidence) / 2.0, settings.accuracy_margin
+    signs = np.where(changes < 0.0, -1.0, np.floor(changes))
+    n = math.floor(independent_values(signs, prompts) + 1e-9)  # shares are kept, to the safe side
+    lost = math.ceil(float((signs < 0).mean()) * n - 1e-9)
+    won = min(math.floor(float((signs > 0).mean()) * n + 1e-9), n - lost)
+    p_value, least = loss_p(won, lost, n, margin), fewest(margin, alpha)
+    low, high = score_interval(won, lost, n, confidence=settings.confidence)
+    passed, estimate = p_value <= alpha, (won - lost) / n
+    sentence = f"accuracy changes by {estimate:+.3f}; a loss of {margin:g} or more is " + (
+        "ruled out" if passed else f"not ruled out (p = {p_value:.2g} at level {alpha:.2g}, {n} independent pairs)"
     )
-    change = paired_difference(new > 0, old > 0, seed=seed, confidence=confidence).difference
-    passed = change.low >= -settings.accuracy_margin
-    sentence = f"accuracy changes by {change.mean:+.3f}; a loss of more than {settings.accuracy_margin:g} is " + (
-        "ruled out" if passed else "not ruled out"
-    )
-    loss = Check(
+    return Check(
         name="accuracy over the previous reward model",
-        estimate=change.mean,
-        low=change.low,
-        high=change.high,
-        p_value=None,
-        limit=-settings.accuracy_margin,
+        estimate=estimate,
+        low=low,
+        high=high,
+        p_value=p_value,
+        limit=-margin,
         passed=passed,
-        sentence=sentence,
+        sentence=sentence + (f"; not enough pairs: at least {least} are needed" if n < least else ""),
     )
-    return accuracy, agreement, loss
 
 
 def margins_of(folder: Path, rows: Sequence[PairRow], config: RunConfig, runtime: Runtime) -> Margins:
@@ -133,6 +150,12 @@ def _unseen(rows: Sequence[PairRow], snapshot: Path) -> list[PairRow]:
             fix="give preferences of more prompts, or a split column that keeps held-out prompts held out",
         )
     return left
+
+
+def _prompts(rows: Sequence[PairRow]) -> list[int]:
+    """A number for the prompt of each pair."""
+    numbers = {messages: number for number, messages in enumerate(dict.fromkeys(tuple(row.messages) for row in rows))}
+    return [numbers[tuple(row.messages)] for row in rows]
 
 
 def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> Verdict:

@@ -60,7 +60,7 @@ def held_out_report(held_out: HeldOut, *, seed: int, confidence: float) -> HeldO
     metrics |= _length_metrics(held_out, margins, log_ratios, seed=seed, confidence=confidence)
     if len(held_out.rewards) > 1:
         metrics["rm/disagreement"] = float(held_out.rewards.std(dim=0, unbiased=False).mean())
-    rows = quality.reliability_table(margins, confidence=confidence)
+    rows = quality.reliability_table(margins, prompts, confidence=confidence)
     return HeldOutReport(
         metrics=metrics, reliability=[asdict(row) for row in rows], line=describe(metrics), page=_page(metrics, rows)
     )
@@ -78,7 +78,7 @@ def _accuracy_metrics(
         lambda rows: float((ours - by_length)[rows].mean()), prompts, seed=seed, confidence=confidence
     )
     return {
-        **_with_bounds("rm/eval_accuracy", pair_accuracy(margins, confidence=confidence)),
+        **_with_bounds("rm/eval_accuracy", pair_accuracy(margins, prompts=prompts, confidence=confidence)),
         "rm/length_accuracy": float(by_length.mean()),
         **_with_bounds("rm/over_length", gain),
         "rm/eval_pairs": float(len(margins)),
@@ -118,7 +118,8 @@ def _length_metrics(
 
         interval = quality.cluster_bootstrap(statistic, prompts, seed=seed, confidence=confidence)
         metrics |= _with_bounds(f"rm/length_correlation_{name}", interval)
-    for name, part in quality.accuracy_by_length(margins, log_ratios, confidence=confidence).items():
+    of_pairs = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
+    for name, part in quality.accuracy_by_length(margins, log_ratios, of_pairs, confidence=confidence).items():
         metrics |= _with_bounds(f"rm/accuracy_when_{name}", part)
         metrics[f"rm/pairs_when_{name}"] = float(part.n)
     return metrics

@@ -28,8 +28,13 @@ class ReliabilityBin:
     accuracy: Interval
 
 
-def reliability_table(margins: Floats, *, confidence: float = 0.95) -> tuple[ReliabilityBin, ...]:
-    """Certainty σ(|margin|) against hit rate, in ten bins of ½..1; empty bins are left out."""
+def reliability_table(
+    margins: Floats, prompts: NDArray[np.int64], *, confidence: float = 0.95
+) -> tuple[ReliabilityBin, ...]:
+    """Certainty σ(|margin|) of [P] pairs against hit rate, in ten bins of ½..1; empty bins are left out.
+
+    ``prompts`` [P]: a number for the prompt of each pair; pairs of one prompt go together.
+    """
     certainty = _sigmoid(np.abs(margins))
     place = np.minimum(((certainty - 0.5) * 2 * NUM_BINS).astype(int), NUM_BINS - 1)
     return tuple(
@@ -38,7 +43,7 @@ def reliability_table(margins: Floats, *, confidence: float = 0.95) -> tuple[Rel
             high=0.5 + 0.5 * (number + 1) / NUM_BINS,
             num_pairs=int((place == number).sum()),
             confidence=float(certainty[place == number].mean()),
-            accuracy=pair_accuracy(margins[place == number], confidence=confidence),
+            accuracy=pair_accuracy(margins[place == number], prompts=prompts[place == number], confidence=confidence),
         )
         for number in np.unique(place).tolist()
     )
@@ -109,10 +114,19 @@ def within_groups(values: Floats, groups: NDArray[np.int64]) -> Floats:
     return centred
 
 
-def accuracy_by_length(margins: Floats, log_ratios: Floats, *, confidence: float = 0.95) -> dict[str, Interval]:
-    """Pair accuracy where the chosen side is ``longer``, ``shorter`` or ``equal`` in tokens; without empty parts."""
+def accuracy_by_length(
+    margins: Floats, log_ratios: Floats, prompts: NDArray[np.int64], *, confidence: float = 0.95
+) -> dict[str, Interval]:
+    """Pair accuracy where the chosen side is ``longer``, ``shorter`` or ``equal`` in tokens; without empty parts.
+
+    ``prompts`` [P]: a number for the prompt of each pair; pairs of one prompt go together.
+    """
     parts = {"longer": log_ratios > 0.0, "shorter": log_ratios < 0.0, "equal": log_ratios == 0.0}
-    return {name: pair_accuracy(margins[part], confidence=confidence) for name, part in parts.items() if part.any()}
+    return {
+        name: pair_accuracy(margins[part], prompts=prompts[part], confidence=confidence)
+        for name, part in parts.items()
+        if part.any()
+    }
 
 
 def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:

@@ -86,6 +86,10 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert champion is not None
     assert read_tags(tracker, champion)["verdict_artifact"] == refs["promote"].sha256
 
+    mine = "name=mine"
+    assert verdict(tracked_home, run(WEAK + 1, mine))["sentence"].startswith("Promoted: the first champion")
+    assert verdict(tracked_home, run(OTHER + 1, mine))["look"] == 3  # at the same prompts, under another name
+
     assert run_roll_back(NAME, 2, "rude").endswith("version 1 is champion again")
     with pytest.raises(PromotionError, match="has been rolled back"):
         run(STRONG)

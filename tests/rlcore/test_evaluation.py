@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.evaluation import (
     accuracy,
-    bootstrap_mean,
     expected_calibration_error,
+    independent_values,
     mcnemar_p,
+    mean_share,
     pair_accuracy,
     paired_difference,
     pass_at_k,
@@ -110,7 +111,7 @@ def test_a_paired_difference_is_seen_where_two_separate_intervals_overlap() -> N
     """40 problems, 20 right before; 8 more right now, none lost: +0.2, p = 2 / 2^8."""
     old = [1] * 20 + [0] * 20
     new = [1] * 28 + [0] * 12
-    paired = paired_difference(new, old, seed=0)
+    paired = paired_difference(new, old)
     assert paired.difference.mean == pytest.approx(0.2)
     assert paired.difference.low > 0.05
     assert paired.p_value == 2 / 2**8
@@ -120,30 +121,71 @@ def test_a_paired_difference_is_seen_where_two_separate_intervals_overlap() -> N
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
 def test_a_difference_turns_its_sign_with_its_sides(pairs: list[tuple[bool, bool]]) -> None:
     new, old = zip(*pairs, strict=True)
-    there, back = paired_difference(new, old, seed=1), paired_difference(old, new, seed=1)
+    there, back = paired_difference(new, old), paired_difference(old, new)
     assert there.p_value == back.p_value
     assert there.difference.mean == -back.difference.mean
     assert there.difference.low == pytest.approx(-back.difference.high)
 
 
 def test_the_bootstrap_is_repeatable_and_narrows_with_more_values() -> None:
-    values = np.random.default_rng(3).normal(size=400)
-    assert bootstrap_mean(values, seed=5) == bootstrap_mean(values, seed=5)
-    few, many = bootstrap_mean(values[:25], seed=5), bootstrap_mean(values, seed=5)
+    values = np.random.default_rng(3).random(400)
+    assert mean_share(values, seed=5) == mean_share(values, seed=5)
+    few, many = mean_share(values[:25], seed=5), mean_share(values, seed=5)
     assert (few.high - few.low) > 2.5 * (many.high - many.low)  # about 4 = sqrt(400 / 25)
 
 
-def test_the_bootstrap_of_a_constant_is_that_constant() -> None:
-    interval = bootstrap_mean([0.7] * 9, seed=0)
-    assert interval.low == pytest.approx(0.7)
-    assert interval.high == pytest.approx(0.7)
+def test_equal_shares_are_no_certainty() -> None:
+    """All 1, with a 0 and a 1 imagined: the number of zeros in a resample of N + 2 is about Poisson(1), 3 at most in
+    97.5 %: the interval begins at about 1 - 3 / (N + 2)."""
+    for n in (5, 100):
+        interval = mean_share([1.0] * n, seed=0)
+        assert (interval.mean, interval.high) == (1.0, 1.0)
+        assert interval.low == pytest.approx(1 - 3 / (n + 2), abs=1.01 / (n + 2))
+    assert mean_share([0.0], seed=0).high > 0.5
+    with pytest.raises(DataError, match=r"outside 0\.\.1"):
+        mean_share([0.5, 1.5], seed=0)
+
+
+def test_intervals_of_shares_near_the_edge_cover_the_truth() -> None:
+    """Pass rates of prompts, eight answers each, nine in ten prompts always solved: 400 experiments of 30 prompts."""
+    generator = np.random.default_rng(2)
+    chances = np.where(generator.random((400, 30)) < 0.9, 1.0, 0.5)
+    shares = generator.binomial(8, chances) / 8
+    intervals = [mean_share(row, seed=number) for number, row in enumerate(shares)]
+    assert sum(each.low <= 0.95 <= each.high for each in intervals) / 400 > 0.92
 
 
 def test_the_bootstrap_agrees_with_the_normal_interval() -> None:
-    """n = 10,000 standard normal values: half width 1.96 / 100; more values than fit in one chunk of resamples."""
-    values = np.random.default_rng(0).normal(size=10_000)
-    interval = bootstrap_mean(values, seed=0)
-    assert interval.high - interval.low == pytest.approx(2 * 0.0196, rel=0.1)
+    """n = 10,000 uniform values: half width 1.96 · 0.288675 / 100; more values than fit in one chunk of resamples."""
+    interval = mean_share(np.random.default_rng(0).random(10_000), seed=0)
+    assert interval.high - interval.low == pytest.approx(2 * 0.005658, rel=0.1)
+
+
+def test_values_of_one_prompt_count_as_one_where_they_always_go_together() -> None:
+    """Two prompts, both of each alike: squares of sums 2 · 2/(2 - 1) over squares 1: effect 4, two values at least.
+    One right and one wrong in each: sums 0, effect below 1, all four count. All alike: nobody knows, two."""
+    assert independent_values([1, 1, 0, 0], [7, 7, 9, 9]) == 2.0
+    assert independent_values([1, 0, 1, 0], [7, 7, 9, 9]) == 4.0
+    assert independent_values([1, 1, 1, 1], [7, 7, 9, 9]) == 2.0
+    assert independent_values([1, 0, 0], [4, 4, 4]) == 1.0
+    # Three prompts with 2, 0 and 1 of 3 right, mean 1/3: squares of sums 2 · 3/(3 - 1) over squares 2: 1.5, so 9 / 1.5.
+    assert independent_values([1, 1, 0, 0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1, 2, 2, 2]) == pytest.approx(6.0)
+    with pytest.raises(DataError, match="2 clusters of 3 values"):
+        independent_values([1, 0, 0], [4, 4])
+
+
+def test_intervals_over_many_pairs_of_a_prompt_cover_the_truth_only_if_they_are_told() -> None:
+    """50 prompts of six pairs; a prompt's pairs share its difficulty, Beta(1, 0.5), mean 2/3. 500 experiments."""
+    generator = np.random.default_rng(4)
+    prompts = np.repeat(np.arange(50), 6)
+    told = untold = 0
+    for _ in range(500):
+        right = (generator.random((50, 6)) < generator.beta(1.0, 0.5, (50, 1))).ravel()
+        for_clusters, for_rows = accuracy(right, clusters=prompts), accuracy(right)
+        told += for_clusters.low <= 2 / 3 <= for_clusters.high
+        untold += for_rows.low <= 2 / 3 <= for_rows.high
+    assert told / 500 > 0.92
+    assert untold / 500 < 0.8
 
 
 def test_wilson_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -160,11 +202,11 @@ def test_paired_intervals_cover_no_difference_as_often_as_they_say() -> None:
     """Two systems, each right 60 % of the time, agreeing on most problems."""
     generator = np.random.default_rng(1)
     covered = rejected = 0
-    for seed in range(300):
+    for _ in range(300):
         old = generator.random(120) < 0.6
         redrawn = generator.random(120) < 0.3
         new = np.where(redrawn, generator.random(120) < 0.6, old)
-        paired = paired_difference(new, old, seed=seed)
+        paired = paired_difference(new, old)
         covered += paired.difference.low <= 0.0 <= paired.difference.high
         rejected += paired.p_value < 0.05
     assert covered / 300 > 0.9
@@ -211,8 +253,8 @@ def test_what_is_no_verdict_is_refused() -> None:
     with pytest.raises(DataError, match="outside"):
         accuracy([1.0, 2.0])
     with pytest.raises(DataError, match="neither 0 nor 1"):
-        paired_difference([0.5], [1.0], seed=0)
+        paired_difference([0.5], [1.0])
     with pytest.raises(DataError, match="2 values against 1"):
-        paired_difference([1.0, 1.0], [1.0], seed=0)
+        paired_difference([1.0, 1.0], [1.0])
     with pytest.raises(DataError, match="confidence"):
         accuracy([1.0], confidence=1.0)

@@ -81,10 +81,23 @@ def test_a_better_model_is_refused_for_one_broken_guard_and_the_sentence_names_i
 
 
 def test_a_handful_of_equal_answers_is_no_proof_that_nothing_was_lost() -> None:
-    """Rule of three: none different in 20 leaves a loss of 3/20 = 0.15 possible, none in 600 one of 0.005."""
+    """(1 - 0.05)^72 = 0.0249: with fewer problems none lost is what a loss of 5 points often looks like."""
     primary = answers("accuracy", [0] * 20, [1] * 20)
-    assert not verdict(primary, answers("safety", [1] * 20, [1] * 20, margin=0.05)).promote
+    refused = verdict(primary, answers("safety", [1] * 20, [1] * 20, margin=0.05))
+    assert not refused.promote
+    assert "n = 20; not enough problems: at least 72 are needed" in refused.sentence
     assert verdict(primary, answers("safety", [1] * 600, [1] * 600, margin=0.05)).promote
+
+
+def test_a_slice_that_is_worse_by_exactly_its_margin_passes_no_more_often_than_the_level() -> None:
+    """0.85 against 0.90 by models that err independently, 200 problems: 2.5 % may pass."""
+    generator, tries = np.random.default_rng(0), 500
+    sure = answers("accuracy", [0] * 100, [1] * 100)
+    passed = 0
+    for _ in range(tries):
+        champion, challenger = generator.random(200) < 0.9, generator.random(200) < 0.85
+        passed += verdict(sure, answers("slice", champion.tolist(), challenger.tolist(), margin=0.05)).promote
+    assert passed / tries < 0.025 + 2.6 * (0.025 * 0.975 / tries) ** 0.5  # a right level fails here once in 200
 
 
 def test_real_figures_are_tested_by_flipping_signs() -> None:

@@ -130,6 +130,15 @@ def test_a_task_that_is_easy_cannot_crowd_out_the_others() -> None:
     assert dropped(easy + hard, keep_per_prompt=2, keep_per_task=3) == {"below_threshold": 1, "over_task_cap": 5}
 
 
+def test_where_a_task_is_full_a_prompt_keeps_its_best_answer_and_not_its_first() -> None:
+    candidates = answers("a", 0.5, 1.0) + answers("b", 0.2, 0.9)
+    assert kept(candidates, choose="best", keep_per_prompt=2, keep_per_task=2) == [("a", 1), ("b", 1)]
+    three = kept(candidates, choose="best", keep_per_prompt=2, keep_per_task=3)
+    assert {("a", 1), ("b", 1)} < set(three)
+    short = [one("a", 0, "long", num_tokens=9), one("a", 1, "short", num_tokens=2)]
+    assert kept(short, prefer="shortest", keep_per_prompt=2, keep_per_task=1) == [("a", 1)]
+
+
 def test_the_seed_alone_decides_which_prompts_a_task_cap_leaves() -> None:
     candidates = [each for name in "abcdefgh" for each in answers(name, 1.0)]
     chosen = {seed: select(candidates, config(keep_per_task=3), seed=seed).kept for seed in range(8)}
@@ -167,6 +176,16 @@ def test_every_answer_is_kept_or_has_a_reason_and_the_caps_hold(
     for prompt in {each.prompt_id for each in selection.kept}:
         texts = [normalised(each.text) for each in selection.kept if each.prompt_id == prompt]
         assert len(texts) == len(set(texts)) <= prompt_cap
+    for prompt in {each.prompt_id for each in selection.kept}:
+        worst = min(each.value or 0.0 for each in selection.kept if each.prompt_id == prompt)
+        texts = {normalised(each.text) for each in selection.kept if each.prompt_id == prompt}
+        better = [
+            each
+            for each in candidates
+            if each.prompt_id == prompt and each.is_whole and (each.value or 0.0) > worst
+            and normalised(each.text) not in texts
+        ]  # fmt: skip
+        assert choose == "verified" or not better  # no worse answer in the place of a better one
     for task in ("0", "1"):
         assert not task_cap or sum(each.task == task for each in selection.kept) <= task_cap
 

@@ -200,11 +200,14 @@ def test_only_the_champion_is_rolled_back(tracked_home: Home, tracker: Tracker, 
 def test_every_new_pair_on_the_same_data_is_a_look_and_a_repeated_one_is_not(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
-    def look(data: str, pair: str) -> int:
-        return count_look(tracked_home, tracker, "m", data=data, pair=pair)
+    def look(data: str, pair: str, name: str = "m") -> int:
+        return count_look(tracked_home, tracker, name, data=data, pair=pair)
 
     assert [look("d1", "b-a"), look("d1", "c-a"), look("d1", "b-a"), look("d2", "b-a")] == [1, 2, 1, 1]
     assert look("d1", "c-b") == 3
+    tracker.client.create_registered_model("other")
+    assert [look("d1", "e-d", "other"), look("d1", "e-d", "other"), look("d1", "f-a")] == [4, 4, 5]
+    assert look("d1", "b-a", "other") == 1  # the very comparison, under another name
 
 
 def test_a_version_is_found_by_the_id_of_its_model(tracker: Tracker, versions: list[ModelVersion]) -> None:

@@ -23,10 +23,23 @@ from rlcore.training.reward_quality import (
 
 def test_the_reliability_table_counts_each_pair_once() -> None:
     # σ(0.1) = 0.525 and σ(-0.1): first bin, certainty 0.525, one of two right. σ(3) = 0.9526: the last but none.
-    rows = reliability_table(np.array([0.1, -0.1, 3.0]))
+    rows = reliability_table(np.array([0.1, -0.1, 3.0]), np.arange(3))
     assert [(row.num_pairs, row.low) for row in rows] == [(2, 0.5), (1, 0.95)]
     assert rows[0].confidence == pytest.approx(0.524979, abs=1e-6)
     assert (rows[0].accuracy.mean, rows[1].accuracy.mean) == (0.5, 1.0)
+
+
+def test_pairs_of_one_prompt_do_not_count_as_many() -> None:
+    margins, prompts = np.tile([2.0, 2.0, 2.0, -2.0], 25), np.repeat(np.arange(25), 4)
+    alike = np.repeat([2.0, 2.0, 2.0, -2.0], 25)
+    (mixed,), (together,) = (reliability_table(each, prompts) for each in (margins, alike))
+    assert mixed.accuracy.mean == together.accuracy.mean == 0.75
+    assert together.accuracy.high - together.accuracy.low > 1.5 * (mixed.accuracy.high - mixed.accuracy.low)
+    parts = [accuracy_by_length(each, np.ones(100), prompts)["longer"] for each in (margins, alike)]
+    assert [(part.low, part.high) for part in parts] == [
+        (mixed.accuracy.low, mixed.accuracy.high),
+        (together.accuracy.low, together.accuracy.high),
+    ]
 
 
 def test_brier_by_hand() -> None:
@@ -76,7 +89,7 @@ def test_within_a_group_its_mean_is_gone() -> None:
 
 
 def test_accuracy_is_split_by_which_side_is_longer() -> None:
-    parts = accuracy_by_length(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0.5, 0.1, -0.2, 0.3]))
+    parts = accuracy_by_length(np.array([1.0, 1.0, -1.0, -1.0]), np.array([0.5, 0.1, -0.2, 0.3]), np.arange(4))
     assert {name: (part.mean, part.n) for name, part in parts.items()} == {
         "longer": (pytest.approx(2 / 3), 3),
         "shorter": (0.0, 1),

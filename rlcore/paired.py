@@ -1,0 +1,128 @@
+"""Right or wrong on the same problems, twice: how much a share has changed, and whether a loss can be ruled out.
+
+Of N problems ``won`` are those that only the new model solves, ``lost`` those that only the old one solves. The
+change of the share is Δ = (won - lost) / N. Tango's score statistic (1998, Statistics in Medicine 17) compares it with
+a supposed Δ, under the most likely chances that have this Δ:
+
+    T(Δ) = (won - lost - N Δ) / √(N (2 q + Δ (1 - Δ))),   q = the likeliest chance of "only the old one" given Δ
+
+With it none different in five problems leaves a loss of 0.43 possible, where a bootstrap would say "exactly 0".
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlcore.errors import DataError
+
+Floats = NDArray[np.float64]
+_NUM_CHANCES = 64  # at which the p value's maximum is looked for
+_SPREADS = 8.0  # what lies further from its mean than this many standard deviations, and ten problems, is left out
+_STEPS = 60  # of a bisection: to the last bit
+
+
+def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """The Δ that the score statistic does not reject, in -1..1; it always holds ``(won - lost) / n``.
+
+    Raises:
+        DataError: impossible counts, or a confidence outside (0, 1).
+    """
+    _check(won, lost, n)
+    if not 0.0 < confidence < 1.0:
+        raise DataError(f"confidence {confidence} is not between 0 and 1")
+    z, change = NormalDist().inv_cdf((1.0 + confidence) / 2.0), (won - lost) / n
+    return _edge(won, lost, n, (-1.0, change), z), -_edge(lost, won, n, (-1.0, -change), z)
+
+
+@lru_cache(maxsize=8192)
+def loss_p(won: int, lost: int, n: int, margin: float) -> float:
+    """p value of "the share has fallen by ``margin`` or more", exact: a rule that passes at p <= alpha errs at most so.
+
+    The chance of a score statistic as high as this one, or higher, where the loss is exactly ``margin``: the largest
+    over all chances q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008), on a grid of 64.
+
+    Raises:
+        DataError: impossible counts, or a margin outside 0..1.
+    """
+    _check(won, lost, n)
+    if not 0.0 <= margin <= 1.0:
+        raise DataError(f"a margin of {margin:g} is not in 0..1")
+    if margin == 1.0:
+        return float(lost == n)  # then every problem was lost, and nothing else can be seen
+    needed = _needed(float(_score(won, lost, n, -margin)), n, margin)
+    chances = margin + np.linspace(1e-4, 1.0, _NUM_CHANCES) ** 2 * (1.0 - margin) / 2.0  # denser where few are won
+    return min(1.0, max(_tail(needed, n, float(q), margin) for q in chances))
+
+
+def fewest(margin: float, alpha: float) -> int:
+    """Fewest problems for which a loss of ``margin`` can be ruled out at ``alpha`` at all: ``(1 - margin)^n <= alpha``.
+
+    With fewer, not even a model that loses none can pass.
+    """
+    return math.ceil(math.log(alpha) / math.log1p(-margin)) if 0.0 < margin < 1.0 else 1
+
+
+def _check(won: int, lost: int, n: int) -> None:
+    if min(won, lost) < 0 or n < 1 or won + lost > n:
+        raise DataError(f"{won} won and {lost} lost of {n} problems is not possible", fix="evaluate at least one")
+
+
+def _score(won: ArrayLike, lost: ArrayLike, n: int, change: ArrayLike) -> Floats:
+    """T; 0 where nothing can vary."""
+    w, b, d = (np.asarray(each, dtype=np.float64) for each in (won, lost, change))
+    linear = (2 * n - w + b) * d - (w + b)
+    root = np.sqrt(np.maximum(linear**2 + 8 * n * b * d * (1 - d), 0.0))
+    variance = n * ((root - linear) / (2 * n) + d * (1 - d))
+    found: Floats = np.where(variance > 1e-9, (w - b - n * d) / np.sqrt(np.maximum(variance, 1e-9)), 0.0)
+    return found
+
+
+def _edge(won: int, lost: int, n: int, bounds: tuple[float, float], z: float) -> float:
+    """Where T falls to ``z``, between a change that is rejected and the estimate, which is not."""
+    low, high = bounds
+    for _ in range(_STEPS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _score(won, lost, n, middle) > z else (low, middle)
+    return low
+
+
+def _needed(observed: float, n: int, margin: float) -> NDArray[np.int64]:
+    """For each number lost, 0..n: the fewest won with T >= ``observed``, as T grows with them; n + 1 where none has."""
+    lost = np.arange(n + 1)
+    low, high = np.zeros(n + 1, dtype=np.int64), n - lost + 1
+    while (low < high).any():
+        middle = (low + high) // 2
+        is_enough = _score(middle, lost, n, -margin) >= observed - 1e-9
+        low, high = np.where(is_enough, low, np.minimum(middle + 1, high)), np.where(is_enough, middle, high)
+    return np.where(low > n - lost, n + 1, low)
+
+
+def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
+    """P(won >= needed(lost)) where "only the old one" has chance ``q`` and "only the new one" ``q - margin``."""
+    chances = np.array([q - margin, q, max(1.0 - 2.0 * q + margin, 0.0)])
+    (first_won, last_won), (first_lost, last_lost) = (_likely(n, chance) for chance in chances[:2].tolist())
+    won, lost = np.arange(first_won, last_won)[None, :], np.arange(first_lost, last_lost)[:, None]
+    neither = n - won - lost
+    counts = _log_factorials(n)
+    with np.errstate(divide="ignore"):
+        logs = np.log(np.maximum(chances, 1e-300))
+    logarithm = counts[n] - counts[won] - counts[lost] - counts[np.maximum(neither, 0)]
+    logarithm = logarithm + won * logs[0] + lost * logs[1] + neither * logs[2]
+    is_counted = (won >= needed[lost]) & (neither >= 0)
+    return float(np.exp(logarithm[is_counted]).sum())
+
+
+def _likely(n: int, chance: float) -> tuple[int, int]:
+    middle, reach = n * chance, _SPREADS * math.sqrt(n * chance * (1.0 - chance)) + 10.0
+    return max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1
+
+
+@lru_cache(maxsize=64)
+def _log_factorials(n: int) -> Floats:
+    """ln 0! to ln n!."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])

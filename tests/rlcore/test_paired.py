@@ -1,0 +1,138 @@
+"""Paired shares: values by hand, a slow reference, and the level exactly at the margin, by enumeration."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.errors import DataError
+from rlcore.paired import fewest, loss_p, score_interval
+
+counts = st.integers(1, 40).flatmap(
+    lambda n: st.integers(0, n).flatmap(lambda won: st.tuples(st.just(won), st.integers(0, n - won), st.just(n)))
+)
+
+
+def chances(q: float, change: float, won: np.ndarray, lost: np.ndarray, n: int) -> np.ndarray:
+    """Of each outcome, where "only the old one" has chance q and "only the new one" q + change."""
+    logs = [math.log(max(p, 1e-300)) for p in (q + change, q, 1.0 - 2.0 * q - change)]
+    gamma = np.array([math.lgamma(k + 1) for k in range(n + 1)])
+    neither = n - won - lost
+    weights = gamma[n] - gamma[won] - gamma[lost] - gamma[neither]
+    return np.exp(weights + won * logs[0] + lost * logs[1] + neither * logs[2])
+
+
+def slow_score(won: int, lost: int, n: int, change: float) -> float:
+    """Tango's statistic with the likeliest q looked for on a fine grid in place of the formula."""
+    q = np.linspace(max(0.0, -change), (1.0 - change) / 2.0, 20_001)[1:-1]
+    log_likelihood = won * np.log(q + change) + lost * np.log(q) + (n - won - lost) * np.log(1.0 - 2.0 * q - change)
+    best = float(q[log_likelihood.argmax()])
+    return (won - lost - n * change) / math.sqrt(n * (2.0 * best + change * (1.0 - change)))
+
+
+@pytest.mark.parametrize("n", [1, 5, 100])
+def test_none_different_leaves_a_change_of_z2_over_n_plus_z2(n: int) -> None:
+    """q = -Δ there, so T² = n Δ / (1 + Δ) = z² at Δ = -z² / (n + z²), z² = 3.8415: 0.434 for five problems."""
+    low, high = score_interval(0, 0, n)
+    assert (low, high) == (pytest.approx(-3.841459 / (n + 3.841459), abs=1e-6), -low)
+
+
+def test_all_won_or_all_lost_has_an_interval_too() -> None:
+    """The end beyond is the edge of what can be; where all are lost the interval is mirrored."""
+    low, high = score_interval(5, 0, 5)
+    assert (0.0 < low < 0.5, high) == (True, 1.0)
+    assert score_interval(0, 5, 5) == (-high, -low)
+
+
+@pytest.mark.parametrize("case", [(2, 9, 44), (1, 0, 30), (0, 3, 12), (30, 20, 100), (7, 7, 14)])
+def test_the_ends_are_where_a_slow_score_statistic_is_rejected(case: tuple[int, int, int]) -> None:
+    low, high = score_interval(*case, confidence=0.9)
+    assert slow_score(*case, low) == pytest.approx(1.644854, abs=2e-3)
+    assert slow_score(*case, high) == pytest.approx(-1.644854, abs=2e-3)
+
+
+@given(counts)
+@settings(deadline=None)
+def test_an_interval_holds_its_estimate_and_grows_with_confidence(case: tuple[int, int, int]) -> None:
+    narrow, wide = score_interval(*case, confidence=0.8), score_interval(*case, confidence=0.99)
+    assert -1.0 <= wide[0] <= narrow[0] <= (case[0] - case[1]) / case[2] <= narrow[1] <= wide[1] <= 1.0
+
+
+def test_of_two_problems_none_different_the_p_value_is_that_by_hand() -> None:
+    """Margin ½, n = 2, T(0, 0): outcomes with T as high are (0, 0), (1, 0), (2, 0), (1, 1), that is all without a loss,
+    and one won against one lost, which has change 0 too. P = (1 - q)² + 2 q (q - ½), largest at q = ½: ¼."""
+    assert loss_p(0, 0, 2, 0.5) == pytest.approx(0.25, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", [(0, 0, 30, 0.1), (2, 3, 25, 0.1), (5, 4, 40, 0.05), (1, 0, 12, 0.3), (0, 2, 20, 0.05)]
+)
+def test_the_p_value_is_the_largest_chance_of_what_is_as_good_or_better(case: tuple[int, int, int, float]) -> None:
+    won, lost, n, margin = case
+    places = [(w, b) for w in range(n + 1) for b in range(n + 1 - w)]
+    reached = slow_score(won, lost, n, -margin) - 1e-4
+    better = np.array([place for place in places if slow_score(*place, n, -margin) >= reached])
+    largest = max(
+        chances(q, -margin, better[:, 0], better[:, 1], n).sum() for q in np.linspace(margin, (1 + margin) / 2, 400)
+    )
+    assert loss_p(won, lost, n, margin) == pytest.approx(largest, rel=0.01)
+
+
+@pytest.mark.parametrize("alpha", [0.025, 0.05 / 6, 0.05 / 30])
+@pytest.mark.parametrize(("n", "margin"), [(5, 0.3), (12, 0.3), (30, 0.1), (80, 0.05), (80, 0.1)])
+def test_a_loss_of_exactly_the_margin_passes_no_more_often_than_the_level(n: int, margin: float, alpha: float) -> None:
+    """Every outcome is weighed by its chance, at discordances off the grid of the test itself."""
+    won = np.repeat(np.arange(n + 1), n + 1)
+    lost = np.tile(np.arange(n + 1), n + 1)
+    passes = np.array([_fewest_won(b, n, margin, alpha) for b in range(n + 1)])
+    is_passed = (won >= passes[lost]) & (won + lost <= n)
+    levels = [
+        float(chances(q, -margin, won[is_passed], lost[is_passed], n).sum())
+        for q in np.linspace(margin, (1.0 + margin) / 2.0, 30)
+    ]
+    assert max(levels) <= 1.01 * alpha
+    assert n < fewest(margin, alpha) or max(levels) > 0.1 * alpha  # and it is not merely never passed
+
+
+def _fewest_won(lost: int, n: int, margin: float, alpha: float) -> int:
+    low, high = 0, n - lost + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if loss_p(middle, lost, n, margin) <= alpha else (middle + 1, high)
+    return low if low <= n - lost else n + 1
+
+
+@given(counts, st.sampled_from([0.0, 0.02, 0.1, 0.4]))
+@settings(deadline=None, max_examples=40)
+def test_more_lost_never_helps_and_more_won_never_hurts(case: tuple[int, int, int], margin: float) -> None:
+    won, lost, n = case
+    p_value = loss_p(won, lost, n, margin)
+    assert 0.0 <= p_value <= 1.0
+    if won + lost < n:
+        assert loss_p(won + 1, lost, n, margin) <= p_value + 1e-12 <= loss_p(won, lost + 1, n, margin) + 2e-12
+
+
+def test_five_problems_rule_out_nothing_and_none_lost_in_a_hundred_does() -> None:
+    """(1 - 0.05)^n <= 0.025 from n = 72 on: with fewer even a model that loses none may have lost 5 points."""
+    assert fewest(0.05, 0.025) == 72
+    assert loss_p(0, 0, 5, 0.05) > 0.7
+    assert loss_p(0, 0, 71, 0.05) > 0.025
+    assert loss_p(0, 0, 100, 0.05) < 0.025
+
+
+def test_a_margin_of_all_is_passed_unless_all_were_lost() -> None:
+    assert (loss_p(0, 4, 5, 1.0), loss_p(0, 5, 5, 1.0)) == (0.0, 1.0)
+
+
+def test_impossible_counts_are_refused() -> None:
+    for counted in ((3, 3, 5), (-1, 0, 5), (0, 0, 0)):
+        with pytest.raises(DataError, match="not possible"):
+            score_interval(*counted)
+    with pytest.raises(DataError, match="margin"):
+        loss_p(0, 0, 5, 1.5)
+    with pytest.raises(DataError, match="confidence"):
+        score_interval(0, 0, 5, confidence=1.0)
