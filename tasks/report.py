@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlcore.config import RunConfig
-from rlcore.models.loading import choose_device_and_dtype
+from rlcore.machine import choose_device_and_dtype
 from tasks import report_data as data
 from tasks.artifacts import ArtifactRef
 from tasks.code_hash import code_version

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import HardwareConfig
-from rlcore.models.loading import choose_device_and_dtype, load_policy
+from rlcore.machine import choose_device_and_dtype
+from rlcore.models.loading import load_policy
 from rlcore.models.precision import compute_in
 from rlcore.models.recompute import recompute_layers
 

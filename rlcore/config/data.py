@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,19 +10,27 @@ from typing import Literal
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveInt, Scalar
 from rlcore.errors import ConfigError
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Where and in which precision to compute. ``auto``: CUDA if present; bfloat16 only where the hardware has it.
+    """Where and in which precision to compute; what ``auto`` becomes, :mod:`rlcore.machine` decides.
 
+    ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one card by its number, ``cuda:1``. ``dtype``: of the
+    matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).
     ``recompute_layers``: keep no activations inside the layers of a model that learns, and compute them a second time
     in the backward pass: less memory for about a third more time.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: NonNegativeInt = 0  # 0: torch's default
     recompute_layers: bool = False
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"device = {self.device!r} must be one of 'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', …")
 
 
 @dataclass(frozen=True, kw_only=True)

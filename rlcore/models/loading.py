@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from rlcore.config import HardwareConfig, ModelConfig
-from rlcore.errors import ConfigError, ModelError
+from rlcore.config import ModelConfig
+from rlcore.errors import ModelError
 from rlcore.models.gguf import find_package_file, read_gguf
 from rlcore.models.saving import files_digest, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
@@ -128,25 +128,6 @@ def save_model(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -> 
                 shutil.copyfile(source, temporary / name)
             elif name in (GENERATION_CONFIG, "tokenizer.json"):
                 raise ModelError(f"the checkpoint has no {name}", where=str(tokenizer_folder))
-
-
-def choose_device_and_dtype(config: HardwareConfig) -> tuple[torch.device, torch.dtype]:
-    """CUDA where there is one; bfloat16 only where the hardware computes in it (a CPU without is 3 times slower).
-
-    Raises:
-        ConfigError: CUDA is asked for and not there.
-    """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("hardware.device is 'cuda', but no CUDA device is available", fix="set it to 'auto'")
-    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    if config.dtype != "auto":
-        dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    elif use_cuda:
-        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    else:
-        units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        dtype = torch.bfloat16 if units else torch.float32
-    return torch.device("cuda" if use_cuda else "cpu"), dtype
 
 
 def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

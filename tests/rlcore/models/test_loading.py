@@ -12,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlcore.config import HardwareConfig, ModelConfig, ShapeConfig
-from rlcore.errors import ConfigError, ModelError, StorageError
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.errors import ModelError, StorageError
 from rlcore.models.loading import (
-    choose_device_and_dtype,
     import_model,
     load_policy,
     save_model,
@@ -266,19 +265,3 @@ def test_the_digest_of_a_source_follows_its_files(damaged: Path, tmp_path: Path)
     assert source_digest(ModelConfig(source="scratch", chat_template=str(tmp_path / "mine.jinja"))) == expected
     with pytest.raises(ModelError, match="cannot be read"):
         source_digest(ModelConfig(source="gguf", path=str(tmp_path / "missing.gguf")))
-
-
-def test_the_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
-    assert choose_device_and_dtype(HardwareConfig()) == (CPU, torch.float32)
-    assert choose_device_and_dtype(HardwareConfig(dtype="bfloat16")) == (CPU, torch.bfloat16)
-    with pytest.raises(ConfigError, match="no CUDA device"):
-        choose_device_and_dtype(HardwareConfig(device="cuda"))
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: True)
-    assert choose_device_and_dtype(HardwareConfig()) == (CPU, torch.bfloat16)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: False)
-    assert choose_device_and_dtype(HardwareConfig()) == (torch.device("cuda"), torch.float32)
-    assert choose_device_and_dtype(HardwareConfig(device="cpu"))[0] == CPU
