@@ -52,6 +52,7 @@ class Plan:
     """Which models a run holds. ``num_adapter``: parameters of one adapter, 0 where all of the policy learns.
 
     ``reference``: whether the KL needs one (``kl.coefficient`` > 0). ``reward_model_is_adapter``: of the policy's base.
+    ``engine``: whether the engine's copy lies beside the learner.
     """
 
     recipe: Recipe
@@ -60,16 +61,17 @@ class Plan:
     placement: Placement = "trunk"
     reference: bool = True
     reward_model_is_adapter: bool = False
+    engine: bool = True
     frozen_bytes: int = FLOAT32  # per parameter of what does not learn
     moment_bytes: int = FLOAT32  # per parameter that learns and moment; 1 with ``optim.kind = "adamw_8bit"``
 
 
 def expected(plan: Plan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
-    """The footprint of a plan; the engine holds a frozen copy of its own, and heads of one column are left out."""
+    """The footprint of a plan; an engine holds a frozen copy of its own, and heads of one column are left out."""
     uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
     critic = {"trunk": plan.num_parameters, "head": 0, "adapter": plan.num_adapter}[plan.placement]
     learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
-    copies = 1  # the engine's
+    copies = 1 if plan.engine else 0
     # With an adapter the policy stands on a frozen base, and that base is the reference.
     copies += 1 if plan.num_adapter or plan.reference else 0
     needs_judge = plan.recipe in ("ppo", "grpo")

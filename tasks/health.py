@@ -9,7 +9,6 @@ from typing import Any
 from rlcore.errors import TrainingError
 from rlcore.health import Finding, Verdict, judge
 from rlcore.metrics import check_names
-from rlcore.training.checkpoint import load_newest
 from tasks.engine import report_markdown
 from tasks.events import tell_of_stop
 from tasks.rl_run import RlRun
@@ -38,15 +37,16 @@ def stopping(run: RlRun, verdict: Verdict) -> Finding | None:
     return verdict.stop if run.context.config.health.action == "stop" else None
 
 
-def go_back(run: RlRun, finding: Finding, *, sound: int) -> None:
-    """Restore the newest checkpoint of iteration ``sound`` or an earlier one; what came later is set aside.
+def go_back(run: RlRun, finding: Finding, *, sound: int) -> int:
+    """Restore the newest checkpoint of iteration ``sound`` or an earlier one, and give that checkpoint's iteration.
+
+    ``sound`` is the run's result, whatever was checkpointed; what came later is set aside.
 
     Raises:
         TrainingError: there is none: the run was unhealthy from the start.
     """
     stopped_at = int(run.history[-1]["iteration"])
-    folder, identity = run.context.work / "checkpoints", {"stage": run.context.stage_key}
-    state = load_newest(folder, run.learner, identity=identity, up_to=sound)
+    state = run.checkpoints.load(run.learner, up_to=sound)
     if state is None:
         raise TrainingError(
             f"the run was stopped by a health rule after iteration {stopped_at}, and no checkpoint is from before that:"
@@ -54,19 +54,21 @@ def go_back(run: RlRun, finding: Finding, *, sound: int) -> None:
             where=f"health.{finding.rule}",
             fix=finding.fix,
         )
-    result = int(state["iteration"])
+    restored = int(state["iteration"])
+    run.ahead.restore(state["ahead"], run.prompts_of(restored + 1))
     run.stopped = {
         "iteration": stopped_at,
         "rule": finding.rule,
-        "result_iteration": result,
-        "dropped": run.history[result:],
+        "result_iteration": sound,
+        "dropped": run.history[sound:],
     }
-    run.history = run.history[:result]
+    run.history = run.history[:sound]
     run.context.tracker.set_tags({"health": f"stopped by {finding.rule} after iteration {stopped_at}"})
-    text = f"stopped after iteration {stopped_at} by {finding}; the result is iteration {result}. {finding.fix}"
+    text = f"stopped after iteration {stopped_at} by {finding}; the result is iteration {sound}. {finding.fix}"
     run.context.progress(text)
     report_markdown(f"health of {run.context.config.name}", text)
     tell_of_stop(run.context.config.name, run.rl.algorithm, text)
+    return restored
 
 
 def write_health(run: RlRun) -> None:

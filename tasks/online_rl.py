@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -23,7 +22,6 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.episodes import episode_metrics
 from rlcore.sampling.replicas import members_of, take_metrics
 from rlcore.seeding import derive_seed
-from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import Experience, build_experience
 from rlcore.types import ScoredRollout
 from tasks import plots
@@ -51,15 +49,14 @@ def run_online_rl(context: StageContext, *, section: str, start: str) -> StageRe
             verdict = run_iteration(run, iteration)
             report_progress(f"{section} iterations", iteration, run.rl.num_iterations, run.history[-1])
             if finding := stopping(run, verdict):
-                go_back(run, finding, sound=verdict.sound)
+                redo(run, go_back(run, finding, sound=verdict.sound), verdict.sound)
                 break
         return finish(run, section)
 
 
 def resume(run: RlRun) -> int:
     """Restore the newest checkpoint; returns the number of iterations done. The engine gets the restored weights."""
-    identity = {"stage": run.context.stage_key}
-    state = load_newest(run.context.work / "checkpoints", run.learner, identity=identity)
+    state = run.checkpoints.load(run.learner)
     if state is None:
         return 0
     run.history, run.findings = state["history"], state["findings"]
@@ -68,6 +65,18 @@ def resume(run: RlRun) -> int:
     run.context.progress(f"goes on after iteration {iteration} of {run.rl.num_iterations}")
     sync_weights(run, moved=False)
     return iteration
+
+
+def redo(run: RlRun, done: int, until: int) -> None:
+    """Do iterations once more that are recorded already: the same draws and updates, so the same weights."""
+    if done < until:
+        run.context.progress(f"goes back to iteration {until} by way of the checkpoint of iteration {done}")
+        sync_weights(run, moved=False)
+    for iteration in range(done + 1, until + 1):
+        drawn = draw_groups(run, iteration, {})
+        moved = update_policy(run, drawn.groups, iteration, {})
+        run.ahead.wait()
+        sync_weights(run, moved=moved)
 
 
 @task(name="iteration", run_name="iteration {iteration}")
@@ -100,7 +109,7 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     record(run, iteration, metrics)
     run.rollouts.keep(iteration, drawn)
     verdict = watch(run, iteration)
-    if (last or iteration % run.rl.checkpoint_every == 0) and not stopping(run, verdict):
+    if run.checkpoints.is_due(iteration) and not stopping(run, verdict):
         check_rewards(run)
         checkpoint(run, iteration, spared=verdict.seen.values())
     return verdict
@@ -201,16 +210,10 @@ def record(run: RlRun, iteration: int, metrics: Mapping[str, float]) -> None:
 
 def checkpoint(run: RlRun, iteration: int, *, spared: Collection[int]) -> None:
     """Everything that has state, after a whole iteration; what the rules say is a function of the history."""
-    state: dict[str, Any] = {
-        "iteration": iteration,
-        "identity": {"stage": run.context.stage_key},
-        "history": run.history,
-        "ahead": run.ahead.state(),
-        "findings": run.findings,
-    }
+    state = {"history": run.history, "ahead": run.ahead.state(), "findings": run.findings}
     run.rollouts.write()
     run.context.tracker.flush()  # the resumed run drops what is logged already, and must not miss what is not
-    save_checkpoint(run.context.work / "checkpoints", iteration, run.learner, run_state=state, spared=spared)
+    run.checkpoints.save(iteration, run.learner, run_state=state, spared=spared)
 
 
 def check_rewards(run: RlRun) -> None:

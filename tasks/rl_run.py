@@ -25,6 +25,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.experience import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt
+from tasks.checkpoints import Checkpoints
 from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.episodes import corpus_digest, with_tools
@@ -69,6 +70,7 @@ class RlRun:
         self.monitor_prompts = held_out[: context.config.evaluation.num_monitor_problems]
         check_context(policy, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
         self.rollouts = RolloutKeeper(context.work, context.tracker)
+        self.checkpoints = Checkpoints(context.work / "checkpoints", rl, stage_key=context.stage_key)
         self.history: list[dict[str, float]] = []
         self.findings: list[dict[str, Any]] = []  # of the health rules, as they came up
         self.stopped: dict[str, Any] | None = None  # where a health rule stopped the run
@@ -93,6 +95,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
         run = RlRun(context, rl, runtime, tokenizer)
         stack.callback(run.rollouts.write)  # also of a run that fails: they may say why
+        stack.enter_context(closing(run.checkpoints))
         resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
         start = context.inputs[START] / MODEL
         engine = stack.enter_context(

@@ -15,6 +15,7 @@ from rlcore.config.rejection import RejectionConfig
 from rlcore.config.report import ReportConfig
 from rlcore.config.retrain import DriftConfig, RetrainConfig
 from rlcore.config.rl import (
+    CheckpointConfig,
     CriticConfig,
     GaeConfig,
     KlConfig,
@@ -32,6 +33,7 @@ from rlcore.strict import to_dict
 __all__ = [
     "LIMITS",
     "AdapterConfig",
+    "CheckpointConfig",
     "CriticConfig",
     "DatasetConfig",
     "DeadlineConfig",

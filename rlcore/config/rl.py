@@ -188,6 +188,17 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When a run writes a checkpoint: after its first and its last iteration, and every ``minutes`` between them.
+
+    ``iterations`` > 0: every so many in place of the clock. No result depends on which checkpoints there are.
+    """
+
+    minutes: PositiveFloat = 15.0
+    iterations: NonNegativeInt = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RlConfig:
     """One online-RL run. ``algorithm`` is a row of ``rlcore.algorithms.table.ALGORITHMS``."""
 
@@ -202,7 +213,7 @@ class RlConfig:
     kl: KlConfig = field(default_factory=KlConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     eval_every: NonNegativeInt = 0
-    checkpoint_every: PositiveInt = 1
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
         if self.sampling.max_replacements > 0 and self.group_size == 1:

@@ -31,7 +31,7 @@ INTRODUCTION = """
 They are held against the curves after every iteration of online RL; section `health` of a preset sets them
 (`health.kl.stop = 1.0`, `health.action = "warn"`). A reading beyond *warn* is a line in the log and a finding in the
 artifact's `health.json`. One beyond *stop*, *patience* readings in a row, ends the run: its result is the newest
-checkpoint that every rule has seen within its bound, and what came later is set aside. A canary (engine and trainer
+iteration that every rule has seen within its bound, and what came later is set aside. A canary (engine and trainer
 disagree, a grader misjudges known answers, a mask is wrong) needs no patience: the run fails at once, and no
 checkpoint is written after it.
 

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,33 @@ STATE = "state.json"
 Tensors = Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Snapshot:
+    """What a checkpoint is written from: tensors by file, and everything else as JSON."""
+
+    tensors: Mapping[str, Tensors]
+    state: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors: for weights that learn under Adam, 12 each."""
+        return sum(value.nbytes for tensors in self.tensors.values() for value in tensors.values())
+
+    def copied(self) -> Snapshot:
+        """The same in memory of its own on the CPU, which no later step of the learner changes."""
+        tensors = {
+            file: {name: value.to("cpu", copy=True) for name, value in tensors.items()}
+            for file, tensors in self.tensors.items()
+        }
+        return Snapshot(tensors=tensors, state=self.state)
+
+
+def take_snapshot(learner: Learner, *, run_state: Mapping[str, Any]) -> Snapshot:
+    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, history ...)."""
+    state = {"learner": _scalars(learner), "run": dict(run_state)}
+    return Snapshot(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
+
+
 def save_checkpoint(
     root: Path,
     step: int,
@@ -42,7 +70,16 @@ def save_checkpoint(
     keep: int = 2,
     spared: Collection[int] = (),
 ) -> Path:
-    """Write the learner and ``run_state`` (JSON-able: iteration, identity hashes, history ...) atomically.
+    """Take a snapshot and write it, as :func:`write_checkpoint` does.
+
+    Raises:
+        StorageError: the disk is full or refuses; earlier checkpoints are untouched.
+    """
+    return write_checkpoint(root, step, take_snapshot(learner, run_state=run_state), keep=keep, spared=spared)
+
+
+def write_checkpoint(root: Path, step: int, snapshot: Snapshot, *, keep: int = 2, spared: Collection[int] = ()) -> Path:
+    """Write a snapshot atomically.
 
     The newest ``keep`` checkpoints stay, and for each step in ``spared`` the newest of it or an earlier one: a run may
     have to go back to any of these.
@@ -54,10 +91,9 @@ def save_checkpoint(
     try:
         _sweep(root)
         temporary.mkdir(parents=True)
-        for name, tensors in _tensors(learner).items():
+        for name, tensors in snapshot.tensors.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
-        state = {"learner": _scalars(learner), "run": dict(run_state)}
-        (temporary / STATE).write_text(json.dumps(state, indent=1, sort_keys=True), encoding="utf-8")
+        (temporary / STATE).write_text(snapshot.state, encoding="utf-8")
         _seal(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)

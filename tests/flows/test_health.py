@@ -23,7 +23,8 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     home = tmp_path / "home"
     shutil.copytree(micro_home, home)
     known = set((home / "cache" / "grpo").glob("*.json"))
-    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=9", *WRECKED)
+    # One checkpoint, after the first iteration: from there on the run is done once more, up to where it was sound.
+    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=9", "grpo.checkpoints.iterations=0", *WRECKED)
     assert done.returncode == 0, done.stderr
     folder = policy_folder(home, known)
     health = json.loads((folder / "health.json").read_text())
@@ -37,6 +38,14 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     assert max(row["kl/ref"] for row in history) <= 0.05
     assert [finding["level"] for finding in health["findings"] if finding["rule"] == "kl"][-2:] == ["alarm", "stop"]
     assert "stopped after iteration" in done.stderr
+    assert "goes back to iteration" in done.stderr and "by way of the checkpoint of iteration 1" in done.stderr
+
+    # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
+    known |= set((home / "cache" / "grpo").glob("*.json"))
+    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=9", "grpo.checkpoints.iterations=1", *WRECKED)
+    assert done.returncode == 0, done.stderr
+    weights = "model/model.safetensors"
+    assert (policy_folder(home, known) / weights).read_bytes() == (folder / weights).read_bytes()
 
 
 @pytest.mark.slow

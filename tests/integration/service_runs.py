@@ -42,10 +42,10 @@ SMALL = (
     "grpo.prompts_per_iteration=8",
     "grpo.group_size=4",
     "grpo.eval_every=6",
-    "grpo.checkpoint_every=2",
+    "grpo.checkpoints.iterations=2",
     "ppo.num_iterations=2",
     "ppo.prompts_per_iteration=8",
-    "ppo.checkpoint_every=1",
+    "ppo.checkpoints.iterations=1",
     "evaluation.num_monitor_problems=8",
 )
 

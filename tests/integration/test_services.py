@@ -248,7 +248,7 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), *SPOIL, preset="retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     assert services.champion(NAME) == "2"  # of the retraining by the event
-    done = services.deploy("online-rl/grpo", *SMALL, *WRECKED, "grpo.checkpoint_every=1", preset="tiny")
+    done = services.deploy("online-rl/grpo", *SMALL, *WRECKED, "grpo.checkpoints.iterations=1", preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: len(told) == before + 2, seconds=END_SECONDS, what="told of both")
     refused, stopped = told[before:]
