@@ -47,11 +47,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from flows.run import TARGETS, plan_targets
+    from flows.run import TARGETS, plan_memory, plan_targets
     from tasks.pipeline import format_plan
 
     targets = TARGETS[options.flow](options.preset, options.set)
     sys.stdout.write(format_plan(plan_targets(options.preset, options.set, targets)) + "\n")
+    sys.stdout.write("\n".join(plan_memory(options.preset, options.set, targets)) + "\n")
     return 0
 
 

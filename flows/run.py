@@ -12,7 +12,8 @@ from rlcore.errors import ConfigError
 from tasks.artifacts import ArtifactRef
 from tasks.disk import full_disk_named
 from tasks.engine import report_markdown
-from tasks.pipeline import PlanRow, cached_refs, plan, run_pipeline
+from tasks.memory_plan import memory_lines
+from tasks.pipeline import PlanRow, cached_refs, order_stages, plan, run_pipeline
 from tasks.promote import current_champion, settle
 from tasks.registry import ModelVersion, roll_back
 from tasks.report import publish_report
@@ -124,6 +125,18 @@ def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]
     """What :func:`run_targets` would do, without doing it."""
     config = open_preset(preset, overrides)
     return plan(stages(config), config, targets, home=find_home())
+
+
+def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str]) -> list[str]:
+    """What the targets' stages need of the device's memory, as far as the starting checkpoint is known.
+
+    Raises:
+        ConfigError: one of them needs more than the GPU has.
+    """
+    config, home = open_preset(preset, overrides), find_home()
+    table = stages(config)
+    needed = [stage.name for stage in order_stages(table, targets)]
+    return memory_lines(config, home, cached_refs(table, config, ["import_sft"], home=home), needed)
 
 
 def targets_of_post_training(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:

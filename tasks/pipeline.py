@@ -14,12 +14,14 @@ from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.engine import FlowRun, current_flow_run, report_link, report_table, task
 from tasks.leases import heal, hold_lease
+from tasks.memory_plan import memory_lines
 from tasks.settings import Home
 from tasks.stage_keys import StageCache, key_of, now, why
 from tasks.stages import PipelineRun, Stage, ingredients_of, run_stage
 from tasks.tracking import RunTracker, Tracker, open_tracker
 
 logger = logging.getLogger(__name__)
+START = "import_sft"  # the stage that makes the starting checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,13 @@ def run_pipeline(
 ) -> Mapping[str, ArtifactRef]:
     """Run what the targets need, in order, and give every stage's artifact by its name; ``report`` ends the run.
 
+    When the starting checkpoint is there, what the stages need is held against the device's memory.
+
     Under Prefect each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the
     pipeline, with one run below it for every stage that was computed.
+
+    Raises:
+        ConfigError: a stage needs more than the GPU has.
     """
     ordered = order_stages(stages, targets)
     for line in heal(home):
@@ -121,6 +128,9 @@ def run_pipeline(
         )
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
+            if stage.name == START:
+                for line in memory_lines(config, home, refs, [each.name for each in ordered]):
+                    logger.info("%s", line)
         if report is not None:
             logger.info("report: %s", report(run, config, refs, started=started))
     _report(refs, parent)
