@@ -12,9 +12,9 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 from rlcore.config import RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
+from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
 from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
-from rlcore.models.loading import choose_device_and_dtype
 from rlcore.models.scratch import make_tokenizer
 from tasks.artifacts import ArtifactRef
 from tasks.rl_run import resolve_algorithm
@@ -61,16 +61,17 @@ def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]
     """What those of ``stages`` need that train, for the starting checkpoint's configuration."""
     size = ModelSize.of(model)
     device, dtype = choose_device_and_dtype(config.hardware)
-    settings = {"compute_bytes": dtype.itemsize, "recompute": config.hardware.recompute_layers}
+    width, recompute = dtype.itemsize, config.hardware.recompute_layers
     needs = []
     for name in ("sft", "sft_kept"):
         if section := getattr(config, name):
             fixes = _moments(name, section.optim.kind)
-            needs.append(Need(stage=name, footprint=sft_needs(size, section, **settings), engine=0, fixes=fixes))
+            found = sft_needs(size, section, compute_bytes=width, recompute=recompute)
+            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
     if config.reward_model:
         adapter = () if config.reward_model.trunk.adapter.rank else ("reward_model.trunk.adapter.rank = 16",)
         fixes = (*adapter, *_moments("reward_model", config.reward_model.optim.kind))
-        found = reward_model_needs(size, config.reward_model, **settings)
+        found = reward_model_needs(size, config.reward_model, compute_bytes=width, recompute=recompute)
         needs.append(Need(stage="reward_model", footprint=found, engine=0, fixes=fixes))
     runs = {name: rl for name in (*config.runs, "grpo_mixed") if (rl := getattr(config, name)) is not None}
     needs += [_rl_need(name, rl, config, size, device, dtype) for name, rl in runs.items()]
