@@ -13,6 +13,7 @@ trunk works on the N completion tokens alone, flat, in the order of the sequence
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,21 @@ class TokenSequence:
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Which widths rows may have: multiples of ``multiple``, and at least ``least``. A compiled kernel wants few."""
+
+    multiple: int = 1
+    least: int = 1
+
+    def of(self, length: int) -> int:
+        """The width of a row of ``length`` tokens."""
+        return max(self.least, math.ceil(length / self.multiple) * self.multiple)
+
+
+EXACT = Widths()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,6 +71,11 @@ class PackedBatch:
         return int(self.targets.numel())
 
     @property
+    def shares_prompts(self) -> bool:
+        """Whether a row holds more than one completion."""
+        return len(self.last_positions) > len(self.segment)
+
+    @property
     def attention_mask(self) -> torch.Tensor:
         """Bool [B, 1, T, T], True where attention is allowed: made for whoever wants it dense."""
         return tree_mask(self.segment)
@@ -73,11 +94,25 @@ class _Tree:
         return len(self.prompt_ids) + sum(len(completion) for _, completion in self.members)
 
 
-def pack(sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, pad_id: int = 0) -> list[PackedBatch]:
+def pack(
+    sequences: Sequence[TokenSequence],
+    *,
+    tokens_per_microbatch: int,
+    pad_id: int = 0,
+    share_prompts: bool = True,
+    widths: Widths = EXACT,
+) -> list[PackedBatch]:
     """Pack sequences into micro-batches of at most ``tokens_per_microbatch`` positions, padding included.
 
     A single sequence longer than the budget gets a micro-batch of its own. Which sequences stand together changes
     neither a loss nor a gradient: weights are decided over the whole optimizer step before packing.
+
+    Args:
+        sequences: in any order.
+        tokens_per_microbatch: the budget.
+        pad_id: the token of padding positions.
+        share_prompts: False gives every completion a row of its own, for models whose rows cannot be trees.
+        widths: what rows are padded to.
 
     Raises:
         ValueError: an empty prompt or completion, which has no predictor or no token to score.
@@ -85,20 +120,22 @@ def pack(sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, pad_
     for number, sequence in enumerate(sequences):
         if not sequence.prompt_ids or not sequence.completion_ids:
             raise ValueError(f"sequence {number} has an empty prompt or completion")
-    trees = sorted(_trees(sequences, tokens_per_microbatch), key=len, reverse=True)
+    limit = tokens_per_microbatch if share_prompts else 0
+    trees = sorted(_trees(sequences, limit), key=len, reverse=True)
     batches: list[PackedBatch] = []
     rows: list[_Tree] = []
     for tree in trees:  # longest first, so the first row of a batch fixes its width
-        if rows and len(rows[0]) * (len(rows) + 1) > tokens_per_microbatch:
-            batches.append(_lay_out(rows, pad_id))
+        if rows and widths.of(len(rows[0])) * (len(rows) + 1) > tokens_per_microbatch:
+            batches.append(_lay_out(rows, pad_id, widths))
             rows = []
         rows.append(tree)
     if rows:
-        batches.append(_lay_out(rows, pad_id))
+        batches.append(_lay_out(rows, pad_id, widths))
     return batches
 
 
 def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
+    """Sequences by prompt, as many in one tree as fit into ``limit`` positions, and at least one."""
     by_prompt: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
     for number, sequence in enumerate(sequences):
         by_prompt.setdefault(sequence.prompt_ids, []).append((number, sequence.completion_ids))
@@ -116,8 +153,8 @@ def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
     return trees
 
 
-def _lay_out(trees: Sequence[_Tree], pad_id: int) -> PackedBatch:
-    width = max(map(len, trees))
+def _lay_out(trees: Sequence[_Tree], pad_id: int, widths: Widths) -> PackedBatch:
+    width = widths.of(max(map(len, trees)))
     token_ids = torch.full((len(trees), width), pad_id)
     position_ids = torch.zeros((len(trees), width), dtype=torch.int64)
     segment = torch.full((len(trees), width), -1)
@@ -157,13 +194,27 @@ def _lay_out(trees: Sequence[_Tree], pad_id: int) -> PackedBatch:
     )
 
 
-def tree_mask(segment: torch.Tensor) -> torch.Tensor:
+def tree_mask(segment: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
     """Attention mask of rows of segments, int [B, T] (0 prompt, k the k-th completion, -1 padding): bool [B, 1, T, T].
 
-    A padding position sees itself alone: a row of the mask without any True would make its softmax NaN.
+    A padding position sees itself alone: a row of the mask without any True would make its softmax NaN. ``window``: how
+    many tokens of its own sequence a token sees, itself included.
     """
     query, key = segment[:, :, None], segment[:, None, :]
     causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool, device=segment.device).tril()
     visible = causal & ((key == query) | (key == 0)) & (query >= 0)
+    if window is not None:
+        place = places(segment)
+        visible &= place[:, :, None] - place[:, None, :] < window
     itself = torch.eye(segment.shape[1], dtype=torch.bool, device=segment.device)
     return (visible | itself)[:, None]
+
+
+def places(segment: torch.Tensor) -> torch.Tensor:
+    """The place of each token in its own sequence, int64 [B, T], for rows of segments as in :func:`tree_mask`."""
+    columns = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
+    begins = torch.ones_like(segment, dtype=torch.bool)
+    begins[:, 1:] = segment[:, 1:] != segment[:, :-1]
+    starts = columns.where(begins, 0).cummax(-1).values
+    prompt_length = (segment == 0).sum(-1, keepdim=True)
+    return columns.where(segment <= 0, columns - starts + prompt_length)

@@ -14,9 +14,9 @@ from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.config import RejectionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
+from rlcore.models.check import check_model
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
-from rlcore.models.policy import check_head
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
@@ -152,7 +152,7 @@ def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrained
     """All of the SFT checkpoint's weights, or an adapter on it, frozen."""
     start, adapter = context.inputs[START] / MODEL, rl.update.adapter
     model = runtime.load_frozen(start) if adapter.rank else runtime.load_trainable(start)
-    check_head(model)
+    check_model(model, ChatTokenizer.load(start))
     return add_adapter(model, adapter, "policy", seed=context.seed) if adapter.rank else model
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcore.config import SftConfig
+from rlcore.models.check import check_model
 from rlcore.models.loading import save_model
-from rlcore.models.policy import check_head
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from tasks import plots
@@ -37,7 +37,7 @@ def run_sft(context: StageContext, *, section: str, start: str, data: str) -> St
 
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         model = runtime.load_trainable(checkpoint)
-        check_head(model)
+        check_model(model, tokenizer)
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
         save_model(model, checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)

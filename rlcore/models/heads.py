@@ -12,9 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.precision import at_least_float32, no_autocast
-from rlcore.packing import PackedBatch, TokenSequence, pack
+from rlcore.packing import PackedBatch, TokenSequence
 
 HEAD_FILE = "scalar_head.safetensors"
 
@@ -89,7 +90,7 @@ def score_values(
 ) -> list[torch.Tensor]:
     """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
-    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         scatter_tokens(critic.token_values(batch.to(critic.backbone.device)), batch, results)
     return results
 
@@ -104,7 +105,7 @@ def score_shared(
     """
     logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
     policy = critic.backbone
-    for packed in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for packed in pack_for(policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(policy.device)
         states = completion_states(policy, batch)
         scatter_tokens(state_scores(policy, states, batch, temperature=temperature), batch, logprobs)
@@ -118,7 +119,7 @@ def score_rewards(
 ) -> torch.Tensor:
     """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
-    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         scores[batch.sequences] = reward_model.sequence_scores(batch.to(reward_model.backbone.device)).cpu()
     return scores
 

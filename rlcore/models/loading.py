@@ -23,10 +23,12 @@ from transformers.utils import logging as transformers_logging
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
+from rlcore.models.architectures import max_positions
+from rlcore.models.batches import choose_attention
+from rlcore.models.check import check_model
 from rlcore.models.gguf import find_package_file, read_gguf
 from rlcore.models.saving import files_digest, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.tokenization import ChatTokenizer, read_eos_ids
 
 CARD = "model_card.json"
@@ -39,7 +41,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
     """What a starting checkpoint is and where it came from. Digests are SHA-256, of the template's text and of the
-    safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor.
+    safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor; ``max_positions``: 0 is no bound.
     """
 
     source: str
@@ -109,7 +111,7 @@ def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
     with _no_progress_bars():
         model = _from_pretrained(folder, dtype=dtype, local_files_only=True)
     model.config.use_cache = False
-    model.set_attn_implementation(TREE_ATTENTION)
+    choose_attention(model)
     return model.to(device).eval()
 
 
@@ -180,7 +182,6 @@ def _from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: s
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
-            attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -228,13 +229,14 @@ def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Pat
 
 @torch.no_grad()
 def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
-    """Raises ModelError unless the folder gives the same weights back and they compute finite numbers."""
+    """Raises ModelError unless the folder gives the same weights back and they compute what the library does."""
     copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocabulary_size > rows:
         raise ModelError(f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model {rows}", where=str(folder))
     if not bool(copy(torch.tensor([tokenizer.encode("3 + 4 = 7")])).logits.isfinite().all()):
         raise ModelError("the model computes NaN or infinity", where=str(folder), fix="fetch the model again")
+    check_model(copy, tokenizer)
     expected, found = model.state_dict(), copy.state_dict()
     problems = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
     if _is_tied(model) != _is_tied(copy):
@@ -258,7 +260,7 @@ def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer,
         architecture=type(model).__name__,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocabulary_size=model.get_input_embeddings().weight.shape[0],
-        max_positions=model.config.max_position_embeddings,
+        max_positions=max_positions(model.config) or 0,
         dtype=str(model.dtype).removeprefix("torch."),
         tied_embeddings=_is_tied(model),
         eos_ids=tokenizer.eos_ids,

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.models.architectures import logit_scale, shares_prompts, trunk
+from rlcore.models.batches import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
-from rlcore.models.precision import autocast, compute_dtype, compute_in
+from rlcore.models.precision import autocast, compute_dtype
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
-from rlcore.packing import PackedBatch, TokenSequence, pack
+from rlcore.packing import PackedBatch, TokenSequence
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
-    """Last hidden states of the trunk, [B, T, H]; the dense mask is for models that do not use the tree's attention."""
-    by_tree = model.config._attn_implementation == TREE_ATTENTION
-    mask = {"attention_mask": batch.segment[:, None, None], "tree": layout_of(batch.segment)} if by_tree else {}
+    """Last hidden states of the trunk, [B, T, H], under the tree's attention where the model has it.
+
+    Raises:
+        ModelError: completions share a row, and the model hands a state on from token to token.
+    """
     with autocast(model):
-        output = model.base_model(
-            input_ids=batch.token_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            **(mask or {"attention_mask": batch.attention_mask}),
-        )
+        output = trunk(model)(input_ids=batch.token_ids, use_cache=False, **_sight(model, batch))
     states: torch.Tensor = output.last_hidden_state
     return states
+
+
+def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
+    """The arguments that say what each token sees, and at which place it stands."""
+    if not shares_prompts(model):
+        if batch.shares_prompts:
+            raise ModelError(f"a row of {type(model).__name__} holds one completion", fix="pack with pack_for")
+        return {}  # a row is causal, and padding stands behind it
+    by_tree = model.config._attn_implementation == TREE_ATTENTION
+    mask = {"attention_mask": batch.segment[:, None, None], "tree": layout_of(batch.segment)} if by_tree else {}
+    return {"position_ids": batch.position_ids, **(mask or {"attention_mask": batch.attention_mask})}
 
 
 def completion_logprobs(
@@ -61,7 +72,7 @@ def state_logprobs(
         states,
         head.weight,
         batch.targets,
-        temperature=temperature,
+        temperature=temperature / logit_scale(model.config),
         entropy_gradient=entropy_gradient,
         dtype=compute_dtype(model),
     )
@@ -72,7 +83,8 @@ def state_scores(
 ) -> torch.Tensor:
     """The log-probabilities of :func:`state_logprobs`, [N], without gradient and without the work for an entropy."""
     head, dtype = model.get_output_embeddings(), compute_dtype(model)
-    return target_logprobs(states, head.weight, batch.targets, temperature=temperature, dtype=dtype)
+    scaled = temperature / logit_scale(model.config)
+    return target_logprobs(states, head.weight, batch.targets, temperature=scaled, dtype=dtype)
 
 
 def completion_loss(
@@ -104,7 +116,7 @@ def completion_loss(
         batch.targets,
         loss_of,
         lengths=lengths,
-        temperature=temperature,
+        temperature=temperature / logit_scale(model.config),
         dtype=compute_dtype(model),
     )
 
@@ -115,7 +127,7 @@ def score_sequences(
 ) -> list[torch.Tensor]:
     """Log-probabilities of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
-    for packed in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(model.device)
         logprobs = state_scores(model, completion_states(model, batch), batch, temperature=temperature)
         scatter_tokens(logprobs, batch, results)
@@ -128,33 +140,3 @@ def scatter_tokens(values: torch.Tensor, batch: PackedBatch, results: Sequence[t
     lengths = [len(results[number]) for number in batch.sequences.tolist()]
     for number, piece in zip(batch.sequences.tolist(), torch.split(flat, lengths), strict=True):
         results[number].copy_(piece)
-
-
-@torch.no_grad()
-def check_head(model: PreTrainedModel) -> None:
-    """Make sure that ``hidden @ head.T`` is all there is between the trunk and the logits.
-
-    Models that cap, scale or bias their logits would get wrong log-probabilities without any sign of it, and so
-    would an attention that does not understand a boolean mask.
-
-    Raises:
-        ModelError: the model's own logits differ from ours.
-    """
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    tokens = tuple(token % vocabulary for token in (7, 3, 11, 5))
-    batch = pack([TokenSequence(prompt_ids=tokens[:1], completion_ids=tokens[1:])], tokens_per_microbatch=8)[0]
-    computes_in = compute_dtype(model)
-    compute_in(model, model.dtype)  # a question of what is computed, not of how exactly
-    ours, _ = completion_logprobs(model, batch.to(model.device))
-    compute_in(model, computes_in)
-    logits = model(torch.tensor([tokens], device=model.device), use_cache=False).logits[0, :-1].float()
-    theirs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:], device=model.device)[:, None]).squeeze(-1)
-    bound = 0.3 if model.dtype.itemsize < 4 else 1e-3
-    difference = float((ours - theirs).abs().max())
-    if not difference <= bound:
-        raise ModelError(
-            f"the log-probabilities of {type(model).__name__} differ from its own logits by {difference:.3g} nats",
-            where=str(model.config._name_or_path),
-            fix="use a model whose logits are hidden @ head.T (no soft-capping, scaling or bias of the logits), "
-            "loaded with attn_implementation='sdpa'",
-        )

@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.models.batches import pack_for
 from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_head, score_rewards
 from rlcore.models.policy import hidden_states
 from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
-from rlcore.packing import TokenSequence, pack
+from rlcore.packing import TokenSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,7 +62,7 @@ def last_states(
 ) -> torch.Tensor:
     """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
-    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = batch.to(backbone.device)
         states[batch.sequences.cpu()] = hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions].float().cpu()
     return states

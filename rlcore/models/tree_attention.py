@@ -3,29 +3,36 @@
     CPU    flash attention by pieces: prompts and completions, each causal in itself, then the completions of a tree
            over its prompt; the two are merged by their log-sum-exp, and the backward pass is exact
     CUDA   FlexAttention with the tree as its mask
-    else   the library's SDPA under the dense mask, which is the reference of the tests
+    else   the library's SDPA under the dense mask, which is the reference of the tests; on a CPU also for layers that
+           look back over a window shorter than a sequence
 
 A model gets it by ``model.set_attn_implementation(TREE_ATTENTION)``. The layout reaches the layers as the argument
-``tree``; without it (no packing, or an architecture that loses it) the library's function is called.
+``tree``; without packing the library's function is called.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlcore.errors import ModelError
-from rlcore.packing import tree_mask
+from rlcore.models.block_mask import BLOCK, block_mask
+from rlcore.packing import Widths, tree_mask
 
 TREE_ATTENTION = "rlcore_tree"
+WIDTHS = Widths(multiple=BLOCK, least=2 * BLOCK)  # below, FlexAttention compiles kernels of another kind
+_KINDS_OF_INPUT = 128
+# What layers hand to an attention that changes nothing in it, or is computed.
+_COMPUTED = frozenset(("scaling", "sliding_window", "is_causal", "dropout"))
+_OF_OTHERS = frozenset(("position_ids", "cache_position", "use_cache", "past_key_values", "return_dict"))
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -58,35 +65,36 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """Where the pieces of a batch's rows lie; ``mask`` is made for a GPU alone."""
+    """Where the pieces of a batch's rows lie.
 
+    ``segment``: int64 [B, T]. ``trees``: on a CPU alone, since a GPU would have to be waited for. ``depth``: tokens of
+    the longest prompt with a completion, or what bounds it. ``masks``: those made so far, by their window.
+    """
+
+    segment: torch.Tensor
     trees: tuple[Tree, ...]
     depth: int
-    mask: BlockMask | None
+    masks: dict[int | None, Any] = field(default_factory=dict)
+
+    def mask(self, make: Callable[..., Any], window: int | None) -> Any:
+        """The mask of a window, made by ``make(segment, window=window)`` for the first layer that asks."""
+        if window not in self.masks:
+            self.masks[window] = make(self.segment, window=window)
+        return self.masks[window]
 
 
 def layout_of(segment: torch.Tensor) -> TreeLayout:
     """The layout of rows of segments, int64 [B, T] (0 prompt, k the k-th completion, -1 padding)."""
+    if segment.device.type != "cpu":
+        return TreeLayout(segment, (), segment.shape[1])
     trees = []
-    for row, codes in enumerate(segment.cpu()):
+    for row, codes in enumerate(segment):
         values, counts = codes.unique_consecutive(return_counts=True)
         ends = counts.cumsum(0).tolist()
         spans = list(zip(values.tolist(), [0, *ends[:-1]], ends, strict=True))
         branches = tuple((start, end) for code, start, end in spans if code > 0)
         trees.append(Tree(row, spans[0][2], branches))
-    mask = block_mask(segment) if segment.device.type == "cuda" else None
-    return TreeLayout(tuple(trees), max(tree.depth for tree in trees), mask)
-
-
-def block_mask(segment: torch.Tensor) -> BlockMask:
-    """The tree of each row as FlexAttention's mask; the same rule as :func:`rlcore.packing.tree_mask`."""
-
-    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        own, other = segment[batch, query], segment[batch, key]
-        return ((query >= key) & ((own == other) | (other == 0)) & (own >= 0)) | (query == key)
-
-    rows, width = segment.shape
-    return create_block_mask(sees, rows, None, width, width, device=str(segment.device))
+    return TreeLayout(segment, tuple(trees), max(tree.depth for tree in trees))
 
 
 def tree_attention_forward(
@@ -101,25 +109,41 @@ def tree_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """transformers' ``AttentionInterface``: query [B, heads, T, width], key and value [B, kv_heads, T, width].
 
-    With a tree the mask is the batch's segments, int64 [B, 1, 1, T]; returns [B, T, heads, width].
+    With a tree the mask is the batch's segments, int64 [B, 1, 1, T]; returns [B, T, heads, width]. A layer that looks
+    back over a window which is shorter than a sequence computes under the dense mask on a CPU.
 
     Raises:
-        ModelError: the layer looks back over a window that is shorter than a sequence.
+        ModelError: the layer asks for something that is not computed here, such as a soft-cap or sinks.
     """
-    is_packed = attention_mask is not None and attention_mask.dtype == torch.int64
-    if not is_packed or tree is None or query.device.type not in _KERNELS:
-        mask = tree_mask(attention_mask[:, 0, 0]) if is_packed and attention_mask is not None else attention_mask
-        output, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
-        return output, None
-    window = options.get("sliding_window")
-    if window is not None and window < tree.depth:
+    refuse_unknown(module, options)
+    if attention_mask is not None and attention_mask.dtype == torch.int64:
+        # Under autocast the rotation leaves queries and keys in float32, and kernels want one precision.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        tree = tree or layout_of(attention_mask[:, 0, 0])
+        scale, window = options.get("scaling"), options.get("sliding_window")
+        window = window if window is not None and window < tree.depth else None
+        if query.device.type == "cuda":
+            return _by_flex(query, key, value, tree, scale=scale, window=window), None
+        if query.device.type == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
+            return _by_pieces(query, key, value, tree, scale=scale), None
+        attention_mask = tree.mask(tree_mask, window)
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return output, None
+
+
+def refuse_unknown(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+    """Make sure that an attention layer asks for nothing that would be left out.
+
+    Raises:
+        ModelError: it does.
+    """
+    asked = {name for name, value in options.items() if value is not None and value is not False}
+    unknown = asked - _COMPUTED - _OF_OTHERS - {name for name in asked if name.startswith("output_")}
+    if unknown or options.get("dropout"):
         raise ModelError(
-            f"the model's layers see {window} tokens back, a sequence has {tree.depth}",
-            fix="keep prompt and completion within the window, or use a model without one",
+            f"{type(module).__name__} wants {', '.join(sorted(unknown)) or 'dropout'} in its attention",
+            fix="use a model of docs/models.md: this option is not computed here",
         )
-    # Under autocast the rotation leaves queries and keys in float32, and kernels want one precision.
-    query, key = query.to(value.dtype), key.to(value.dtype)
-    return _KERNELS[query.device.type](query, key, value, tree, options.get("scaling")), None
 
 
 class _Pieces(torch.autograd.Function):
@@ -184,28 +208,41 @@ def _rest(tree: Tree) -> tuple[slice, ...]:
 
 
 def _by_pieces(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, scale: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, *, scale: float | None
 ) -> torch.Tensor:
     output: torch.Tensor = _Pieces.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2)
 
 
 def _by_flex(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: TreeLayout,
+    *,
+    scale: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     output: torch.Tensor = _compiled_flex()(
-        query, key, value, block_mask=layout.mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        query,
+        key,
+        value,
+        block_mask=layout.mask(block_mask, window),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return output.transpose(1, 2)
 
 
 @functools.cache
 def _compiled_flex() -> Callable[..., torch.Tensor]:
-    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True)
+    """FlexAttention, compiled once for each kind of input: one row or many, with and without gradient, each precision,
+    head and window. With ``fullgraph`` one kind too many raises; otherwise it would run unfused, in O(T²) memory.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS_OF_INPUT)
+    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
     return compiled
 
-
-_KERNELS = {"cpu": _by_pieces, "cuda": _by_flex}
 
 AttentionInterface.register(TREE_ATTENTION, tree_attention_forward)
 AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)

@@ -11,6 +11,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rlcore.models.tree_attention import refuse_unknown
+
 GROUPED_ATTENTION = "rlcore_grouped"
 _GROWTH = 64  # positions that a full buffer grows by
 
@@ -114,13 +116,17 @@ def grouped_attention(
     Query heads that share a key-value head become its query positions, and so do the rows that share a prompt; the two
     parts are merged by their log-sum-exp. Everything else goes to the library's own function. The parameters are those
     of transformers' ``AttentionInterface``: query [R, heads, 1, width], key and value [R, kv_heads, own, width].
+
+    Raises:
+        ModelError: the layer asks for something that is not computed here, such as a soft-cap or sinks.
     """
+    refuse_unknown(module, options)
     if sharing is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
     layer = sharing.cache.layers[module.layer_idx]
     prompt_keys, prompt_values = layer.prompt_keys, layer.prompt_values
-    if options.get("sliding_window") is not None or options.get("position_bias") is not None:
+    if options.get("sliding_window") is not None:
         # What is visible differs from row to row: the rows get their own copies for this step.
         key = torch.cat([prompt_keys[sharing.origin], key], dim=-2)
         value = torch.cat([prompt_values[sharing.origin], value], dim=-2)
@@ -153,7 +159,7 @@ def _attend(
             query, key, value, attn_mask=bias, scale=scale
         )
         return output, normaliser
-    scores = (query @ key.mT).float() * scale
+    scores = (query.float() @ key.float().mT) * scale  # in half precision a score of 100 is rounded to 0.5
     if bias is not None:
         scores = scores + bias
     normaliser = scores.logsumexp(-1)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.models.batches import pack_for
 from rlcore.models.policy import hidden_states, state_scores
-from rlcore.packing import TokenSequence, pack
+from rlcore.packing import TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
 from rlcore.training.preferences import TokenPair
 
@@ -32,7 +33,7 @@ def audit_features(
     one token that the model did not expect), and ln of its length.
     """
     features = torch.empty(len(sequences), model.config.hidden_size + 3, dtype=torch.float64)
-    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = batch.to(model.device)
         states = hidden_states(model, batch).flatten(0, 1)
         logprobs = state_scores(model, states[batch.predictors], batch)

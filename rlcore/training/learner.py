@@ -16,9 +16,10 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.errors import NonFiniteError
+from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_loss, completion_states
-from rlcore.packing import PackedBatch, TokenSequence, pack
+from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import Columns, split_by_prompt, token_weights
 from rlcore.training.optim import add_gradient, clip_gradient, make_optimizer, make_scheduler, parameters_of, take_step
@@ -147,7 +148,8 @@ class Learner:
             TokenSequence(prompt_ids=samples[i].prompt_ids, completion_ids=samples[i].completion_ids) for i in chosen
         ]
         self._clear_gradients()  # an update that was given up may have left some behind
-        for batch in pack(sequences, tokens_per_microbatch=self.config.update.tokens_per_microbatch):
+        budget = self.config.update.tokens_per_microbatch
+        for batch in pack_for(self.policy, sequences, tokens_per_microbatch=budget):
             picked = Columns([samples[i] for i in chosen], [weights[i] for i in chosen], batch)
             if self.critic is not None and self.shares_trunk:
                 self._backward_shared(self.critic, picked, totals)

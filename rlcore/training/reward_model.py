@@ -10,8 +10,8 @@ import torch
 
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
+from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
-from rlcore.packing import pack
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
@@ -85,7 +85,7 @@ def _accumulate(
 def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores of the better and of the worse side of each comparison [P]; each completion is computed once."""
     sequences = [sequence for group in sets for sequence in group.sequences()]
-    batches = pack(sequences, tokens_per_microbatch=budget)
+    batches = pack_for(model.backbone, sequences, tokens_per_microbatch=budget)
     scores = torch.cat([model.sequence_scores(batch.to(model.backbone.device)) for batch in batches])
     scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
     starts = list(accumulate((len(group.completions) for group in sets), initial=0))

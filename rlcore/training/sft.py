@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError
+from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_loss, completion_states, state_scores
-from rlcore.packing import PackedBatch, pack
+from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
@@ -66,7 +67,7 @@ def accumulate_gradient(
     """
     num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
     total = 0.0
-    for batch in pack_trained(minibatch, tokens_per_microbatch=tokens_per_microbatch):
+    for batch in pack_trained(model, minibatch, tokens_per_microbatch=tokens_per_microbatch):
         placed = batch.to(model.device)
         states = completion_states(model, placed)
         loss = completion_loss(model, states, placed, lambda _, p, __: -p.sum() / num_tokens, by_token=True)
@@ -75,13 +76,15 @@ def accumulate_gradient(
     return total
 
 
-def pack_trained(demonstrations: Sequence[Demonstration], *, tokens_per_microbatch: int) -> Iterator[PackedBatch]:
+def pack_trained(
+    model: PreTrainedModel, demonstrations: Sequence[Demonstration], *, tokens_per_microbatch: int
+) -> Iterator[PackedBatch]:
     """Micro-batches in which the tokens that count alone are predicted; the others are seen by those after them."""
     masks = [torch.tensor(demonstration.loss_mask) for demonstration in demonstrations]
     offsets = torch.tensor([0, *map(len, masks)]).cumsum(0)
     trained = torch.cat(masks)
     sequences = [demonstration.sequence for demonstration in demonstrations]
-    for batch in pack(sequences, tokens_per_microbatch=tokens_per_microbatch):
+    for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         kept = trained[offsets[batch.sequence_index] + batch.token_index]
         yield dataclasses.replace(
             batch,
@@ -108,7 +111,7 @@ def minibatches(train: Sequence[Demonstration], config: SftConfig, *, seed: int)
 def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], tokens_per_microbatch: int) -> float:
     """Mean negative log-likelihood per token of the assistant, in nats."""
     logprobs = []
-    for packed in pack_trained(demonstrations, tokens_per_microbatch=tokens_per_microbatch):
+    for packed in pack_trained(model, demonstrations, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(model.device)
         logprobs.append(state_scores(model, completion_states(model, batch), batch))
     return -float(torch.cat(logprobs).mean())

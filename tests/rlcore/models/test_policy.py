@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from rlcore.errors import ModelError
-from rlcore.models.policy import check_head, completion_logprobs, score_sequences
+from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.packing import TokenSequence, pack
 from tests import strategies
 from tests.largest_tensor import LargestTensor
@@ -99,42 +98,3 @@ def test_prompt_positions_get_no_logits() -> None:
         completion_logprobs(model, batch)[0].sum().backward()
     embeddings = vocabulary * model.config.hidden_size
     assert largest.num_elements == embeddings  # 48,000; logits of all 62 positions would be 124,000
-
-
-@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}], ids=str)
-def test_a_plain_llama_passes_the_head_check(settings: dict[str, object]) -> None:
-    check_head(strategies.tiny_llama(**settings))
-
-
-def test_a_bias_on_the_logits_is_refused() -> None:
-    model = strategies.tiny_llama(tie_word_embeddings=False)
-    head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=True)
-    with torch.no_grad():
-        head.weight.copy_(model.lm_head.weight)
-        head.bias.copy_(torch.linspace(-1, 1, len(head.bias)))
-    model.set_output_embeddings(head)
-    with pytest.raises(ModelError, match="differ from its own logits"):
-        check_head(model)
-
-
-def test_capped_logits_are_refused() -> None:
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        initializer_range=0.5,
-        final_logit_softcapping=2.0,
-        attn_implementation="sdpa",
-    )
-    with pytest.raises(ModelError, match="soft-capping"):
-        check_head(Gemma2ForCausalLM(config))
-
-
-def test_an_attention_that_ignores_the_boolean_mask_is_refused() -> None:
-    with pytest.raises(ModelError, match="attn_implementation"):
-        check_head(strategies.tiny_llama(attn_implementation="eager"))

@@ -1,0 +1,41 @@
+"""How a model is handed sequences: as trees with our attention, or a completion a row with the library's."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.models.architectures import is_recurrent, library_attention, shares_prompts
+from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
+from rlcore.packing import EXACT, PackedBatch, TokenSequence, pack
+
+logger = logging.getLogger(__name__)
+
+
+def choose_attention(model: PreTrainedModel) -> None:
+    """Set the fastest attention that is right for the model; a slow one is said once in the log."""
+    if shares_prompts(model):
+        model.set_attn_implementation(TREE_ATTENTION)
+        return
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(library_attention(model))
+    _say_slow(type(model).__name__, is_recurrent(model))
+
+
+@functools.cache
+def _say_slow(name: str, has_state: bool) -> None:
+    reason = "hands a state on from token to token" if has_state else "has an attention of its own"
+    logger.warning("%s %s: every completion gets a row of its own, with its prompt computed again", name, reason)
+
+
+def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> list[PackedBatch]:
+    """:func:`rlcore.packing.pack` for ``model``; on a GPU with the few widths that its kernel is compiled for."""
+    shares = shares_prompts(model)
+    device: torch.device = model.device
+    widths = WIDTHS if shares and device.type == "cuda" else EXACT
+    return pack(sequences, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares, widths=widths)

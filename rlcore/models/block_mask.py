@@ -1,0 +1,82 @@
+"""The trees of a batch as FlexAttention's mask, built from blocks of 128 tokens and never from all pairs of tokens.
+
+PyTorch's own ``create_block_mask`` evaluates every pair first: 9 bytes for each, 2 GiB for 16,384 tokens. Segments are
+runs of tokens, so whether a block sees another follows from the lowest and highest segment and place in either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask
+
+from rlcore.packing import places
+
+BLOCK = 128
+_ABOVE = 1 << 30  # above every segment's number
+
+
+def block_mask(segment: torch.Tensor, *, window: int | None = None) -> BlockMask:
+    """What :func:`rlcore.packing.tree_mask` says, for rows of segments int64 [B, T]; nothing waits for the device."""
+    place = places(segment)
+
+    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        own, other = segment[batch, query], segment[batch, key]
+        visible = (query >= key) & ((own == other) | (other == 0)) & (own >= 0)
+        if window is not None:
+            visible = visible & (place[batch, query] - place[batch, key] < window)
+        return visible | (query == key)
+
+    some, whole = _visible_blocks(_Blocks.of(segment, place), window)
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(segment.shape[1],) * 2
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """Of each block [B, N]: its lowest and highest segment and place, and whether a position of it is padding."""
+
+    first: torch.Tensor
+    last: torch.Tensor
+    nearest: torch.Tensor
+    furthest: torch.Tensor
+    is_padded: torch.Tensor
+
+    @classmethod
+    def of(cls, segment: torch.Tensor, place: torch.Tensor) -> _Blocks:
+        """The blocks of rows [B, T]; what is missing in the last one is padding."""
+        missing = -segment.shape[1] % BLOCK
+        shape = (len(segment), -1, BLOCK)
+        codes = functional.pad(segment, (0, missing), value=-1).reshape(shape)
+        at = functional.pad(place, (0, missing)).reshape(shape)
+        is_token = codes >= 0
+        lowest, nearest = (x.where(is_token, _ABOVE).amin(-1) for x in (codes, at))
+        return cls(lowest, codes.amax(-1), nearest, at.where(is_token, -1).amax(-1), ~is_token.all(-1))
+
+
+def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which blocks of queries see some, and which all, of which blocks of keys: bool [B, N, N] each."""
+    first, last = blocks.first[:, :, None], blocks.last[:, :, None]
+    key_first, key_last = blocks.first[:, None], blocks.last[:, None]
+    count = blocks.first.shape[1]
+    earlier = torch.ones(count, count, dtype=torch.bool, device=blocks.first.device).tril(-1)
+    overlaps = (first <= key_last) & (key_first <= last) | (key_first == 0)
+    some = earlier & overlaps & (last >= 0) & (key_last >= 0)
+    is_full = ~blocks.is_padded[:, :, None] & ~blocks.is_padded[:, None]
+    is_one = (first == last) & (key_first == key_last) & (first == key_first)
+    whole = earlier & is_full & (is_one | (key_last == 0))
+    if window is not None:
+        some &= blocks.nearest[:, :, None] - blocks.furthest[:, None] < window
+        whole &= blocks.furthest[:, :, None] - blocks.nearest[:, None] < window
+    itself = torch.eye(count, dtype=torch.bool, device=first.device)
+    return some | itself, whole
+
+
+def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks of keys each block of queries reads, int32 [B, 1, N], and which: int32 [B, 1, N, N]."""
+    count = blocks.sum(-1, dtype=torch.int32)
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return count[:, None], order[:, None]
