@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -123,7 +124,7 @@ def update_policy(
     experience = build_experience(
         scored,
         run.algorithm,
-        run.judges,
+        replace(run.judges, tokens_per_microbatch=learner.tokens_per_microbatch),  # what fits the update fits them
         kl=run.rl.kl,
         kl_coefficient=learner.kl.coefficient,
         truncated=run.rl.update.truncated,
@@ -169,7 +170,7 @@ def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
 def trainer_logprobs(run: RlRun, probe: SyncProbe) -> list[float]:
     """The learner's log-probabilities of a probe text."""
     sequence = TokenSequence(prompt_ids=tuple(probe.prompt_ids), completion_ids=tuple(probe.completion_ids))
-    budget = run.rl.update.tokens_per_microbatch
+    budget = run.learner.tokens_per_microbatch
     logprobs: list[float] = score_sequences(run.learner.policy, [sequence], tokens_per_microbatch=budget)[0].tolist()
     return logprobs
 
