@@ -57,8 +57,8 @@ class QuantisedSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        # Held-out accuracy is the policy's own: it is sampled greedily, from the whole weights.
-        sampler = self._whole if params.greedy else self._rounded
+        # Held-out accuracy is the policy's own, sampled greedily; a group of one is what the canary asks for.
+        sampler = self._whole if params.greedy or params.num_samples == 1 else self._rounded
         return sampler.sample(prompts, params, seed=seed, places=places)
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
@@ -68,6 +68,9 @@ class QuantisedSampler:
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         return self._whole.logprobs(prompt_ids, completion_ids, temperature=temperature)
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        return self._whole.differing_parts(state)
 
 
 def rounded(model: PreTrainedModel, largest: int) -> PreTrainedModel:

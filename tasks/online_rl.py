@@ -5,32 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 
-from rlcore.canaries import SyncProbe, reward_canary, sync_canary
+from rlcore.canaries import known_answers_canary, terms_canary
 from rlcore.evaluation import accuracy
 from rlcore.health import Verdict
 from rlcore.metrics import check_names
 from rlcore.models.loading import save_model
-from rlcore.models.lora import merged_state
-from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
 from rlcore.rewards.base import is_correct, score_each
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.episodes import episode_metrics
-from rlcore.sampling.replicas import members_of, take_metrics
+from rlcore.sampling.replicas import take_metrics
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
-from rlcore.types import ScoredRollout
+from rlcore.types import Rollout, ScoredRollout
 from tasks import plots
 from tasks.engine import report_progress, task
+from tasks.engine_sync import compare_engines, sync_weights
 from tasks.health import go_back, stopping, watch, write_health
 from tasks.memory_report import measured_update
 from tasks.rl_run import START, RlRun, open_run, start_from
-from tasks.rollout_engine import sync_dtype
 from tasks.rollout_groups import draw_groups, replacement_metrics
 from tasks.rollouts_ahead import mean_staleness
 from tasks.runtime import peak_memory_gib
@@ -44,7 +40,7 @@ def run_online_rl(context: StageContext, *, section: str, start: str) -> StageRe
     The artifact is the trained policy.
     """
     with open_run(start_from(context, start), section) as run:
-        check_rewards(run)
+        check_rewards(run, compare_engines(run))
         done = resume(run)
         for iteration in range(done + 1, run.rl.num_iterations + 1):
             verdict = run_iteration(run, iteration)
@@ -64,7 +60,7 @@ def resume(run: RlRun) -> int:
     iteration = int(state["iteration"])
     run.ahead.restore(state["ahead"], run.prompts_of(iteration + 1))
     run.context.progress(f"goes on after iteration {iteration} of {run.rl.num_iterations}")
-    sync_weights(run, moved=False)
+    sync_weights(run)
     return iteration
 
 
@@ -72,12 +68,12 @@ def redo(run: RlRun, done: int, until: int) -> None:
     """Do iterations once more that are recorded already: the same draws and updates, so the same weights."""
     if done < until:
         run.context.progress(f"goes back to iteration {until} by way of the checkpoint of iteration {done}")
-        sync_weights(run, moved=False)
+        sync_weights(run)
     for iteration in range(done + 1, until + 1):
         drawn = draw_groups(run, iteration, {})
-        moved = update_policy(run, drawn.groups, iteration, {})
+        update_policy(run, drawn.groups, iteration, {})
         run.ahead.wait()
-        sync_weights(run, moved=moved)
+        sync_weights(run)
 
 
 @task(name="iteration", run_name="iteration {iteration}")
@@ -94,11 +90,11 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     if run.rl.sampling.staleness:
         metrics["staleness"] = mean_staleness(scored, run.learner.policy_version)
     with timed(seconds, "update"):
-        moved = update_policy(run, scored, iteration, metrics)
+        update_policy(run, scored, iteration, metrics)
     with timed(seconds, "rollout"):
         run.ahead.wait()
     with timed(seconds, "sync"):
-        metrics |= sync_weights(run, moved=moved)
+        metrics |= sync_weights(run)
     every, last = run.rl.eval_every, iteration == run.rl.num_iterations
     if every and (last or iteration % every == 0):
         with timed(seconds, "evaluate"):
@@ -111,20 +107,20 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     run.rollouts.keep(iteration, drawn)
     verdict = watch(run, iteration)
     if run.checkpoints.is_due(iteration) and not stopping(run, verdict):
-        check_rewards(run)
+        known_answers_canary(run.reward, run.prompts, prefill=run.tokenizer.prefill)
         checkpoint(run, iteration, spared=verdict.seen.values())
     return verdict
 
 
 def update_policy(
     run: RlRun, scored: Sequence[Sequence[ScoredRollout]], iteration: int, metrics: dict[str, float]
-) -> bool:
-    """Advantages, then the optimizer steps; adds to ``metrics`` and says whether the weights moved."""
+) -> None:
+    """Advantages, then the optimizer steps; adds to ``metrics``."""
     learner = run.learner
     experience = build_experience(
         scored,
         run.algorithm,
-        replace(run.judges, tokens_per_microbatch=learner.tokens_per_microbatch),  # what fits the update fits them
+        run.judges,
         kl=run.rl.kl,
         kl_coefficient=learner.kl.coefficient,
         truncated=run.rl.update.truncated,
@@ -135,7 +131,6 @@ def update_policy(
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
     metrics |= {**stats.metrics, **experience.metrics, **memory}
-    return stats.moved
 
 
 def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
@@ -145,34 +140,6 @@ def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
     """
     num_tokens = sum(int(sample.loss_mask.sum()) for sample in experience.samples)
     return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / len(experience.samples)
-
-
-def sync_weights(run: RlRun, *, moved: bool) -> dict[str, float]:
-    """Push the learner's weights to the engine, then prove that it serves them."""
-    probe = SyncProbe(prompt_ids=run.prompts[0].token_ids, completion_ids=run.prompts[0].token_ids[:16])
-    engines = members_of(run.engine)  # each holds weights of its own
-    before = [engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0) for engine in engines]
-    run.engine.load_weights(merged_state(run.learner.policy), policy_version=run.learner.policy_version)
-    figures = [
-        sync_canary(
-            engine,
-            partial(trainer_logprobs, run),
-            [probe],
-            policy_version=run.learner.policy_version,
-            before=[old] if moved else None,
-            dtype=sync_dtype(run.rl.sampling, run.runtime),
-        )
-        for engine, old in zip(engines, before, strict=True)
-    ]
-    return {name: max(each[name] for each in figures) for name in figures[0]}
-
-
-def trainer_logprobs(run: RlRun, probe: SyncProbe) -> list[float]:
-    """The learner's log-probabilities of a probe text."""
-    sequence = TokenSequence(prompt_ids=tuple(probe.prompt_ids), completion_ids=tuple(probe.completion_ids))
-    budget = run.learner.tokens_per_microbatch
-    logprobs: list[float] = score_sequences(run.learner.policy, [sequence], tokens_per_microbatch=budget)[0].tolist()
-    return logprobs
 
 
 def monitor(run: RlRun) -> dict[str, float]:
@@ -217,9 +184,13 @@ def checkpoint(run: RlRun, iteration: int, *, spared: Collection[int]) -> None:
     run.checkpoints.save(iteration, run.learner, run_state=state, spared=spared)
 
 
-def check_rewards(run: RlRun) -> None:
-    """Known right answers score right and wrong ones wrong, or the run stops: before it starts and at checkpoints."""
-    reward_canary(run.verifier, run.prompts[:4], prefill=run.tokenizer.prefill)
+def check_rewards(run: RlRun, samples: Sequence[Rollout]) -> None:
+    """Probe every term of the reward that trains, and the verifier of held-out answers, or stop the run."""
+    prefill = run.tokenizer.prefill
+    notes = terms_canary(run.reward, run.prompts, samples, prefill=prefill)
+    notes += known_answers_canary(run.verifier, run.prompts, prefill=prefill)
+    for note in dict.fromkeys(notes):
+        run.context.progress(note)
 
 
 def finish(run: RlRun, section: str) -> StageResult:

@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
+from rlcore.canaries import Baseline
 from rlcore.config import RejectionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.models.check import check_model
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
-from rlcore.rewards.base import RewardFn
+from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.seeding import shuffled
@@ -62,8 +63,9 @@ class RlRun:
         self.sampler: Sampler
         self.ahead: RolloutsAhead
         self.reward_model = open_reward_model(context, rl, runtime, policy)
-        self.reward: RewardFn
-        self.verifier: RewardFn
+        self.baselines: list[Baseline]  # of each engine, before any update
+        self.reward: MixedReward
+        self.verifier: MixedReward
         prompts = context.inputs["prepare_prompts"]
         self.prompts = tokenize_prompts(read_prompts(prompts / "train.parquet"), tokenizer)
         held_out = tokenize_prompts(read_prompts(prompts / "eval.parquet"), tokenizer)

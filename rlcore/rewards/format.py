@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlcore.config import PositiveFloat
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import final_part, marked_answers
+from rlcore.rewards.answers import closing, final_part, marked_answers
 from rlcore.rewards.base import graded, score_all
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import Rollout, Score
@@ -72,6 +72,16 @@ class FormatReward:
         if self._options.style == "regex":
             return score_all([self._prepare(rollout.text) for rollout in rollouts], self._pool, self._score)
         return [self._score(has_format(rollout.text, self._options, prefill=self._prefill)) for rollout in rollouts]
+
+    def known(self) -> tuple[str, tuple[str, ...]]:
+        """A completion that is in the format, and some that are not; of a pattern no text is known not to match."""
+        options, end = self._options, closing(self._prefill)
+        if options.style == "regex":
+            return options.example, ()
+        if options.tag_names:
+            return "".join(f"<{name}>7</{name}>" for name in options.tag_names), ("", "7")
+        marked = {"boxed": r"\boxed{7}", "answer_tag": "<answer>7</answer>", "hashes": "\n#### 7"}[options.style]
+        return end + marked, ("", f"{end}7")
 
     def close(self) -> None:
         """End the process that matches the pattern."""

@@ -59,8 +59,13 @@ class MixedReward:
         Raises:
             RewardError: an infinite value, or a part that scored another number of rollouts than it was given.
         """
-        columns = [_guarded(part.reward, rollouts) for part in self._parts]
+        columns = [scores_of(part.reward, rollouts) for part in self._parts]
         return [self._total(row) for row in zip(*columns, strict=True)] if rollouts else []
+
+    @property
+    def parts(self) -> tuple[WeightedPart, ...]:
+        """The components, in the order of the configuration."""
+        return self._parts
 
     def close(self) -> None:
         """End the processes of the parts that hold some."""
@@ -91,7 +96,12 @@ class MixedReward:
         return Score(value=total, parts=parts, turn_rewards=tuple(turn_rewards))
 
 
-def _guarded(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
+def scores_of(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
+    """One score each; where the reward raises, none of them has a value.
+
+    Raises:
+        RewardError: another number of scores.
+    """
     try:
         scores = reward(rollouts)
     except RlcoreError:

@@ -62,3 +62,10 @@ class Sampler(Protocol):
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """Natural log-probability of each completion token under the weights that are being served."""
         ...
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
+        """The parts of the model whose weights are not these in the engine's precision, last bits included.
+
+        None where the engine holds no weights that could be looked at.
+        """
+        ...

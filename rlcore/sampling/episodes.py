@@ -65,6 +65,10 @@ class EpisodeSampler:
         """The engine's log-probability of each completion token, tool output included."""
         return self._engine.logprobs(prompt_ids, completion_ids, temperature=temperature)
 
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
+        """The parts in which the engine differs."""
+        return self._engine.differing_parts(state)
+
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:

@@ -20,6 +20,7 @@ from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.sampling.weight_sums import part_of
 from rlcore.seeding import generator
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -108,6 +109,12 @@ class NativeSampler:
         distribution = (logits.float() / temperature).log_softmax(-1)
         result: list[float] = distribution.gather(-1, tokens[0, -count:, None])[:, 0].tolist()
         return result
+
+    @torch.no_grad()
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        """The parts whose weights are not these in the engine's precision."""
+        own = self._model.state_dict()
+        return sorted({part_of(name) for name, held in own.items() if not torch.equal(held, state[name].to(held))})
 
     def _obstacle(self, prompt: Prompt, params: SamplingParams) -> str:
         """Why a prompt cannot be completed; empty when it can."""

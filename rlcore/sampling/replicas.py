@@ -66,6 +66,12 @@ class ReplicatedSampler:
         """What the first engine says."""
         return self.members[0].logprobs(prompt_ids, completion_ids, temperature=temperature)
 
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
+        """The parts in which any engine differs; None where one cannot say."""
+        found = [member.differing_parts(state) for member in self.members]
+        known = [parts for parts in found if parts is not None]
+        return sorted({part for parts in known for part in parts}) if len(known) == len(found) else None
+
 
 def members_of(engine: Sampler) -> tuple[Sampler, ...]:
     """The engines behind one, each of which holds weights of its own."""

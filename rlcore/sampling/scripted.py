@@ -83,6 +83,9 @@ class ScriptedSampler:
                     return list(completion.sampler_logprobs)
         raise SamplingError("the script does not know this completion", fix="probe with a completion of the script")
 
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Nothing can be said: there are no weights."""
+
     def _rollout(self, prompt: Prompt, number: int, params: SamplingParams) -> Rollout | FailedRollout:
         completions = self._script.get(prompt.prompt_id)
         if not completions:

@@ -21,6 +21,7 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_proof import differing_parts
 from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
 from rlcore.sampling.weight_files import Converted, checkpoint_shapes, misfits
 from rlcore.seeding import derive_seed
@@ -95,6 +96,13 @@ class InProcessSampler:
             for row in output.prompt_logprobs[len(prompt_ids) :]
         ]
         return rescored(rows, completion_ids, temperature=temperature)
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        """The parts whose weights are not these in the engine's precision."""
+        seed, dtype = self.policy_version, getattr(torch, self._spec.dtype)
+        with self._awake():
+            answers = self._llm.collective_rpc("weight_sums", args=(seed,))
+        return differing_parts(answers, state, is_adapter=False, dtype=dtype, seed=seed)
 
     def close(self) -> None:
         """End the engine and free its memory."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
-from rlcore.sampling import engine_guard, gloo_group
+from rlcore.sampling import engine_guard, gloo_group, weight_sums
 from rlcore.sampling.vllm_http import EngineUnreachableError, call
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -72,6 +72,7 @@ class ServerProcess:
         shutil.copy(spec.worker_file, self.folder)
         shutil.copy(WORKER, self.folder)
         shutil.copy(gloo_group.__file__, self.folder)
+        shutil.copy(weight_sums.__file__, self.folder)
         guard = [
             sys.executable,
             "-I",

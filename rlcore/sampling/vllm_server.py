@@ -24,6 +24,7 @@ from rlcore.sampling.vllm_control import ADAPTER, EngineControl
 from rlcore.sampling.vllm_http import EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm_metrics import EngineWatch
 from rlcore.sampling.vllm_process import ServerProcess, ServerSpec, is_healthy
+from rlcore.sampling.vllm_proof import differing_parts
 from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
 from rlcore.sampling.vllm_weights import Weights, discard, pack
 from rlcore.sampling.weight_files import checkpoint_shapes
@@ -144,6 +145,13 @@ class VllmSampler:
         answer = self._control.ask("/inference/v1/generate", payload, seconds=seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
         return rescored(rows, completion_ids, temperature=temperature)
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        """The parts whose weights are not these in the server's precision, as its workers say."""
+        seed = self.policy_version
+        answer = self._control.ask("/collective_rpc", {"method": "weight_sums", "args": [seed]})
+        dtype = getattr(torch, self._spec.dtype)
+        return differing_parts(answer["results"], state, is_adapter=self._served.is_adapter, dtype=dtype, seed=seed)
 
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]

@@ -1,12 +1,14 @@
 """Runs inside every worker of a vLLM server (``--worker-extension-cls``): takes new weights from the trainer.
 
-This module stands alone, with gloo_group.py beside it: the interpreter of the engine's environment imports it, where
-rlcore is not installed. Importing it registers two ways of vLLM's weight-transfer API, which has none of its own for a
-machine without a GPU: ``shared_memory``, where the name of a file is all that crosses the control plane, and ``gloo``.
+This module stands alone, with gloo_group.py and weight_sums.py beside it: the interpreter of the engine's environment
+imports it, where rlcore is not installed. Importing it registers two ways of vLLM's weight-transfer API, which has none
+of its own for a machine without a GPU: ``shared_memory``, where the name of a file is all that crosses the control
+plane, and ``gloo``.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,15 @@ class WeightReceiver:
         self.reload_weights(weights_iterator=chosen(weights.items()))
         repack_head(self.model_runner.get_model())
         return {"tensors": len(weights)}
+
+    def weight_sums(self, seed: int) -> dict[str, Any]:
+        """What the model holds; see :func:`rlcore.sampling.weight_sums.engine_sums`."""
+        # Beside this file in a server's folder, and in rlcore where the engine runs in the trainer's process.
+        module = importlib.import_module(f"{__package__}.weight_sums" if __package__ else "weight_sums")
+        found: dict[str, Any] = module.engine_sums(
+            self.model_runner.get_model(), dtype=self.model_runner.model_config.dtype, seed=seed
+        )
+        return found
 
 
 @dataclass

@@ -10,13 +10,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import SyncProbe, sync_canary
+from rlcore.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
+from rlcore.canaries.agreement import Spread
 from rlcore.config import EngineConfig
 from rlcore.errors import RlcoreError
 from rlcore.models.loading import load_policy
@@ -68,8 +70,6 @@ class Run:
 
     def sync(self, size: float = 0.03) -> float:
         """Weights moved, loaded and proved; returns the seconds of the loading."""
-        probe = SyncProbe(prompt_ids=self.prompts[0].token_ids, completion_ids=self.prompts[3].token_ids[:16])
-        before = self.engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
         version = self.engine.policy_version + 1
         draws = torch.Generator().manual_seed(version)
         with torch.no_grad():
@@ -78,15 +78,10 @@ class Run:
         started = time.perf_counter()
         self.engine.load_weights(self.model.state_dict(), policy_version=version)
         seconds = time.perf_counter() - started
-        native = self.native
-        sync_canary(
-            self.engine,
-            lambda probe: native.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0),
-            [probe],
-            policy_version=version,
-            before=[before],
-            dtype=torch.float32,
-        )
+        score = partial(token_scores, self.model, temperature=0.8, tokens_per_microbatch=4096)
+        truth = Truth(state=self.model.state_dict(), policy_version=version, score=score, dtype=torch.float32)
+        probes = sample_probes(self.engine, self.prompts, PARAMS, seed=version)
+        sync_canary(self.engine, probes, truth, Baseline(noise=Spread(0.0, 0.0), hidden=frozenset()))
         return seconds
 
     def with_worker(self, faults: dict[str, Callable[..., Any]]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.canaries import SyncProbe, sync_canary
 from rlcore.config import AdapterConfig
-from rlcore.errors import SamplingError
+from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.sampling.vllm_server import VllmSampler
+from rlcore.sampling.vllm_weights import Weights
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
-from tests.integration.vllm_runs import PARAMS, TOLERANCE, rollouts_of, say
+from tests.integration.vllm_runs import PARAMS, TOLERANCE, prove, rollouts_of, say
 
 pytestmark = pytest.mark.engine
 
@@ -60,28 +61,17 @@ def worst_difference(engine: VllmSampler, policy: AdaptedModel, prompts: list[Pr
     return max(differences)
 
 
-def swap(engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], *, seed: int) -> float:
-    """The adapter moved, sent and proved; returns the largest difference on the probe."""
+def swap(engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], *, seed: int, size: float = 0.05) -> float:
+    """The adapter moved, sent and proved; returns the largest difference of a log-probability."""
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=draws)
-    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
-    before = engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
+            parameter += size * torch.randn(parameter.shape, generator=draws)
     version = engine.policy_version + 1
     started = time.perf_counter()
     engine.load_weights(merged_state(policy), policy_version=version)
     say(f"\nadapter swapped in {time.perf_counter() - started:.3f} s")
-    figures = sync_canary(
-        engine,
-        lambda probe: scored(policy, tuple(probe.prompt_ids), tuple(probe.completion_ids)),
-        [probe],
-        policy_version=version,
-        before=[before],
-        dtype=torch.float32,
-    )
-    assert figures["sync/moved"] > 0.01
-    return figures["sync/max_abs"]
+    return prove(engine, policy, prompts)["sync/max_abs"]
 
 
 def test_an_adapter_that_has_learned_nothing_is_the_base(
@@ -113,3 +103,31 @@ def test_an_adapter_that_the_engine_refuses_leaves_the_one_before_on_a_fresh_ser
     assert engine.policy_version == version
     assert worst_difference(engine, policy, prompts, seed=3) <= TOLERANCE
     assert swap(engine, policy, prompts, seed=4) <= TOLERANCE
+
+
+def test_an_adapter_that_is_not_applied_is_seen_however_little_it_has_learned(
+    engine: VllmSampler,
+    policy: AdaptedModel,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The server is given the adapter of before; a step of 1e-7 shows in no log-probability."""
+    send = type(engine._control)._send_adapter
+    stale = Weights(path=shutil.copytree(engine._served.path, tmp_path / "stale"), is_adapter=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(engine._control), "_send_adapter", lambda control, _: send(control, stale))
+        with pytest.raises(StaleSamplerError, match="adapter of layer 0, adapter of layer 1"):
+            swap(engine, policy, prompts, seed=3, size=1e-7)
+    assert swap(engine, policy, prompts, seed=4) <= TOLERANCE
+
+
+def test_a_policy_whose_adapter_is_not_asked_for_is_seen(
+    engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right weights in the server, and completions of its base."""
+    with monkeypatch.context() as patched:
+        patched.setattr(type(engine), "_named", lambda _: {})
+        with pytest.raises((CanaryError, StaleSamplerError)):
+            swap(engine, policy, prompts, seed=5)
+    assert swap(engine, policy, prompts, seed=6) <= TOLERANCE

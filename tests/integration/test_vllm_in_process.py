@@ -53,7 +53,7 @@ def test_draws_are_those_of_the_seed_and_the_place_whatever_the_batch(found: dic
 
 
 def test_stale_partial_and_tied_head_faults_are_caught_and_mended(found: dict[str, Any]) -> None:
-    assert found["stale"] == found["partial"] == found["head"] == "CanaryError"
+    assert found["stale"] == found["partial"] == found["head"] == "StaleSamplerError"
     assert found["after_the_faults"] <= 1e-4
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import SyncProbe, sync_canary
-from rlcore.errors import CanaryError
+from rlcore.errors import StaleSamplerError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers, take_metrics
@@ -19,7 +17,17 @@ from rlcore.sampling.vllm_server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
-from tests.integration.vllm_runs import PARAMS, TOLERANCE, killed_after, lose, move, rollouts_of, say, worst_difference
+from tests.integration.vllm_runs import (
+    PARAMS,
+    TOLERANCE,
+    killed_after,
+    lose,
+    move,
+    prove,
+    rollouts_of,
+    say,
+    worst_difference,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -38,24 +46,12 @@ def members(engines: ReplicatedSampler) -> list[VllmSampler]:
     return [member for member in engines.members if isinstance(member, VllmSampler)]
 
 
-def sync_all(
-    engines: ReplicatedSampler, trained: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
+def sync_all(engines: ReplicatedSampler, trained: PreTrainedModel, prompts: list[Prompt]) -> None:
     """Weights moved, sent, and proved on each server as a run does it."""
-    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
-    before = [each.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0) for each in engines.members]
     version = engines.policy_version + 1
     engines.load_weights(move(trained, version, 0.03), policy_version=version)
-    native = NativeSampler(trained, tokenizer)
-    for member, earlier in zip(engines.members, before, strict=True):
-        sync_canary(
-            member,
-            lambda probe: native.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0),
-            [probe],
-            policy_version=version,
-            before=[earlier],
-            dtype=getattr(torch, vllm_runs.DTYPE),
-        )
+    for member in engines.members:
+        prove(member, trained, prompts)
 
 
 def test_the_draws_are_those_of_one_server(engines: ReplicatedSampler, prompts: list[Prompt]) -> None:
@@ -71,19 +67,19 @@ def test_a_sync_reaches_both(
     engines: ReplicatedSampler, trained: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
     for _ in range(2):
-        sync_all(engines, trained, tokenizer, prompts)
+        sync_all(engines, trained, prompts)
     assert [member.policy_version for member in engines.members] == [2, 2]
     assert worst_difference(engines, NativeSampler(trained, tokenizer), prompts, seed=2) <= TOLERANCE
 
 
 def test_a_sync_that_one_of_them_lost_is_seen(
-    engines: ReplicatedSampler, trained: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
+    engines: ReplicatedSampler, trained: PreTrainedModel, prompts: list[Prompt]
 ) -> None:
     lose(members(engines)[1], "stale")
-    with pytest.raises(CanaryError):
-        sync_all(engines, trained, tokenizer, prompts)
+    with pytest.raises(StaleSamplerError):
+        sync_all(engines, trained, prompts)
     lose(members(engines)[1], "")
-    sync_all(engines, trained, tokenizer, prompts)
+    sync_all(engines, trained, prompts)
 
 
 def test_one_that_is_killed_comes_back_and_every_prompt_is_sampled_once(

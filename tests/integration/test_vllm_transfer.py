@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import TransferKind
-from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
+from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm_server import VllmSampler
@@ -55,35 +55,21 @@ def test_three_syncs_leave_no_difference_on_a_tied_model(
         started = time.perf_counter()
         engine.load_weights(vllm_runs.move(trained, version, 0.03), policy_version=version)
         say(f"\n{transfer}: weights loaded in {time.perf_counter() - started:.3f} s")
-    assert sync(engine, trained, tokenizer, prompts) <= TOLERANCE
+    assert sync(engine, trained, prompts) <= TOLERANCE
     assert worst_difference(engine, NativeSampler(trained, tokenizer), prompts, seed=2) <= TOLERANCE
     assert {r.policy_version for r in rollouts_of(engine.sample(prompts, vllm_runs.PARAMS, seed=2))} == {4}
 
 
-@pytest.mark.parametrize(
-    ("lost", "size", "error"),
-    [
-        ("stale", 0.03, CanaryError),
-        ("stale", 1e-6, StaleSamplerError),  # so small a step is within the bound: seen by nothing having moved
-        ("head", 0.03, CanaryError),
-        ("model.layers.1.mlp.down_proj.weight", 0.03, CanaryError),
-    ],
-)
+@pytest.mark.parametrize("size", [1e-7, 0.03])
+@pytest.mark.parametrize("lost", ["stale", "head", "model.layers.1.mlp.down_proj.weight"])
 def test_weights_that_are_lost_on_the_way_are_seen_at_once(
-    lost: str,
-    size: float,
-    error: type[Exception],
-    engine: VllmSampler,
-    trained: PreTrainedModel,
-    tokenizer: ChatTokenizer,
-    prompts: list[Prompt],
+    lost: str, size: float, engine: VllmSampler, trained: PreTrainedModel, prompts: list[Prompt]
 ) -> None:
     lose(engine, lost)
-    with pytest.raises(error) as caught:
-        sync(engine, trained, tokenizer, prompts, size)
-    say(f"\n{lost}: {caught.value.args[0]}")
+    with pytest.raises(StaleSamplerError, match="are not the learner's in"):
+        sync(engine, trained, prompts, size)
     lose(engine, "")
-    assert sync(engine, trained, tokenizer, prompts) <= TOLERANCE
+    assert sync(engine, trained, prompts) <= TOLERANCE
 
 
 def test_an_update_that_breaks_off_in_the_middle_leaves_the_old_weights_on_a_fresh_server(
@@ -98,4 +84,4 @@ def test_an_update_that_breaks_off_in_the_middle_leaves_the_old_weights_on_a_fre
     assert engine._process is not first
     assert engine.policy_version == version
     assert engine.logprobs(*probe, temperature=1.0) == pytest.approx(before, abs=1e-5)
-    assert sync(engine, trained, tokenizer, prompts) <= TOLERANCE
+    assert sync(engine, trained, prompts) <= TOLERANCE

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import SyncProbe, sync_canary
+from rlcore.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
+from rlcore.canaries.agreement import Spread
 from rlcore.config import DeadlineConfig, EngineConfig, ModelConfig, ShapeConfig
 from rlcore.models.loading import import_model
+from rlcore.models.lora import AdaptedModel, merged_state
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm_http import call
@@ -34,6 +37,7 @@ SHAPE = ShapeConfig(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=256, max_positions=256
 )
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=24, num_samples=3)
+SOUND = Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())  # the least noise, and every weight to be compared
 FAULTY = Path(__file__).with_name("faulty_vllm_worker.py")
 
 
@@ -114,26 +118,21 @@ def move(model: PreTrainedModel, step: int, size: float) -> Mapping[str, torch.T
 def sync(
     engine: VllmSampler,
     model: PreTrainedModel,
-    tokenizer: ChatTokenizer,
     prompts: list[Prompt],
     size: float = 0.03,
 ) -> float:
-    """Weights moved, sent and proved as a run does it; returns the largest difference on the probe."""
-    probe = SyncProbe(prompt_ids=prompts[0].token_ids, completion_ids=prompts[3].token_ids[:16])
-    before = engine.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0)
+    """Weights moved, sent and proved as a run does it; returns the largest difference of a log-probability."""
     version = engine.policy_version + 1
     engine.load_weights(move(model, version, size), policy_version=version)
-    native = NativeSampler(model, tokenizer)
-    figures = sync_canary(
-        engine,
-        lambda probe: native.logprobs(probe.prompt_ids, probe.completion_ids, temperature=1.0),
-        [probe],
-        policy_version=version,
-        before=[before],
-        dtype=getattr(torch, DTYPE),
-    )
-    assert figures["sync/moved"] > size / 3
-    return figures["sync/max_abs"]
+    return prove(engine, model, prompts)["sync/max_abs"]
+
+
+def prove(engine: Sampler, policy: PreTrainedModel | AdaptedModel, prompts: list[Prompt]) -> dict[str, float]:
+    """The canary's figures of a sync that has just been made."""
+    score = partial(token_scores, policy, temperature=PARAMS.temperature, tokens_per_microbatch=4096)
+    version = engine.policy_version
+    truth = Truth(state=merged_state(policy), policy_version=version, score=score, dtype=getattr(torch, DTYPE))
+    return sync_canary(engine, sample_probes(engine, prompts, PARAMS, seed=version), truth, SOUND)
 
 
 def lose(engine: VllmSampler, what: str) -> None:

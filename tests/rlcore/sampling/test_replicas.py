@@ -12,16 +12,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig
-from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
+from rlcore.canaries import Baseline
+from rlcore.canaries.agreement import Spread
+from rlcore.config import EngineConfig, SamplingConfig
+from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, members_of, open_servers, take_metrics
+from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
-from tasks.online_rl import sync_weights
+from tasks.engine_sync import compare_engines, sync_weights
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
 CPU = torch.device("cpu")
@@ -87,31 +90,49 @@ def test_an_engine_that_breaks_stops_the_run(checkpoint: Path, tokenizer: ChatTo
 def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
     checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt], model: PreTrainedModel
 ) -> None:
-    figures = sync_weights(
-        run_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts), moved=True
-    )
-    assert figures["sync/max_abs"] < 1e-5
-    assert figures["sync/moved"] > 1e-3
+    run = run_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts)
+    assert len(compare_engines(run)) == 2 * len(prompts)
+    learn(run)
+    assert sync_weights(run)["sync/max_abs"] < 1e-5
     for kinds in ((NativeSampler, DeafSampler), (DeafSampler, NativeSampler)):
         run = run_of(make(checkpoint, tokenizer, *kinds), model, prompts)
-        with pytest.raises((CanaryError, StaleSamplerError)):
-            sync_weights(run, moved=True)
+        run.baselines = [Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())] * 2
+        learn(run)
+        with pytest.raises(StaleSamplerError):
+            sync_weights(run)
 
 
 def run_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
-    """A run whose learner has taken a step."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.02
+    """A run before its first update."""
     return SimpleNamespace(
         engine=engine,
         prompts=prompts,
-        learner=SimpleNamespace(policy=model, policy_version=1),
+        seed=0,
+        learner=SimpleNamespace(policy=model, policy_version=0),
         rl=SimpleNamespace(
-            sampling=SimpleNamespace(engine=EngineConfig()), update=SimpleNamespace(tokens_per_microbatch=512)
+            sampling=SamplingConfig(max_new_tokens=6), update=SimpleNamespace(tokens_per_microbatch=512)
         ),
         runtime=SimpleNamespace(compute_dtype=torch.float32),
+        context=SimpleNamespace(progress=lambda text: None),
     )
+
+
+def learn(run: Any) -> None:
+    """The learner takes a step."""
+    with torch.no_grad():
+        for parameter in run.learner.policy.parameters():
+            parameter += 0.02
+    run.learner.policy_version += 1
+
+
+def test_where_one_engine_cannot_say_what_it_holds_nothing_is_said(
+    checkpoint: Path, tokenizer: ChatTokenizer, model: PreTrainedModel
+) -> None:
+    native = NativeSampler(model, tokenizer)
+    assert ReplicatedSampler([native, native]).differing_parts(model.state_dict()) == []
+    assert ReplicatedSampler([native, ScriptedSampler({}, tokenizer)]).differing_parts(model.state_dict()) is None
+    other = {name: tensor + 1.0 if "layers.1.mlp.up" in name else tensor for name, tensor in model.state_dict().items()}
+    assert ReplicatedSampler([native, native]).differing_parts(other) == ["layer 1"]
 
 
 def test_one_engine_has_itself_for_its_only_member_and_a_native_one_no_metrics(

@@ -1,0 +1,78 @@
+"""Is every completion whole, and is the end of each turn trained on?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rlcore.errors import CanaryError
+from rlcore.types import Rollout, TrainingSample, turn_spans
+
+
+def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
+    """Every completion is whole: not empty, one entry per token in each field, and the EOS of every turn is trained on.
+
+    Tool output between two turns is masked out, with whatever EOS it holds; no completion ends with it.
+
+    Raises:
+        CanaryError: names the first fault of each rollout.
+    """
+    faults = [f"{r.prompt.prompt_id}: {fault}" for r in rollouts if (fault := _rollout_fault(r, eos_ids))]
+    _require_none(faults, len(rollouts), "rollouts")
+
+
+def sample_canary(samples: Sequence[TrainingSample], eos_ids: Collection[int]) -> None:
+    """The same of training samples, whose loss mask is what the update sees.
+
+    Raises:
+        CanaryError: names the first fault of each sample.
+    """
+    faults = [f"sample {i}: {fault}" for i, s in enumerate(samples) if (fault := _sample_fault(s, eos_ids))]
+    _require_none(faults, len(samples), "training samples")
+
+
+def _rollout_fault(rollout: Rollout, eos_ids: Collection[int]) -> str:
+    lengths = {len(rollout.completion_ids), len(rollout.sampler_logprobs), len(rollout.loss_mask)}
+    if len(lengths) > 1:
+        return f"tokens, log-probabilities and loss mask have different lengths {sorted(lengths)}"
+    if not any(rollout.loss_mask):
+        return "no token is trained on"
+    if rollout.finish_reason == "stop" and rollout.completion_ids[-1] not in eos_ids:
+        return "it ended by itself, but its last token is no EOS"
+    return _turns_fault(rollout.completion_ids, rollout.loss_mask, eos_ids)
+
+
+def _sample_fault(sample: TrainingSample, eos_ids: Collection[int]) -> str:
+    per_token = (
+        sample.loss_mask,
+        sample.sampler_logprobs,
+        sample.old_logprobs,
+        sample.ref_logprobs,
+        sample.advantages,
+        sample.values,
+        sample.returns,
+    )
+    lengths = {len(sample.completion_ids), *map(len, per_token)}
+    if len(lengths) > 1:
+        return f"its tensors have different lengths {sorted(lengths)}"
+    if not bool(sample.loss_mask.any()):
+        return "no token is trained on"
+    return _turns_fault(sample.completion_ids, sample.loss_mask.tolist(), eos_ids)
+
+
+def _turns_fault(completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int]) -> str:
+    """What is wrong with the turns that a mask makes: each but the last ends with an EOS, and the last is the end."""
+    if not loss_mask[-1]:
+        is_eos = completion_ids[-1] in eos_ids
+        return "the EOS token is masked out of the loss" if is_eos else "it ends with tokens that are not the policy's"
+    for number, (start, end) in enumerate(turn_spans(loss_mask), start=1):
+        if any(token in eos_ids for token in completion_ids[start : end - 1]):
+            return f"turn {number} goes on after its EOS"
+        if end < len(completion_ids) and completion_ids[end - 1] not in eos_ids:
+            return f"turn {number} is followed by tool output, but ends with no EOS"
+    return ""
+
+
+def _require_none(faults: Sequence[str], total: int, what: str) -> None:
+    if faults:
+        shown = "\n    ".join(faults[:8])
+        raise CanaryError(f"{len(faults)} of {total} {what} are broken:\n    {shown}", fix="check the engine's output")

@@ -1,0 +1,278 @@
+"""Does each term of the reward say what it should? Known answers where there are any, else order and finiteness."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from rlcore.errors import CanaryError, RlcoreError
+from rlcore.rewards.answers import closing
+from rlcore.rewards.base import CORRECT_FROM, RewardFn
+from rlcore.rewards.format import FormatReward
+from rlcore.rewards.judge import JudgeReward
+from rlcore.rewards.math_answer import find_reference
+from rlcore.rewards.mix import MixedReward, scores_of
+from rlcore.rewards.plain_numbers import parse_number
+from rlcore.rewards.user_function import FunctionReward
+from rlcore.types import Prompt, Rollout, Score
+
+WRONG_UP_TO = 0.5
+NUM_PROMPTS = 4  # whose answers are asked for, of each term
+NUM_SAMPLES = 4  # completions whose order is asked for: a term may be a paid service
+VERIFIERS = ("math", "code", "procedural")
+_NO_ANSWER = "this is no answer"
+# Scores that do not depend on the batch come back the same; a reward model's depend on it by rounding, of which a tenth
+# of the standard deviation of its scores is far more than there is.
+_EXACT, _ROUNDED = 1e-6, 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardProbe:
+    """A completion whose verdict is known."""
+
+    rollout: Rollout
+    is_right: bool
+
+
+def terms_canary(
+    reward: MixedReward, prompts: Sequence[Prompt], samples: Sequence[Rollout], *, prefill: str = ""
+) -> list[str]:
+    """Probe every term of the reward that trains by itself; ``prefill`` as in :func:`reward_canary`.
+
+    A verifier and a format are asked for known answers, and again in another order. A user's function must not be a
+    verifier upside down. Of every other term, and of a function, ``samples`` are scored: finite values, and the same
+    ones in another order when the samples are. A judge is not asked twice: its order is that of our own requests.
+
+    Returns:
+        What could not be probed, a sentence for each term.
+
+    Raises:
+        CanaryError: a term misjudges a known answer, scores in another order, or gives no finite number.
+    """
+    notes: list[str] = []
+    for part in reward.parts:
+        probes = _probes_of(part.reward, prompts, prefill)
+        if isinstance(part.reward, FunctionReward):
+            notes += _upside_down(part.reward, prompts, prefill)
+        elif probes:
+            check_probes(part.reward, probes)
+            for places in _orders(len(probes)):
+                check_probes(part.reward, [probes[place] for place in places])
+            continue
+        elif part.reward.name in VERIFIERS:
+            notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
+            continue
+        notes += _check_samples(part.reward, samples[:NUM_SAMPLES])
+    return notes
+
+
+def known_answers_canary(reward: MixedReward, prompts: Sequence[Prompt], *, prefill: str = "") -> list[str]:
+    """The known answers alone, of the terms that have some: cheap enough for every checkpoint.
+
+    Returns:
+        The verifiers that could not be probed, a sentence for each.
+
+    Raises:
+        CanaryError: a term misjudges a known answer.
+    """
+    notes = []
+    for part in reward.parts:
+        if probes := _probes_of(part.reward, prompts, prefill):
+            check_probes(part.reward, probes)
+        elif part.reward.name in VERIFIERS:
+            notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
+    return notes
+
+
+def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
+    """Known right answers score right and known wrong ones wrong, or the run stops.
+
+    Right is the reference itself; wrong are no answer at all, a text, and the reference's number plus one. Where the
+    chat template begins the thinking (``prefill``), they end it first.
+
+    Raises:
+        CanaryError: names every probe that was judged wrongly or not at all.
+    """
+    check_probes(reward, [probe for prompt in prompts for probe in reward_probes(prompt, prefill=prefill)])
+
+
+def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
+    """One right completion of ``prompt``, where its answer is known, and several wrong ones."""
+    answer = known_answer(prompt)
+    texts = {} if answer is None else {_tagged(answer): True}
+    texts |= {"": False, _tagged(_NO_ANSWER): False}
+    number = parse_number(answer) if answer is not None else None
+    if number is not None:
+        texts[_tagged(f"{number.value + 1}{'%' if number.is_percent else ''}")] = False
+    return [
+        RewardProbe(rollout=_completion(prompt, closing(prefill) + text), is_right=is_right)
+        for text, is_right in texts.items()
+    ]
+
+
+def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
+    """Right probes score 0.99 or more, wrong ones 0.5 or less.
+
+    Raises:
+        CanaryError: there is no probe, or one was judged wrongly or not at all.
+    """
+    if not probes:
+        raise CanaryError("the reward canary has no probes", fix="give it prompts with references")
+    scores = reward([probe.rollout for probe in probes])
+    faults = [fault for probe, score in zip(probes, scores, strict=True) if (fault := _misjudged(probe, score))]
+    if faults:
+        raise CanaryError(
+            f"the reward {reward.name!r} misjudges {len(faults)} of {len(probes)} known answers:\n    "
+            + "\n    ".join(faults),
+            fix="check that the reward's kind fits the prompts' references; nothing has been trained",
+        )
+
+
+def known_answer(prompt: Prompt) -> str | None:
+    """The right answer: a code task's ``solution`` in a fenced block, a procedural problem's ``entry.answer``, else the
+    reference's own answer. None for a code task that states no solution.
+    """
+    if prompt.reference.startswith("{"):
+        try:
+            problem = json.loads(prompt.reference)
+            if "solution" in problem:
+                return f"\n```python\n{problem['solution']}\n```\n"
+            return None if "tests" in problem else str(problem["entry"]["answer"])
+        except (ValueError, KeyError, TypeError):
+            pass  # mathematics may start with a brace too: {1, 2}
+    return find_reference(prompt.reference)
+
+
+def kind_of(prompt: Prompt) -> str:
+    """The verifier that a prompt's reference is for; empty where there is none."""
+    if not prompt.reference.strip():
+        return ""
+    try:
+        problem = json.loads(prompt.reference) if prompt.reference.startswith("{") else {}
+    except ValueError:
+        problem = {}  # {1, 2} is a set
+    if "entry" in problem:
+        return "procedural"
+    return "code" if "tests" in problem or "solution" in problem else "math"
+
+
+def prompts_for(kind: str, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts to probe a verifier with: of its own kind, else of any that has a reference; of every task one first."""
+    fitting = [prompt for prompt in prompts if kind_of(prompt) == kind] or [p for p in prompts if kind_of(p)]
+    first = {prompt.task: prompt for prompt in reversed(fitting)}
+    chosen = sorted(first.values(), key=fitting.index)[:NUM_PROMPTS]
+    rest = (prompt for prompt in fitting if prompt not in chosen)
+    return [*chosen, *islice(rest, NUM_PROMPTS - len(chosen))]
+
+
+def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
+    """Completions whose verdict by this term is known."""
+    if isinstance(reward, FunctionReward):
+        return []
+    if isinstance(reward, FormatReward):
+        right, wrong = reward.known()
+        texts = [(right, True), *((text, False) for text in wrong)]
+        return [RewardProbe(rollout=_completion(prompts[0], text), is_right=is_right) for text, is_right in texts]
+    if reward.name not in VERIFIERS:
+        return []
+    return [probe for prompt in prompts_for(reward.name, prompts) for probe in reward_probes(prompt, prefill=prefill)]
+
+
+def _upside_down(reward: FunctionReward, prompts: Sequence[Prompt], prefill: str) -> list[str]:
+    """A function may look at anything; one that takes every right answer for wrong and the other way is inverted."""
+    probes = [probe for prompt in prompts_for("math", prompts) for probe in reward_probes(prompt, prefill=prefill)]
+    if not any(probe.is_right for probe in probes):
+        return []
+    try:
+        scores = reward([probe.rollout for probe in probes])
+    except RlcoreError as error:
+        return [f"the reward {reward.name!r} was not asked for known answers: {error.what}"]
+    turned = [replace(probe, is_right=not probe.is_right) for probe in probes]
+    if not any(_misjudged(probe, score) for probe, score in zip(turned, scores, strict=True)):
+        raise CanaryError(
+            f"the reward {reward.name!r} calls every known right answer wrong and every wrong one right",
+            fix="turn its sign round",
+        )
+    return []
+
+
+def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
+    """Finite, and in the order of the rollouts; a note where that cannot be told."""
+    values = _finite(reward, samples)
+    if isinstance(reward, JudgeReward) or len(samples) < 3:
+        return []
+    tolerance = _EXACT if reward.name != "reward_model" else max(_ROUNDED, 0.25 * (max(values) - min(values)))
+    again = _finite(reward, samples)
+    if not _alike(values, again, tolerance):
+        if sorted(values) == sorted(again):
+            raise _shuffled(reward)
+        return [f"the reward {reward.name!r} scores the same completions differently: its order was not checked"]
+    for places in _orders(len(samples)):
+        if not _alike(_finite(reward, [samples[p] for p in places]), [values[p] for p in places], tolerance):
+            raise _shuffled(reward)
+    return []
+
+
+def _finite(reward: RewardFn, samples: Sequence[Rollout]) -> list[float]:
+    """The scores; NaN where a completion was not scored.
+
+    Raises:
+        CanaryError: none was scored, or a score is no finite number.
+    """
+    scores = scores_of(reward, samples)
+    values = [score.value for score in scores if score.value is not None]
+    if not all(map(math.isfinite, values)):
+        raise CanaryError(f"the reward {reward.name!r} gives no finite number", fix="bound it, or return None")
+    if scores and not values:
+        raise CanaryError(f"the reward {reward.name!r} scores none of {len(scores)} completions: {scores[0].error}")
+    return [math.nan if score.value is None else score.value for score in scores]
+
+
+def _alike(found: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:
+    # A completion that was not scored once says nothing of the order.
+    return not any(abs(a - b) > tolerance for a, b in zip(found, expected, strict=True))
+
+
+def _orders(count: int) -> list[list[int]]:
+    """Two ways to order ``count`` items: the first two exchanged, and all moved on by one.
+
+    Together they make every permutation, so that no fixed shuffle of different scores commutes with both: each is seen.
+    """
+    places = list(range(count))
+    return [[1, 0, *places[2:]], [*places[1:], 0]] if count > 1 else []
+
+
+def _shuffled(reward: RewardFn) -> CanaryError:
+    return CanaryError(
+        f"the scores of the reward {reward.name!r} are not in the order of the rollouts",
+        fix="return one score for each rollout, in the order that they came in",
+    )
+
+
+def _misjudged(probe: RewardProbe, score: Score) -> str:
+    reference, text = probe.rollout.prompt.reference[:80], probe.rollout.text[:80]
+    said = f"scored {score.value}" if score.value is not None else f"was not scored: {score.error}"
+    if score.value is not None and (
+        score.value >= CORRECT_FROM if probe.is_right else score.value <= WRONG_UP_TO  # NaN fails both
+    ):
+        return ""
+    return f"{'right' if probe.is_right else 'wrong'} answer {text!r} for {reference!r} {said}"
+
+
+def _tagged(answer: str) -> str:
+    return f"<answer>{answer}</answer>"
+
+
+def _completion(prompt: Prompt, text: str) -> Rollout:
+    return Rollout(
+        prompt=prompt,
+        completion_ids=(0,),
+        sampler_logprobs=(0.0,),
+        loss_mask=(True,),
+        policy_version=0,
+        finish_reason="stop",
+        text=text,
+    )

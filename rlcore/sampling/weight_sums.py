@@ -1,0 +1,121 @@
+"""Sums over the bits of weights: do two places hold the same numbers, however they are laid out there?
+
+An engine fuses, packs and pads: its tensors are not the checkpoint's. What stays is which numbers there are. So each
+element's bits are mixed to 64 pseudo-random ones, 0 to 0, and these are added up: the order does not count,
+padding with zeros neither, and a single element that differs by its last bit changes the sum. Elements that swapped
+places are not seen; log-probabilities see those.
+
+On a CPU vLLM keeps a packed copy of a matrix and drops, or forgets, the original. What the copy holds is read by
+multiplying it with unit vectors, which is exact: a few columns drawn by a seed, the same ones on both sides.
+
+This module stands alone: the engine's interpreter imports it, where rlcore is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+NUM_COLUMNS = 64  # of a packed matrix that are read: enough for 1 changed weight in 1,000 to show in any matrix
+_CHUNK = 1 << 18  # elements whose 64 bits are in memory at once
+_FIRST, _SECOND = -0x61C8864680B583EB, -0x3B314601E57A13AD  # odd: SplitMix64's increment, MurmurHash3's multiplier
+_MODULUS = 2**63  # what fits a signed integer on the way
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+EMBEDDING = "embedding"
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def bit_sum(values: torch.Tensor) -> int:
+    """The sum of one tensor, 0 to 2^63 - 1; -0.0 counts as 0.0, and so as nothing."""
+    total = 0
+    for chunk in torch.split((values.detach() + 0.0).flatten(), _CHUNK):
+        bits = chunk.view(_WORDS[chunk.element_size()]).long()
+        bits = bits * _FIRST
+        bits ^= bits >> 29
+        bits *= _SECOND
+        bits ^= bits >> 32
+        total += int(bits.sum())
+    return total % _MODULUS
+
+
+def part_of(name: str, num_axes: int = 2) -> str:
+    """The part of a model that a weight belongs to; the engine's names and the checkpoint's say the same of it.
+
+    Vectors are parts of their own: several workers share out the matrices, and each of them has all the norms.
+    """
+    if num_axes == 1:
+        return f"vectors of {part_of(name)}"
+    layer = _LAYER.search(name)
+    if layer:
+        return f"layer {layer[1]}"
+    if "lm_head" in name or "embed_out" in name:
+        return "head"
+    return EMBEDDING if "embed" in name or "wte" in name else "rest"
+
+
+def columns(count: int, seed: int) -> torch.Tensor:
+    """Which of ``count`` columns are read, int64, at most ``NUM_COLUMNS``."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:NUM_COLUMNS]
+
+
+def state_sums(
+    weights: Iterable[tuple[str, torch.Tensor]], *, dtype: torch.dtype, seed: int, by_columns: bool
+) -> dict[str, int]:
+    """Sums by part of weights that are given by name, each in ``dtype``.
+
+    ``by_columns``: of matrices the columns that ``seed`` draws, else all of them.
+    """
+    sums: dict[str, int] = {}
+    for name, tensor in weights:
+        read = _chosen(tensor.detach(), seed) if by_columns else tensor
+        add(sums, part_of(name, tensor.ndim), bit_sum(read.detach().to(dtype)))
+    return sums
+
+
+def engine_sums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dict[str, Any]:
+    """What a vLLM model holds: ``sums`` by part, and ``by_columns``: matrices are packed, so a few columns are read.
+
+    A tied head is read by itself where it is packed: it has a copy of its own. Adapters are parts of their own.
+    """
+    by_columns = any(hasattr(module, "cpu_linear") for module in model.modules())
+    sums: dict[str, int] = {}
+    for path, module in model.named_modules():
+        # The embedding looks its rows up; a packed copy of it, where vLLM makes one, is not used.
+        packed = hasattr(module, "cpu_linear") and part_of(path) != EMBEDDING
+        for name, parameter in module.named_parameters(recurse=False):
+            if packed and name == "weight":
+                add(sums, part_of(f"{path}.weight"), bit_sum(_multiplied(module, dtype, seed)))
+            else:
+                read = _chosen(parameter, seed) if by_columns else parameter
+                add(sums, part_of(f"{path}.{name}", parameter.ndim), bit_sum(read.detach().to(dtype)))
+        for stacked in (getattr(module, f"lora_{letter}_stacked", ()) for letter in "ab"):
+            for tensor in stacked:
+                add(sums, adapter_part(path), bit_sum(tensor.to(dtype)))
+    return {"sums": sums, "by_columns": by_columns}
+
+
+def adapter_part(path: str) -> str:
+    """The part that an adapter on the module of that name is."""
+    return f"adapter of {part_of(f'{path}.weight')}"
+
+
+def add(sums: dict[str, int], part: str, value: int) -> None:
+    """Count ``value`` to the sum of a part."""
+    sums[part] = (sums.get(part, 0) + value) % _MODULUS
+
+
+def _chosen(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    return tensor[:, columns(tensor.shape[1], seed).to(tensor.device)] if tensor.ndim == 2 else tensor
+
+
+def _multiplied(module: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """The columns that a packed matrix multiplies by, as it is: [columns, outputs]."""
+    width = int(module.input_size_per_partition)
+    chosen = columns(width, seed)
+    units = torch.zeros(len(chosen), width, dtype=dtype)
+    units[torch.arange(len(chosen)), chosen] = 1.0
+    product: torch.Tensor = module.cpu_linear(units, module.weight, None)
+    return product
