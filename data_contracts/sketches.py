@@ -1,7 +1,8 @@
 """Sketches of columns: histograms and counts, small enough to keep in every report, from which drift is measured.
 
-What describes the prompt is counted once per prompt, what describes an answer once per row: the counts are then of
-things that were drawn one by one, which is what the bounds of chance in :mod:`data_contracts.drift` suppose.
+Every prompt weighs 1: what describes it is counted once, and its rows (the pairs of a ranked list, say) share the
+weight between them, so counts may be fractions. The counts are then of things that were drawn one by one, or vary less
+than those, which is what the bounds of chance in :mod:`data_contracts.drift` suppose.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from data_contracts.fields import Messages
 from data_contracts.text import words_of
 
 Sketch = Mapping[str, Any]
+Floats = NDArray[np.float64]
 
 MAX_CATEGORIES = 50
+NUM_BUCKETS = 1_024  # a power of two, so that drift can fold them
 MAX_CHARACTERS = 2_000  # of a prompt that are looked at for its script and its words
 # Upper edges of bins; there is an open last bin. Token counts: two bins per doubling.
 TOKEN_EDGES = (1, 2, *(step * 2**power for power in range(12) for step in (3, 4)))
@@ -31,6 +35,7 @@ _EDGES: Mapping[str, Sequence[float]] = {
     "probability": (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.999),
 }
 _NAMES = ("task", "source")
+_DECIMALS = 4  # of counts that are fractions
 _NO_LETTERS, _NO_WORDS = "(no letters)", "(no words)"
 
 
@@ -41,12 +46,16 @@ def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
     the smallest CRC-32, so equal prompts give equal words and each word stands for a fixed part of the prompts), and
     the length of the reference. Of each answer: number of tokens. Of each pair: which side is longer, margin,
     probability. Names of tasks and sources as they stand.
+
+    A histogram has ``edges``, ``counts``, ``mean`` and ``max``. Names have the ``counts`` of the 50 most frequent, and
+    ``others`` in all; where there are others, ``buckets`` has the counts of all names by :func:`bucket_of`.
     """
+    weights = _weights(frame)
     prompts = frame.drop_duplicates("prompt_hash") if "prompt_hash" in frame.columns else frame
-    answers = {name: _histogram(frame[name], TOKEN_EDGES) for name in frame.columns if _is_answer_length(name)}
-    numbers = {name: _histogram(frame[name], edges) for name, edges in _EDGES.items() if name in frame.columns}
-    names = {name: _categories(frame[name].tolist()) for name in _NAMES if name in frame.columns}
-    return {**_prompt_sketches(prompts), **answers, **numbers, **names, **_pair_sketches(frame)}
+    answers = {name: _histogram(frame[name], TOKEN_EDGES, weights) for name in frame.columns if _is_answer_length(name)}
+    numbers = {name: _histogram(frame[name], edges, weights) for name, edges in _EDGES.items() if name in frame.columns}
+    names = {name: _categories(frame[name].tolist(), weights) for name in _NAMES if name in frame.columns}
+    return {**_prompt_sketches(prompts), **answers, **numbers, **names, **_pair_sketches(frame, weights)}
 
 
 def script_of(text: str) -> str:
@@ -60,48 +69,78 @@ def word_of(text: str) -> str:
     return min(set(words_of(text)), key=lambda word: (_crc32(word), word), default=_NO_WORDS)
 
 
+def bucket_of(name: str) -> int:
+    """Where a name is counted among ``NUM_BUCKETS``, by its CRC-32: the same place in every sketch."""
+    return _crc32(name) % NUM_BUCKETS
+
+
+def _weights(frame: pd.DataFrame) -> Floats:
+    """Of each row, so that those of a prompt have 1 together."""
+    if "prompt_hash" not in frame.columns:
+        return np.ones(len(frame))
+    sizes = frame.groupby("prompt_hash")["prompt_hash"].transform("size")
+    return 1.0 / sizes.to_numpy(dtype=np.float64)
+
+
 def _prompt_sketches(prompts: pd.DataFrame) -> dict[str, Sketch]:
     found: dict[str, Sketch] = {}
+    once = np.ones(len(prompts))
     if "prompt_tokens" in prompts.columns:
-        found["prompt_tokens"] = _histogram(prompts["prompt_tokens"], TOKEN_EDGES)
+        found["prompt_tokens"] = _histogram(prompts["prompt_tokens"], TOKEN_EDGES, once)
     if "reference" in prompts.columns:
-        found["reference_characters"] = _histogram(prompts["reference"].map(len), TOKEN_EDGES)
+        found["reference_characters"] = _histogram(prompts["reference"].map(len), TOKEN_EDGES, once)
     if "messages" not in prompts.columns:
         return found
     messages: list[Messages] = prompts["messages"].tolist()
     texts = ["\n".join(turn["content"] for turn in turns if turn["role"] != "system") for turns in messages]
-    found["turns"] = _categories([str(len(turns)) for turns in messages])
-    found["script"] = _categories([script_of(text[:MAX_CHARACTERS]) for text in texts])
-    found["word"] = _categories([word_of(text[:MAX_CHARACTERS]) for text in texts])
+    found["turns"] = _categories([str(len(turns)) for turns in messages], once)
+    found["script"] = _categories([script_of(text[:MAX_CHARACTERS]) for text in texts], once)
+    found["word"] = _categories([word_of(text[:MAX_CHARACTERS]) for text in texts], once)
     if "prompt_tokens" in prompts.columns:
         characters = pd.Series([sum(len(turn["content"]) for turn in turns) for turns in messages], dtype=float)
         ratios = characters / prompts["prompt_tokens"].clip(lower=1).reset_index(drop=True)
-        found["characters_per_token"] = _histogram(ratios, RATIO_EDGES)
+        found["characters_per_token"] = _histogram(ratios, RATIO_EDGES, once)
     return found
 
 
-def _pair_sketches(frame: pd.DataFrame) -> dict[str, Sketch]:
+def _pair_sketches(frame: pd.DataFrame, weights: Floats) -> dict[str, Sketch]:
     if not {"chosen_tokens", "rejected_tokens"} <= set(frame.columns):
         return {}
     gap = (frame["chosen_tokens"] - frame["rejected_tokens"]).to_numpy()
-    return {"chosen_is": _categories(np.select([gap > 0, gap < 0], ["longer", "shorter"], "as long").tolist())}
+    sides = np.select([gap > 0, gap < 0], ["longer", "shorter"], "as long").tolist()
+    return {"chosen_is": _categories(sides, weights)}
 
 
 def _is_answer_length(name: str) -> bool:
     return name.endswith("_tokens") and name != "prompt_tokens"
 
 
-def _histogram(values: pd.Series, edges: Sequence[float]) -> Sketch:
-    places = np.searchsorted(edges, values.to_numpy(dtype=np.float64), side="left")
-    counts = np.bincount(places, minlength=len(edges) + 1)
-    summary = {"mean": float(values.mean()), "max": float(values.max())} if len(values) else {"mean": 0.0, "max": 0.0}
-    return {"kind": "histogram", "edges": list(edges), "counts": counts.tolist(), **summary}
+def _histogram(values: pd.Series, edges: Sequence[float], weights: Floats) -> Sketch:
+    numbers = values.to_numpy(dtype=np.float64)
+    places = np.searchsorted(edges, numbers, side="left")
+    counts = _counts(places, weights, len(edges) + 1)
+    summary = {"mean": 0.0, "max": 0.0}
+    if len(numbers):
+        summary = {"mean": float(np.average(numbers, weights=weights)), "max": float(numbers.max())}
+    return {"kind": "histogram", "edges": list(edges), "counts": counts, **summary}
 
 
-def _categories(names: Sequence[str]) -> Sketch:
-    ranked = sorted(Counter(map(str, names)).items(), key=lambda item: (-item[1], item[0]))
-    others = sum(count for _, count in ranked[MAX_CATEGORIES:])
-    return {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": others}
+def _categories(values: Sequence[object], weights: Floats) -> Sketch:
+    names, places = np.unique([str(value) for value in values], return_inverse=True)
+    counts = dict(zip(names.tolist(), _counts(places, weights, len(names)), strict=True))
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    sketched = {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": 0}
+    if len(ranked) <= MAX_CATEGORIES:
+        return sketched
+    others = round(sum(count for _, count in ranked[MAX_CATEGORIES:]), _DECIMALS)
+    buckets = np.array([bucket_of(name) for name in names.tolist()])[places]
+    return {**sketched, "others": others, "buckets": _counts(buckets, weights, NUM_BUCKETS)}
+
+
+def _counts(places: NDArray[np.int64], weights: Floats, size: int) -> list[float]:
+    """Weight at each place; whole numbers where the weights add up to some."""
+    sums = np.bincount(places, weights=weights, minlength=size).round(_DECIMALS).tolist()
+    return [int(count) if count.is_integer() else count for count in sums]
 
 
 @lru_cache(maxsize=4096)

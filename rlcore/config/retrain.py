@@ -7,23 +7,24 @@ from typing import Annotated
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat
 from rlcore.errors import ConfigError
-from rlcore.strict import Above, Below
+from rlcore.strict import Above, AtLeast, Below
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftConfig:
     """From which distance to the last accepted data a column warns, and from which it refuses the new data.
 
-    ``psi``: population stability index; ``ks``: largest difference of cumulative shares. A distance that chance alone
-    exceeds with probability ``chance`` or more, given the numbers of rows, does neither. ``accepted``: digests of
-    snapshots (12 digits or more, as on the page) that a person has looked at and takes as they are.
+    ``psi``: population stability index, less what chance gives on average; ``ks``: largest difference of cumulative
+    shares. A distance that chance alone exceeds with probability ``chance`` or more, by a permutation test, does
+    neither. ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has looked at and
+    takes as they are.
     """
 
     warn_psi: NonNegativeFloat = 0.1
     refuse_psi: NonNegativeFloat = 0.25
     warn_ks: Fraction = 0.1
     refuse_ks: Fraction = 0.25
-    chance: Annotated[float, Above(0.0), Below(0.5)] = 0.001
+    chance: Annotated[float, AtLeast(0.0001), Below(0.5)] = 0.001
     accepted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from rlcore.metrics.base import Metric
 RETRAIN = (
     Metric(
         name="drift/psi",
-        formula="max over columns of Σ_bins (p - q) ln(p / q), p accepted shares, q new ones",
+        formula="max over columns of Σ_bins (p - q) ln(p / q) less its mean by chance, p accepted shares, q new ones",
         unit="–",
         healthy="below 0.1",
         meaning="Population stability index of the column that has moved most from the last accepted data.",

@@ -5,7 +5,7 @@ import zlib
 import pandas as pd
 import pytest
 
-from data_contracts.sketches import MAX_CATEGORIES, script_of, sketch, word_of
+from data_contracts.sketches import MAX_CATEGORIES, NUM_BUCKETS, bucket_of, script_of, sketch, word_of
 
 
 def ask(text: str, system: str = "") -> list[dict[str, str]]:
@@ -60,10 +60,12 @@ def test_a_prompt_counts_once_however_many_pairs_it_has() -> None:
     assert made["script"]["counts"] == {"latin": 2}
     # 15 characters, the system turn's among them, in 4 tokens: 3.75; 4 in 2: 2.0.
     assert made["characters_per_token"]["mean"] == pytest.approx((3.75 + 2.0) / 2)
-    assert made["chosen_is"]["counts"] == {"as long": 1, "longer": 1, "shorter": 1}
-    assert sum(made["chosen_tokens"]["counts"]) == 3
-    assert made["margin"]["counts"] == [1, 1, 0, 0, 0, 0, 1]
-    assert made["source"]["counts"] == {"a": 2, "b": 1}
+    # The two pairs of the first prompt have half of its weight each.
+    assert made["chosen_is"]["counts"] == {"as long": 1, "longer": 0.5, "shorter": 0.5}
+    assert made["chosen_tokens"]["counts"][:4] == [0.5, 0, 1, 0]
+    assert made["chosen_tokens"]["mean"] == pytest.approx((5 / 2 + 1 / 2 + 3) / 2)
+    assert made["margin"]["counts"] == [0.5, 0.5, 0, 0, 0, 0, 1]
+    assert made["source"]["counts"] == {"a": 1, "b": 1}
 
 
 def test_names_beyond_the_most_frequent_are_counted_together() -> None:
@@ -71,6 +73,9 @@ def test_names_beyond_the_most_frequent_are_counted_together() -> None:
     made = sketch(pd.DataFrame({"task": names}))["task"]
     assert next(iter(made["counts"].items())) == ("n003", 2)
     assert (len(made["counts"]), made["others"]) == (MAX_CATEGORIES, 5)
+    assert (len(made["buckets"]), sum(made["buckets"])) == (NUM_BUCKETS, len(names))
+    assert made["buckets"][bucket_of("n003")] >= 2
+    assert "buckets" not in sketch(pd.DataFrame({"task": names[:MAX_CATEGORIES]}))["task"]
 
 
 def test_the_length_of_references_is_kept() -> None:
