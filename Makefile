@@ -177,7 +177,7 @@ bench-rollout: setup  ## tokens per CPU second of generate, continuous batching,
 bench-promotion: setup  ## how often the promotion gate errs, and what it finds (half a minute)
 	$(BIN)/python -m benchmarks.promotion
 
-bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (a minute)
+bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
 
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)

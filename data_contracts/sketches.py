@@ -139,7 +139,7 @@ def _categories(values: Sequence[object], weights: Floats) -> Sketch:
 
 def _counts(places: NDArray[np.int64], weights: Floats, size: int) -> list[float]:
     """Weight at each place; whole numbers where the weights add up to some."""
-    sums = np.bincount(places, weights=weights, minlength=size).round(_DECIMALS).tolist()
+    sums = np.bincount(places, weights=weights, minlength=size).astype(np.float64).round(_DECIMALS).tolist()
     return [int(count) if count.is_integer() else count for count in sums]
 
 

@@ -1,4 +1,4 @@
-"""Right or wrong on the same problems, twice: how much a share has changed, and whether a loss can be ruled out.
+"""Exact tests of shares: how much one has changed on the same problems, and whether a loss of it can be ruled out.
 
 Of N problems ``won`` are those that only the new model solves, ``lost`` those that only the old one solves. The
 change of the share is Δ = (won - lost) / N. Tango's score statistic (1998, Statistics in Medicine 17) compares it with
@@ -65,6 +65,23 @@ def fewest(margin: float, alpha: float) -> int:
     With fewer, not even a model that loses none can pass.
     """
     return math.ceil(math.log(alpha) / math.log1p(-margin)) if 0.0 < margin < 1.0 else 1
+
+
+def lowest_share(right: int, n: int, alpha: float) -> float:
+    """The share at which ``right`` or more of ``n`` have the chance ``alpha`` (Clopper & Pearson 1934); 0 for none.
+
+    No smaller share is likely: one of exactly s has its bound above s with ``alpha`` at most. ``alpha^(1/n)`` for all.
+    """
+    _check(right, 0, n)
+    if right == 0:
+        return 0.0
+    counts, k = _log_factorials(n), np.arange(right, n + 1)
+    ways, low, high = counts[n] - counts[k] - counts[n - k], 0.0, 1.0
+    for _ in range(_STEPS):
+        share = (low + high) / 2.0
+        chance = float(np.exp(ways + k * math.log(share) + (n - k) * math.log1p(-share)).sum())
+        low, high = (low, share) if chance > alpha else (share, high)
+    return low
 
 
 def _check(won: int, lost: int, n: int) -> None:

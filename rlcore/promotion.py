@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlcore.checks import Check
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.evaluation import accuracy, mcnemar_p
+from rlcore.evaluation import mcnemar_p
 from rlcore.paired import fewest, loss_p, score_interval
 from rlcore.seeding import derive_seed
 
@@ -59,25 +60,6 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One condition of a promotion.
-
-    ``estimate`` with its interval is compared with ``limit``; of a pair it is challenger minus champion. The interval
-    has confidence ``1 - 2 alpha_t``, so each end is a bound at ``alpha_t``. ``p_value`` is one-sided, None without a
-    test.
-    """
-
-    name: str
-    estimate: float
-    low: float
-    high: float
-    p_value: float | None
-    limit: float
-    passed: bool
-    sentence: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """Promote or refuse, with every check. ``look`` and ``alpha``: which look this was, and the level that it had."""
 
@@ -104,7 +86,7 @@ def judge(
 ) -> Verdict:
     """The verdict on a challenger. ``primary`` is None, and ``guards`` empty, where there is no champion yet.
 
-    ``limits`` are conditions on the challenger alone (:func:`at_least`, :func:`at_most`). The draws of the bootstrap
+    ``limits`` are conditions on the challenger alone (:func:`rlcore.checks.at_least`). The draws of the bootstrap
     are a function of ``seed`` and a check's name.
 
     Raises:
@@ -119,34 +101,6 @@ def judge(
     failed = [check for check in checks if not check.passed]
     return Verdict(
         promote=not failed, look=look, alpha=alpha, checks=checks, sentence=_summary(failed, first=primary is None)
-    )
-
-
-def at_least(
-    name: str,
-    values: Sequence[float],
-    limit: float,
-    *,
-    clusters: Sequence[int] | None = None,
-    confidence: float = 0.95,
-) -> Check:
-    """A share of the challenger alone, verdicts [N] in 0..1: the Wilson interval's lower end must reach ``limit``.
-
-    ``clusters`` as in :func:`rlcore.evaluation.accuracy`.
-    """
-    share = accuracy(values, clusters=clusters, confidence=confidence)
-    passed = share.low >= limit
-    sentence = f"{name} is at least {share.low:.3f}, {_verb(passed)} {limit:g}"
-    bounds = {"estimate": share.mean, "low": share.low, "high": share.high}
-    return Check(name=name, **bounds, p_value=None, limit=limit, passed=passed, sentence=sentence)
-
-
-def at_most(name: str, value: float, limit: float) -> Check:
-    """A single figure of the challenger, such as its KL to the reference: at most ``limit``; NaN does not pass."""
-    passed = value <= limit
-    sentence = f"{name} is {value:.4g}, {'within' if passed else 'not within'} the limit of {limit:g}"
-    return Check(
-        name=name, estimate=value, low=value, high=value, p_value=None, limit=limit, passed=passed, sentence=sentence
     )
 
 
@@ -295,7 +249,3 @@ def _summary(failed: Sequence[Check], *, first: bool) -> str:
     if failed:
         return f"Refused: {'; '.join(check.sentence for check in failed)}."
     return "Promoted: the first champion, within every limit." if first else "Promoted: better, and no guard is broken."
-
-
-def _verb(passed: bool) -> str:
-    return "which reaches" if passed else "which does not reach"

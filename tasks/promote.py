@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rlcore.checks import Check, at_least, at_most
 from rlcore.config import ModelConfig, PromotionConfig, RunConfig
 from rlcore.errors import ConfigError, DataError, PromotionError
 from rlcore.models.loading import import_model
-from rlcore.promotion import Check, Paired, Rule, Verdict, at_least, at_most, judge
+from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks import registry
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.compare import greedy_answers

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.promotion import Check, Verdict
+from rlcore.checks import Check
+from rlcore.promotion import Verdict
 
 _SHOWN = 5
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rlcore.checks import Check, at_least
 from rlcore.config import RetrainConfig, RunConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation import independent_values
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.paired import fewest, loss_p, score_interval
-from rlcore.promotion import Check, Verdict, at_least
+from rlcore.promotion import Verdict
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
 from tasks.data import PairRow, prompt_hashes, read_pairs

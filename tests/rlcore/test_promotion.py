@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore.checks import at_least, at_most
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.promotion import (
     Paired,
     Rule,
     Verdict,
     alpha_of_look,
-    at_least,
-    at_most,
     bootstrap_means,
     judge,
     sign_flip_p,
@@ -128,11 +127,11 @@ def test_the_bootstrap_is_that_of_the_differences_and_two_imagined_ones() -> Non
 
 
 def test_the_first_champion_needs_its_limits_alone() -> None:
-    """Wilson's lower end of 8 in 10 is 0.490."""
-    held = (at_least("accuracy", [1] * 8 + [0] * 2, 0.49), at_most("KL", 0.2, 0.2))
+    """The lower end of Clopper and Pearson's interval of 8 in 10 is 0.444."""
+    held = (at_least("accuracy", [1] * 8 + [0] * 2, 0.44), at_most("KL", 0.2, 0.2))
     assert judge(None, (), held, rule=RULE, look=1, seed=0).promote
     refused = judge(None, (), (*held, at_least("accuracy", [1] * 8 + [0] * 2, 0.5)), rule=RULE, look=1, seed=0)
-    assert refused.sentence == "Refused: accuracy is at least 0.490, which does not reach 0.5."
+    assert refused.sentence == "Refused: accuracy is at least 0.444, which does not reach 0.5."
     assert not at_most("KL", 0.21, 0.2).passed
     assert not at_most("KL", math.nan, 0.2).passed
 

@@ -59,8 +59,8 @@ def test_a_reward_model_must_reach_its_accuracy_agree_with_the_last_and_not_lose
     right, each = np.ones(100), range(100)
     passed = compared([right, right], each, settings)
     assert [check.passed for check in passed] == [True, True, True]
-    # Wilson at 95 %, 100 of 100: low = 1 / (1 + 1.96² / 100) = 0.963.
-    assert passed[0].low == pytest.approx(0.963, abs=5e-4)
+    # Clopper and Pearson at 95 %, 100 of 100: low = 0.025^(1/100) = 0.9638.
+    assert passed[0].low == pytest.approx(0.9638, abs=5e-5)
     wrong = right.copy()
     wrong[:30] = -1.0
     lost = compared([wrong, right], each, settings)
