@@ -48,7 +48,7 @@ def _truth(run: RlRun) -> Truth:
         token_scores,
         learner.policy,
         temperature=sampling.temperature,
-        tokens_per_microbatch=run.rl.update.tokens_per_microbatch,
+        tokens_per_microbatch=learner.tokens_per_microbatch,
     )
     return Truth(
         state=merged_state(learner.policy),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -120,7 +121,7 @@ def update_policy(
     experience = build_experience(
         scored,
         run.algorithm,
-        run.judges,
+        replace(run.judges, tokens_per_microbatch=learner.tokens_per_microbatch),  # what fits the update fits them
         kl=run.rl.kl,
         kl_coefficient=learner.kl.coefficient,
         truncated=run.rl.update.truncated,

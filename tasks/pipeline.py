@@ -14,7 +14,6 @@ from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.engine import FlowRun, current_flow_run, report_link, report_table, task
 from tasks.leases import heal, hold_lease
-from tasks.memory_plan import memory_lines
 from tasks.settings import Home
 from tasks.stage_keys import StageCache, key_of, now, why
 from tasks.stages import PipelineRun, Stage, ingredients_of, run_stage
@@ -129,12 +128,18 @@ def run_pipeline(
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
             if stage.name == START:
-                for line in memory_lines(config, home, refs, [each.name for each in ordered]):
-                    logger.info("%s", line)
+                _show_memory(config, home, refs, [each.name for each in ordered])
         if report is not None:
             logger.info("report: %s", report(run, config, refs, started=started))
     _report(refs, parent)
     return refs
+
+
+def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
+    from tasks.memory_plan import memory_lines  # torch: a plan of cached stages does without
+
+    for line in memory_lines(config, home, refs, stages):
+        logger.info("%s", line)
 
 
 @task(name="stage", run_name="{stage.name}")

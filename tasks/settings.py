@@ -25,7 +25,7 @@ _DEFAULTS = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks",  # our progress lines stand on the flow run's page
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,rlcore",  # our progress lines stand on the flow run's page
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines outside of a flow run
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database tells of its tables
@@ -113,13 +113,13 @@ def engine_name() -> Engine:
 def configure_logging() -> None:
     """Show one plain line per stage on standard error; under Prefect its own handlers do, beside the API."""
     shorten_user_errors()
-    logger = logging.getLogger("tasks")
-    logger.setLevel(logging.INFO)
-    if engine_name() == "inline" and not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-        logger.addHandler(handler)
-        logger.propagate = False
+    for logger in (logging.getLogger("tasks"), logging.getLogger("rlcore")):
+        logger.setLevel(logging.INFO)
+        if engine_name() == "inline" and not logger.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+            logger.addHandler(handler)
+            logger.propagate = False
 
 
 def _make_writable(home: Home) -> None:

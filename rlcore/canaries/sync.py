@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from rlcore.canaries.agreement import Agreement, Spread, agreement, check_agreement
 from rlcore.errors import CanaryError, StaleSamplerError
+from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_logprobs, scatter_tokens
-from rlcore.packing import TokenSequence, pack
+from rlcore.packing import TokenSequence
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.types import Prompt, Rollout
 
@@ -79,7 +80,7 @@ def token_scores(
     """Log-probability and entropy of every token of the completions, one after another, float32 [T] on the CPU."""
     texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
     logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
-    for packed in pack(texts, tokens_per_microbatch=tokens_per_microbatch):
+    for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(model.device)
         found = completion_logprobs(model, batch, temperature=temperature)
         for values, results in zip(found, (logprobs, entropies), strict=True):

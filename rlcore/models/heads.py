@@ -15,6 +15,7 @@ from rlcore.errors import ModelError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.precision import at_least_float32, no_autocast
+from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 
 HEAD_FILE = "scalar_head.safetensors"
@@ -84,6 +85,7 @@ def _new_head(backbone: PreTrainedModel) -> nn.Linear:
     return nn.Linear(backbone.config.hidden_size, 1, bias=False, device=backbone.device, dtype=torch.float32)
 
 
+@in_smaller_batches
 @torch.no_grad()
 def score_values(
     critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
@@ -95,6 +97,7 @@ def score_values(
     return results
 
 
+@in_smaller_batches
 @torch.no_grad()
 def score_shared(
     critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
@@ -113,6 +116,7 @@ def score_shared(
     return logprobs, values
 
 
+@in_smaller_batches
 @torch.no_grad()
 def score_rewards(
     reward_model: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int

@@ -16,6 +16,7 @@ from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.precision import autocast, compute_dtype
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
+from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 
 
@@ -121,6 +122,7 @@ def completion_loss(
     )
 
 
+@in_smaller_batches
 @torch.no_grad()
 def score_sequences(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float = 1.0

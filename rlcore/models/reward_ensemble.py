@@ -17,6 +17,7 @@ from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_
 from rlcore.models.policy import hidden_states
 from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import TokenSequence
 
 
@@ -56,6 +57,7 @@ def raw_scores(
         return (states @ heads.T).T.contiguous()
 
 
+@in_smaller_batches
 @torch.no_grad()
 def last_states(
     backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int

@@ -198,6 +198,7 @@ def _scalars(learner: Learner) -> dict[str, Any]:
         "policy_version": learner.policy_version,
         "kl_coefficient": learner.kl.coefficient,
         "scheduler_step": learner.scheduler.last_epoch,
+        "tokens_per_microbatch": learner.tokens_per_microbatch,
         "loss_scale": dataclasses.asdict(learner.loss_scale),
     }
     if learner.critic is not None and not learner.shares_trunk:
@@ -215,6 +216,7 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
         _restore_scheduler(learner.critic_scheduler, scalars["critic_scheduler_step"])
     learner.policy_version = scalars["policy_version"]
+    learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]
     learner.loss_scale = LossScale(**scalars["loss_scale"])
     learner.kl = KlController(
         coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import hidden_states, state_scores
+from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
 from rlcore.training.preferences import TokenPair
@@ -23,6 +24,7 @@ class Suspect:
     margin: float
 
 
+@in_smaller_batches
 @torch.no_grad()
 def audit_features(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_loss, completion_states
+from rlcore.out_of_memory import fit
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import Columns, split_by_prompt, token_weights
@@ -57,6 +59,7 @@ class Learner:
             self.critic_scheduler = make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps)
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
         self.loss_scale = LossScale.of(policy) if critic is None else LossScale.of(policy, critic.backbone)
+        self.tokens_per_microbatch = update.tokens_per_microbatch  # less where memory has run out
         self.policy_version = 0
         self._has_moved = False  # within an update
 
@@ -86,6 +89,7 @@ class Learner:
 
         Raises:
             NonFiniteError: NaN or infinity in a sample, a loss or a gradient; the step that met it was not taken.
+            TrainingError: one sequence, or the optimizer's state, does not fit into memory.
         """
         _require_finite(samples)
         totals = Totals()
@@ -125,11 +129,17 @@ class Learner:
     def _step(self, samples: Sequence[TrainingSample], totals: Totals) -> Totals:
         """One optimizer step over a minibatch; returns the totals with it.
 
-        A gradient that overflows float16 is computed again from a smaller scale of the loss, and counted once.
+        A gradient that overflows float16 is computed again from a smaller scale of the loss, and one that runs out of
+        memory in smaller micro-batches; each is counted once.
         """
+        longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
         while True:
-            counted = copy.deepcopy(totals)
-            self._accumulate(samples, counted)
+            counted, self.tokens_per_microbatch = fit(
+                partial(self._accumulate, samples, totals),
+                self.tokens_per_microbatch,
+                longest=longest,
+                setting="update.tokens_per_microbatch",
+            )
             try:
                 self._take_steps(counted)
             except NonFiniteError:
@@ -140,16 +150,16 @@ class Learner:
             self.loss_scale = self.loss_scale.after_step()
             return counted
 
-    def _accumulate(self, samples: Sequence[TrainingSample], totals: Totals) -> None:
-        """The gradient of a minibatch, over packed micro-batches."""
+    def _accumulate(self, samples: Sequence[TrainingSample], before: Totals, tokens_per_microbatch: int) -> Totals:
+        """The gradient of a minibatch, over packed micro-batches; returns the totals with it."""
+        totals = copy.deepcopy(before)
         weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
         sequences = [
             TokenSequence(prompt_ids=samples[i].prompt_ids, completion_ids=samples[i].completion_ids) for i in chosen
         ]
         self._clear_gradients()  # an update that was given up may have left some behind
-        budget = self.config.update.tokens_per_microbatch
-        for batch in pack_for(self.policy, sequences, tokens_per_microbatch=budget):
+        for batch in pack_for(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
             picked = Columns([samples[i] for i in chosen], [weights[i] for i in chosen], batch)
             if self.critic is not None and self.shares_trunk:
                 self._backward_shared(self.critic, picked, totals)
@@ -158,6 +168,7 @@ class Learner:
                 self._backward_policy(picked, totals)
             if self.critic is not None:
                 self._backward_critic(self.critic, picked, totals)
+        return totals
 
     def _take_steps(self, totals: Totals) -> None:
         """Step with what was accumulated; both gradients are checked before either model moves.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlcore.config import OptimConfig
-from rlcore.errors import ConfigError, NonFiniteError
+from rlcore.errors import ConfigError, NonFiniteError, TrainingError
 from rlcore.models.precision import no_autocast
 from rlcore.training.loss_scale import LossScale
 
@@ -148,7 +148,18 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
 
 
 def take_step(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
-    """One step of optimizer and schedule; clears the gradient."""
-    optimizer.step()
+    """One step of optimizer and schedule; clears the gradient.
+
+    Raises:
+        TrainingError: the optimizer's moments, made in its first step, do not fit into memory.
+    """
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"out of memory in the optimizer's step: {error}",
+            fix="set optim.kind = 'adamw_8bit', train an adapter (adapter.rank), or leave the engine less of the GPU "
+            "(sampling.engine.memory_fraction)",
+        ) from error
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -12,6 +13,7 @@ from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
+from rlcore.out_of_memory import fit, longest_of
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
@@ -34,14 +36,14 @@ def train_reward_model(
     sets = preference_sets(pairs)
     steps_per_epoch = -(-len(sets) // config.batch_size)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_epochs * steps_per_epoch)
-    loss_scale = LossScale.of(model.backbone)
+    loss_scale, tokens = LossScale.of(model.backbone), config.tokens_per_microbatch
     step = 0
     for epoch in range(config.num_epochs):
         order = shuffled(len(sets), seed, "reward_model", epoch)
         for start in range(0, len(order), config.batch_size):
             chosen = [sets[i] for i in order[start : start + config.batch_size]]
-            (loss, accuracy), norm, loss_scale = guarded_step(
-                partial(_accumulate, model, chosen, config),
+            ((loss, accuracy), tokens), norm, loss_scale = guarded_step(
+                partial(_fitted, model, chosen, config, tokens),
                 optimizer,
                 scheduler,
                 max_grad_norm=config.optim.max_grad_norm,
@@ -53,6 +55,20 @@ def train_reward_model(
                 step,
                 {"rm/loss": loss, "rm/accuracy": accuracy, "gradient_norm": norm, "learning_rate": learning_rate},
             )
+
+
+def _fitted(
+    model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, tokens: int, scale: float
+) -> tuple[tuple[float, float], int]:
+    """What :func:`_accumulate` gives, and the tokens of a micro-batch with which it fits into memory."""
+
+    def attempt(tokens_per_microbatch: int) -> tuple[float, float]:
+        model.zero_grad(set_to_none=True)
+        smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
+        return _accumulate(model, sets, smaller, scale)
+
+    longest = longest_of([sequence for group in sets for sequence in group.sequences()])
+    return fit(attempt, tokens, longest=longest, setting="reward_model.tokens_per_microbatch")
 
 
 def _accumulate(

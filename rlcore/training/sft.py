@@ -14,6 +14,7 @@ from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_loss, completion_states, state_scores
+from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
@@ -36,15 +37,16 @@ def train_sft(
     Raises:
         DataError: there is nothing to train on.
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
+        TrainingError: one demonstration, or the optimizer's state, does not fit into memory.
     """
     if not train:
         raise DataError("there is no demonstration to train on", fix="look at the report of prepare_demonstrations")
     optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
     scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_steps)
-    loss_scale = LossScale.of(model)
+    loss_scale, tokens = LossScale.of(model), config.tokens_per_microbatch
     for step, minibatch in enumerate(minibatches(train, config, seed=seed), start=1):
-        accumulate = partial(accumulate_gradient, model, minibatch, config.tokens_per_microbatch, step)
-        loss, norm, loss_scale = guarded_step(
+        accumulate = partial(_fitted_gradient, model, minibatch, tokens, step)
+        (loss, tokens), norm, loss_scale = guarded_step(
             accumulate, optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm, scale=loss_scale
         )
         metrics = {
@@ -53,8 +55,21 @@ def train_sft(
             "learning_rate": float(scheduler.get_last_lr()[0]),
         }
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
-            metrics["sft/eval_loss"] = mean_loss(model, held_out, config.tokens_per_microbatch)
+            metrics["sft/eval_loss"] = mean_loss(model, held_out, tokens)
         report(step, metrics)
+
+
+def _fitted_gradient(
+    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens: int, step: int, scale: float
+) -> tuple[float, int]:
+    """The loss of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory."""
+
+    def attempt(tokens_per_microbatch: int) -> float:
+        model.zero_grad(set_to_none=True)
+        return accumulate_gradient(model, minibatch, tokens_per_microbatch, step, scale)
+
+    longest = longest_of([demonstration.sequence for demonstration in minibatch])
+    return fit(attempt, tokens, longest=longest, setting="sft.tokens_per_microbatch")
 
 
 def accumulate_gradient(

@@ -108,10 +108,8 @@ def run_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prom
         engine=engine,
         prompts=prompts,
         seed=0,
-        learner=SimpleNamespace(policy=model, policy_version=0),
-        rl=SimpleNamespace(
-            sampling=SamplingConfig(max_new_tokens=6), update=SimpleNamespace(tokens_per_microbatch=512)
-        ),
+        learner=SimpleNamespace(policy=model, policy_version=0, tokens_per_microbatch=512),
+        rl=SimpleNamespace(sampling=SamplingConfig(max_new_tokens=6)),
         runtime=SimpleNamespace(compute_dtype=torch.float32),
         context=SimpleNamespace(progress=lambda text: None),
     )
