@@ -93,9 +93,7 @@ def sampler_of(arm: str) -> Iterator[None]:
     """The engine of every RL run inside is that of the arm."""
 
     @contextmanager
-    def opened(
-        model: Path, tokenizer: ChatTokenizer, config: Any, runtime: Any, *_: Any, **__: Any
-    ) -> Iterator[Sampler]:
+    def opened(model: Path, tokenizer: ChatTokenizer, *, runtime: Any, **_: Any) -> Iterator[Sampler]:
         yield QuantisedSampler(runtime.load_frozen(model), tokenizer, largest=ARMS[arm])
 
     if not ARMS[arm]:

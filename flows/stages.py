@@ -29,6 +29,7 @@ from tasks.retrain_reward import run_reward_gate
 from tasks.reward_model import run_reward_model
 from tasks.rl_run import outside, uses_reward_model
 from tasks.sft import run_sft
+from tasks.stage_sections import section_of
 from tasks.stages import Stage
 
 DATASETS = ("prepare_prompts", "prepare_demonstrations", "prepare_preferences")
@@ -182,7 +183,7 @@ def _reward_model() -> tuple[Stage, ...]:
             kind="dataset",
             run=run_prepare_preferences,
             inputs=("sft", "prepare_prompts"),
-            section=_sections("preferences", "evaluation"),
+            section=_sections("preferences", "evaluation", "engine"),
             external=preferences_source,
         ),
         Stage(
@@ -266,7 +267,7 @@ def _sections(*names: str) -> Callable[[RunConfig], Mapping[str, Any]]:
 
 
 def _pick(names: tuple[str, ...], config: RunConfig) -> Mapping[str, Any]:
-    return {name: getattr(config, name) for name in names}
+    return {name: section_of(config, name) for name in names}
 
 
 def _constant(value: str, config: RunConfig) -> str:

@@ -128,9 +128,11 @@ def rl_needs(
 ) -> Footprint:
     """The footprint of an online-RL run. ``reward_model``: that of its rewards, ``num_tokens``: of a whole sequence.
 
-    The native engine's copy and its cache are in it, those of vLLM are not: it takes what it is told to.
+    ``config`` names the engine itself; without one it is the native one, whose copy and cache are in it. Those of vLLM
+    are not: it takes what it is told to.
     """
-    adapter, native = config.update.adapter, config.sampling.engine.kind == "native"
+    adapter, engine = config.update.adapter, config.sampling.engine
+    native = engine is None or engine.kind == "native"
     on_base = bool(adapter.rank and reward_model and reward_model.trunk.adapter.rank)
     plan = Plan(
         recipe=_recipe(uses_critic, reward_model is not None),

@@ -18,6 +18,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.search import Passage
 from rlcore.tools.table import ToolResources, build_tools
 from tasks.artifacts import file_sha256
+from tasks.stage_sections import section_of
 
 
 @contextmanager
@@ -54,8 +55,9 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
 
 
 def evaluation_section(config: RunConfig) -> Mapping[str, Any]:
-    """What an evaluation depends on: its own settings, the machine's, and the episodes where a run has tools."""
-    section = {"evaluation": config.evaluation, "hardware": config.hardware}
+    """What an evaluation depends on: its settings, the machine's and the engine's; episodes where a run has tools."""
+    section = {name: section_of(config, name) for name in ("evaluation", "hardware")}
+    section["engine"] = config.engine_of(config.evaluation).numbers
     episodes = episodes_of(config)
     return section | ({"episodes": episodes} if episodes.tools else {})
 

@@ -15,13 +15,13 @@ from rlcore.evaluation import accuracy, mean_share, pass_at_k
 from rlcore.rewards.base import RewardFn, is_correct, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import transcript
-from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.data import read_prompts
 from tasks.episodes import episodes_of, with_tools
 from tasks.rewards import verifier
+from tasks.rollout_engine import Workload, longest, open_engine
 from tasks.runtime import open_runtime
 from tasks.stages import MODEL, StageContext, StageResult
 from tasks.storage import write_table
@@ -38,7 +38,16 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         grade = stack.enter_context(verifier(context.config, prefill=tokenizer.prefill))
-        engine = NativeSampler(runtime.load_frozen(model / MODEL), tokenizer, max_concurrent=config.max_concurrent)
+        engine = stack.enter_context(
+            open_engine(
+                model / MODEL,
+                tokenizer,
+                config=context.config.engine_of(config),
+                work=Workload(max_concurrent=config.max_concurrent, max_tokens=longest(prompts, config.max_new_tokens)),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
         sampler = stack.enter_context(with_tools(engine, tokenizer, episodes_of(context.config)))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)

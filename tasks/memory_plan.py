@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
-from rlcore.config import RlConfig, RunConfig
+from rlcore.config import EngineConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
 from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.scratch import make_tokenizer
+from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers
 from tasks.artifacts import ArtifactRef
 from tasks.rl_run import resolve_algorithm
 from tasks.settings import Home
@@ -147,39 +148,43 @@ def _rl_need(
 ) -> Need:
     uses_critic = resolve_algorithm(rl).uses_critic
     in_rewards = any(term.kind == "reward_model" for term in rl.rewards)
+    used = config.engine_of(rl.sampling)
     footprint = rl_needs(
         size,
-        rl,
+        replace(rl, sampling=replace(rl.sampling, engine=used)),
         uses_critic=uses_critic,
         reward_model=config.reward_model if in_rewards else None,
         compute_bytes=dtype.itemsize,
         recompute=config.hardware.recompute_layers,
         num_tokens=config.prompts.max_tokens + rl.sampling.max_new_tokens,
     )
-    engine = _engine_bytes(rl, size, device)
+    engine = _engine_bytes(used, size, device)
     lowers = {
         f"{name}.update.adapter.rank = 16": not rl.update.adapter.rank,
         f"{name}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
         f"{name}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
         f"{name}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
-        f"{name}.sampling.engine.memory_fraction": engine > 0,
+        "engine.gpus.memory_fraction": engine > 0,
     }
     fixes = tuple(fix for fix, would in lowers.items() if would)
     return Need(stage=name, footprint=footprint, engine=engine, fixes=fixes)
 
 
-def _engine_bytes(rl: RlConfig, size: ModelSize, device: torch.device) -> int:
-    """What a vLLM server that is started here takes of the device; one in this process sleeps while we update."""
-    engine = rl.sampling.engine
+def _engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
+    """What vLLM servers that are started here take of the trainer's device; one in this process sleeps meanwhile.
+
+    Raises:
+        ConfigError: the servers' GPUs are not there.
+    """
     if engine.kind != "vllm" or engine.urls or device.type != "cuda":
         return 0
-    weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
-    own = (
-        int(engine.kv_cache_gib * 2**30) + weights
-        if engine.kv_cache_gib
-        else int(engine.memory_fraction * (total_bytes(device) or 0))
-    )
-    return engine.replicas * own
+    cards = Cards(count=max(1, torch.cuda.device_count()), trainer=device.index or 0, learns=True)
+    dealt = deal(engine, cards)
+    total, weights = total_bytes(device) or 0, size.num_parameters * (4 if engine.dtype == "float32" else 2)
+    with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
+    fractions = memory_fractions(engine, dealt, cards)
+    shares = on_the_trainers(dealt, cards)
+    return sum(with_cache or int(fraction * total) for fraction, here in zip(fractions, shares, strict=True) if here)
 
 
 def _moments(path: str, kind: str) -> tuple[str, ...]:

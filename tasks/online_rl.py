@@ -19,6 +19,7 @@ from rlcore.rewards.base import is_correct, score_each
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.episodes import episode_metrics
 from rlcore.sampling.replicas import take_metrics
+from rlcore.sampling.vllm import rest
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
 from rlcore.types import Rollout, ScoredRollout
@@ -72,6 +73,7 @@ def redo(run: RlRun, done: int, until: int) -> None:
         sync_weights(run)
     for iteration in range(done + 1, until + 1):
         drawn = draw_groups(run, iteration, {})
+        rest(run.engine)
         update_policy(run, drawn.groups, iteration, {})
         run.ahead.wait()
         sync_weights(run)
@@ -91,6 +93,7 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     if run.rl.sampling.staleness:
         metrics["staleness"] = mean_staleness(scored, run.learner.policy_version)
     with timed(seconds, "update"):
+        rest(run.engine)
         update_policy(run, scored, iteration, metrics)
     with timed(seconds, "rollout"):
         run.ahead.wait()

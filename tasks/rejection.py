@@ -10,6 +10,7 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.rewards.base import RewardFn, check_error_rate
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.weight_files import max_positions
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
@@ -30,6 +31,7 @@ from tasks.data import prepare_source, prompt_hashes, read_prompts
 from tasks.engine import report_progress
 from tasks.prepare import record, token_view
 from tasks.rewards import open_reward_model, reward_resources
+from tasks.rollout_engine import Workload, longest, open_engine
 from tasks.rollout_groups import MAX_REWARD_ERRORS
 from tasks.rollout_tables import write_rollouts
 from tasks.runtime import open_runtime
@@ -88,23 +90,35 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
     terms = dataclasses.replace(context.config.section("grpo", RlConfig), rewards=config.rewards)
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        model = runtime.load_frozen(folder)
-        check_context(model, prompts, config.sampling.max_new_tokens)
-        sampler = NativeSampler(model, tokenizer, max_concurrent=config.sampling.max_concurrent)
+    check_context(max_positions(folder), prompts, config.sampling.max_new_tokens)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         resources = dataclasses.replace(
-            reward_resources(terms, open_reward_model(context, terms, runtime, model)), prefill=tokenizer.prefill
+            reward_resources(terms, open_reward_model(context, terms, runtime)), prefill=tokenizer.prefill
         )
-        with build_rewards(config.rewards, resources=resources) as reward:
-            for number, path in enumerate(paths):
-                if path.exists():
-                    continue
-                chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
-                seed = derive_seed(context.seed, "rejection", number)
-                groups = score_groups(sample_groups(sampler, chunk, config, seed=seed), reward)
-                mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
-                write_rollouts(path, number, groups)
-                report_progress("rejection chunks", number + 1, len(paths))
+        reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
+        sampler = stack.enter_context(
+            open_engine(
+                folder,
+                tokenizer,
+                config=context.config.engine_of(config.sampling),
+                work=Workload(
+                    max_concurrent=config.sampling.max_concurrent,
+                    max_tokens=longest(prompts, config.sampling.max_new_tokens),
+                ),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        for number, path in enumerate(paths):
+            if path.exists():
+                continue
+            chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
+            seed = derive_seed(context.seed, "rejection", number)
+            groups = score_groups(sample_groups(sampler, chunk, config, seed=seed), reward)
+            mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
+            write_rollouts(path, number, groups)
+            report_progress("rejection chunks", number + 1, len(paths))
 
 
 def sample_groups(

@@ -26,7 +26,7 @@ def verifier(config: RunConfig, *, prefill: str) -> MixedReward:
 
 
 def open_reward_model(
-    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
+    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel | None = None
 ) -> RewardModel | None:
     """The frozen reward model, if a reward needs it: on the policy's base where it was trained as an adapter of it."""
     if not any(term.kind == "reward_model" for term in rl.rewards):

@@ -31,7 +31,7 @@ from tasks.code_hash import closure_digest
 from tasks.data import read_prompts
 from tasks.episodes import corpus_digest, with_tools
 from tasks.rewards import open_reward_model, reward_resources, verifier
-from tasks.rollout_engine import open_engine
+from tasks.rollout_engine import Workload, longest, open_engine
 from tasks.rollout_tables import RolloutKeeper
 from tasks.rollouts_ahead import RolloutsAhead
 from tasks.runtime import Runtime, open_runtime
@@ -59,6 +59,7 @@ class RlRun:
             tokens_per_microbatch=rl.update.tokens_per_microbatch,
             bootstrap_truncated=rl.critic.gae.bootstrap_truncated,
         )
+        self.engine_config = context.config.engine_of(rl.sampling)
         self.engine: Sampler  # what the sampler works on; without tools they are one
         self.sampler: Sampler
         self.ahead: RolloutsAhead
@@ -70,12 +71,24 @@ class RlRun:
         self.prompts = tokenize_prompts(read_prompts(prompts / "train.parquet"), tokenizer)
         held_out = tokenize_prompts(read_prompts(prompts / "eval.parquet"), tokenizer)
         self.monitor_prompts = held_out[: context.config.evaluation.num_monitor_problems]
-        check_context(policy, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
+        self._max_tokens = longest([*self.prompts, *held_out], rl.sampling.max_new_tokens)
+        check_context(policy.config.max_position_embeddings, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
         self.rollouts = RolloutKeeper(context.work, context.tracker)
         self.checkpoints = Checkpoints(context.work / "checkpoints", rl, stage_key=context.stage_key)
         self.history: list[dict[str, float]] = []
         self.findings: list[dict[str, Any]] = []  # of the health rules, as they came up
         self.stopped: dict[str, Any] | None = None  # where a health rule stopped the run
+
+    def workload(self) -> Workload:
+        """What the run asks of its engine."""
+        sampling = self.rl.sampling
+        return Workload(
+            max_concurrent=sampling.max_concurrent,
+            max_tokens=self._max_tokens,
+            learns=True,
+            learns_meanwhile=sampling.staleness > 0,
+            adapter=self.rl.update.adapter,
+        )
 
     def prompts_of(self, iteration: int) -> list[Prompt]:
         """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""
@@ -101,7 +114,14 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         resources = replace(reward_resources(rl, run.reward_model), prefill=tokenizer.prefill)
         start = context.inputs[START] / MODEL
         engine = stack.enter_context(
-            open_engine(start, tokenizer, rl.sampling, runtime, context.progress, adapter=rl.update.adapter)
+            open_engine(
+                start,
+                tokenizer,
+                config=run.engine_config,
+                work=run.workload(),
+                runtime=runtime,
+                progress=context.progress,
+            )
         )
         run.engine = engine
         run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))

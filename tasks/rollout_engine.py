@@ -1,102 +1,148 @@
-"""The rollout engine of a run: built in, vLLM in this process, or vLLM servers, started for it or running."""
+"""The engine of a stage: built in, vLLM in this process, or vLLM servers, started for it or running."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from rlcore.config import AdapterConfig, SamplingConfig
+from rlcore.config import AdapterConfig, EngineConfig
 from rlcore.errors import ConfigError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers, visible_cards
 from rlcore.sampling.replicas import open_servers
 from rlcore.sampling.vllm import open_in_process
+from rlcore.sampling.vllm_gpu import is_installed
 from rlcore.sampling.vllm_process import ADAPTER_RANKS, ServerSpec
 from rlcore.sampling.vllm_transfer import choose_transfer
 from rlcore.sampling.weight_files import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
-from tasks.runtime import Runtime
+from rlcore.types import Prompt
+from tasks.runtime import Runtime, free_memory
+
+_SCORED = 16  # tokens after a prompt that a canary may ask for, however short the completions are
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What a stage asks of its engine, which is sized for it.
+
+    ``max_tokens``: of the longest prompt and its completion. ``learns``: a learner computes beside the engine, and
+    ``learns_meanwhile``, while it samples. ``adapter``: the shape of the policy's, on the checkpoint that is served.
+    """
+
+    max_concurrent: int
+    max_tokens: int
+    learns: bool = False
+    learns_meanwhile: bool = False
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+
+
+def longest(prompts: Sequence[Prompt], max_new_tokens: int) -> int:
+    """Tokens of the longest prompt and its completion."""
+    return max((len(prompt.token_ids) for prompt in prompts), default=0) + max_new_tokens
 
 
 @contextmanager
 def open_engine(
     model: Path,
     tokenizer: ChatTokenizer,
-    config: SamplingConfig,
+    *,
+    config: EngineConfig,
+    work: Workload,
     runtime: Runtime,
     progress: Callable[[str], None],
-    *,
-    adapter: AdapterConfig,
 ) -> Iterator[Sampler]:
     """The engine that ``config`` names, serving the checkpoint ``model`` as version 0.
 
-    A policy that is an ``adapter`` on it is sent as such where the server is one of ours, else merged into its base.
+    A policy that is an adapter on it is sent as such where the server is one of ours, else merged into its base.
 
     Raises:
-        ConfigError: ``max_model_len`` is more than the model has, or the weights cannot go the way that is named.
+        ConfigError: ``max_model_len`` is more than the model has, the GPUs are not there, or the weights cannot go the
+            way that is named.
         SamplingError: the server does not start, or vLLM is not installed here.
     """
-    engine = config.engine
-    if engine.kind == "native":
-        yield NativeSampler(runtime.load_frozen(model), tokenizer, max_concurrent=config.max_concurrent)
+    if config.kind == "native":
+        yield NativeSampler(runtime.load_frozen(model), tokenizer, max_concurrent=work.max_concurrent)
         return
-    positions = max_positions(model)
-    if engine.max_model_len > positions:
-        raise ConfigError(
-            f"the model has {positions} positions", where="sampling.engine.max_model_len", fix="0 takes all of them"
-        )
-    spec = ServerSpec(
+    free_memory()  # what is free is what the engine may take
+    cards = visible_cards(runtime.device, learns=work.learns)
+    whole = ServerSpec(
         model=model.resolve(),
-        exchange=Path(),  # each server has its own
-        config=engine,
+        exchange=Path(),  # of servers alone
+        config=config,
         dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
-        max_model_len=engine.max_model_len or positions,
-        max_concurrent=config.max_concurrent,
+        max_model_len=_model_length(model, config, work),
+        max_concurrent=work.max_concurrent,
         prefill_in_parts=runtime.device.type != "cpu",
+        eager=config.eager if config.eager is not None else runtime.device.type == "cpu",
+        trainer_moves=work.learns_meanwhile,
     )
-    if engine.kind == "vllm_inprocess":
-        with open_in_process(spec, tokenizer, runtime.device, progress) as in_process:
+    if config.kind == "vllm_inprocess":
+        own = () if cards.trainer is None else (cards.trainer,)
+        (fraction,) = memory_fractions(config, [own], cards)
+        alone = replace(whole, memory_fraction=fraction)
+        turns = bool(own) and work.learns
+        with open_in_process(alone, tokenizer, sleeps=turns, free=free_memory, progress=progress) as in_process:
             yield in_process
         return
-    with open_servers(server_specs(spec, runtime.device, adapter), tokenizer, progress) as servers:
+    specs = server_specs(whole, cards, runtime.device, adapter_rank=work.adapter.rank, can_send=is_installed())
+    with open_servers(specs, tokenizer, progress) as servers:
         yield servers
 
 
-def server_specs(spec: ServerSpec, device: torch.device, adapter: AdapterConfig) -> list[ServerSpec]:
-    """The servers that share the work of ``spec``, each with a folder of its own for weights from ``device``.
+def server_specs(
+    whole: ServerSpec, cards: Cards, device: torch.device, *, adapter_rank: int, can_send: bool
+) -> list[ServerSpec]:
+    """The servers that share the work of ``whole`` and a folder for weights from ``device``.
 
     Raises:
-        ConfigError: the weights cannot go the way that is named.
+        ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
     """
-    engine = spec.config
-    urls = engine.urls or ("",) * engine.replicas
-    num_bytes = len(urls) * sum(path.stat().st_size for path in spec.model.glob("*.safetensors"))
-    transfer = choose_transfer(engine, device, num_bytes=num_bytes)
+    config = whole.config
+    dealt = [() for _ in config.urls] or deal(config, cards)
+    fractions = memory_fractions(config, dealt, cards)
+    shares = [] if config.urls else on_the_trainers(dealt, cards)
+    num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
+    transfer = choose_transfer(config, device, num_bytes=num_bytes, shares=shares, can_send=can_send)
+    exchange = exchange_folder(config.exchange, num_bytes=num_bytes)
     return [
         replace(
-            spec,
-            exchange=exchange_folder(engine.exchange, num_bytes=num_bytes),
-            max_concurrent=-(-spec.max_concurrent // len(urls)),
+            whole,
+            exchange=exchange,
+            max_concurrent=-(-whole.max_concurrent // len(dealt)),
             url=url,
             transfer=transfer,
-            adapter_rank=0 if url or adapter.rank > ADAPTER_RANKS[-1] else adapter.rank,
+            devices=devices,
+            memory_fraction=fraction,
+            adapter_rank=0 if url or adapter_rank > ADAPTER_RANKS[-1] else adapter_rank,
         )
-        for url in urls
+        for url, devices, fraction in zip(config.urls or ("",) * len(dealt), dealt, fractions, strict=True)
     ]
 
 
-def engine_dtype(config: SamplingConfig, runtime: Runtime) -> torch.dtype:
+def engine_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
     """The precision that the engine computes in."""
-    if config.engine.kind == "native" or config.engine.dtype == "auto":
+    if config.kind == "native" or config.dtype == "auto":
         return runtime.compute_dtype
-    dtype: torch.dtype = getattr(torch, config.engine.dtype)
+    dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
 
 
-def sync_dtype(config: SamplingConfig, runtime: Runtime) -> torch.dtype:
+def sync_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
     """The coarser precision of engine and trainer: it bounds how well the two can agree."""
     return max(engine_dtype(config, runtime), runtime.compute_dtype, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
+    """Positions that the engine makes room for: those of the longest text, and one to score a whole text."""
+    positions = max_positions(model)
+    if config.max_model_len > positions:
+        raise ConfigError(
+            f"the model has {positions} positions", where="engine.max_model_len", fix="0 takes what the run needs"
+        )
+    return config.max_model_len or min(positions, work.max_tokens + _SCORED + 1)

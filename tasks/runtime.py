@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,12 +41,29 @@ class Runtime:
 
 @contextlib.contextmanager
 def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
-    """Set threads and the global seed (only dropout draws from it); models are loaded in the configured precision."""
+    """Set threads and the global seed (only dropout draws from it); models are loaded in the configured precision.
+
+    What an earlier stage of this process left on the GPU is freed before and, as far as nothing holds it, after.
+    """
+    free_memory()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     torch.manual_seed(seed)
     device, dtype = choose_device_and_dtype(config)
-    yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what takes no device, such as vLLM's senders, takes this one
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)
+    finally:
+        free_memory()
+
+
+def free_memory() -> None:
+    """Give back GPU memory that nothing uses: objects that hold each other, as adapters' layers do, and the cache."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def peak_memory_gib(device: torch.device) -> float:

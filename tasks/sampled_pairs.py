@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pandas as pd
 from rlcore.config import DatasetConfig
 from rlcore.errors import DataError
 from rlcore.rewards.base import RewardFn
-from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.data import POLICY, read_prompts
 from tasks.rewards import verifier
+from tasks.rollout_engine import Workload, open_engine
 from tasks.runtime import open_runtime
 from tasks.stages import MODEL, StageContext
 from tasks.storage import write_table
@@ -25,6 +26,7 @@ from tasks.tokens import tokenize_prompts
 
 GROUP_SIZE = 8
 PROMPTS_AT_A_TIME = 64
+MAX_CONCURRENT = 256
 RIGHT, WRONG = 1.0, 0.0
 
 
@@ -43,9 +45,19 @@ def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path
         temperature=1.0, max_new_tokens=max(1, config.max_tokens - longest - 1), num_samples=GROUP_SIZE
     )
     prefill = tokenizer.prefill
-    grader = verifier(context.config, prefill=prefill)
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime, grader as grade:
-        sampler = NativeSampler(runtime.load_frozen(checkpoint), tokenizer)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        grade = stack.enter_context(verifier(context.config, prefill=prefill))
+        sampler = stack.enter_context(
+            open_engine(
+                checkpoint,
+                tokenizer,
+                config=context.config.engine,
+                work=Workload(max_concurrent=MAX_CONCURRENT, max_tokens=config.max_tokens),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
         groups = sample_groups(sampler, prompts, params, seed=context.seed)
         found = (pair for group in groups if (pair := pair_of(group, grade, prefill)) is not None)
         pairs = list(islice(found, config.num_train + config.num_eval))
@@ -59,7 +71,7 @@ def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path
 
 
 def sample_groups(
-    sampler: NativeSampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
 ) -> Iterator[list[Rollout]]:
     """A group of completions per prompt, sampled as they are asked for."""
     for start in range(0, len(prompts), PROMPTS_AT_A_TIME):

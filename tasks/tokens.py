@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedModel
-
 from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import ConfigError
 from rlcore.tokenization import ChatTokenizer
@@ -54,18 +52,18 @@ def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tok
     return pairs
 
 
-def check_context(policy: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
-    """Refuse a run whose longest prompt leaves no room for a whole completion.
+def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Refuse a run whose longest prompt leaves no room for a whole completion in a model that reads ``positions``.
 
     Raises:
         ConfigError: names the prompt and the two limits.
     """
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    needed, room = len(longest.token_ids) + max_new_tokens, policy.config.max_position_embeddings
-    if needed > room:
+    needed = len(longest.token_ids) + max_new_tokens
+    if needed > positions:
         raise ConfigError(
             f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
-            f"{needed} in all, the model reads {room}",
+            f"{needed} in all, the model reads {positions}",
             where="sampling.max_new_tokens",
             fix="lower max_new_tokens, or prompts.max_tokens so that the gate leaves long prompts out",
         )

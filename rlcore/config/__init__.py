@@ -7,7 +7,7 @@ names the path of every fault (``grpo.learning_rate``) before anything runs.
 from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
-from rlcore.config.engine import DeadlineConfig, EngineConfig, TransferKind
+from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
 from rlcore.config.promotion import PromotionConfig
@@ -44,6 +44,7 @@ __all__ = [
     "EvaluationConfig",
     "Fraction",
     "GaeConfig",
+    "GpuConfig",
     "HardwareConfig",
     "HealthConfig",
     "KlConfig",

@@ -2,60 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
-from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.strict import AtLeast
 
 TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineConfig:
-    """How long an engine may take."""
+    """How long an engine may take. ``request_seconds``: of one completion, which is then asked for again."""
 
     start_seconds: PositiveFloat = 600.0
-    request_seconds: PositiveFloat = 600.0  # of one completion; then it is asked for again
+    request_seconds: NonNegativeFloat = 0.0  # 0: ten minutes, and a tenth of a second for each token
+
+    def of_request(self, num_tokens: int) -> float:
+        """Seconds that a completion of ``num_tokens`` may take."""
+        return self.request_seconds or 600.0 + 0.1 * num_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuConfig:
+    """The GPUs of the servers that are started here: each computes on ``tensor_parallel`` of them.
+
+    They are dealt in order from ``devices``, indices among the GPUs that this process sees. Empty: those beside the
+    trainer's, or the only one, which they then share. ``memory_fraction``: how much of a GPU a server takes.
+    """
+
+    devices: tuple[NonNegativeInt, ...] = ()
+    tensor_parallel: PositiveInt = 1
+    memory_fraction: Fraction = 0.0  # 0: 0.85 of what is free, beside a learner at most 0.4 of all
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What samples the rollouts: ``native``; ``vllm``, servers of their own; ``vllm_inprocess``, vLLM in this process.
+    """What samples completions: ``native``; ``vllm``, servers of their own; ``vllm_inprocess``, vLLM in this process.
 
-    ``replicas`` servers are started with the interpreter ``python`` (empty: this one) and ended with the run; with
+    ``replicas`` servers are started with the interpreter ``python`` (empty: this one) and ended with the stage; with
     ``urls`` running ones are used. Prompts are dealt among several servers. ``dtype`` ``auto`` is the precision that
     the trainer computes in.
 
     ``transfer`` is how new weights reach a server: ``file`` in the folder ``exchange``, which it has to see (empty: one
     in memory where there is such, else a temporary one); ``shared_memory``, ``gloo`` (over TCP), ``nccl`` and ``ipc``
-    (from GPU to GPU) by vLLM's weight-transfer API; ``auto`` is ``shared_memory`` for a server that is started here,
-    ``file`` for one that runs or where memory is short.
+    (from GPU to GPU) by vLLM's weight-transfer API. ``auto``, for a server that is started here, is ``nccl`` between
+    GPUs where vLLM is installed here too, else ``shared_memory``; ``file`` for one that runs or where memory is short.
     """
 
     kind: Literal["native", "vllm", "vllm_inprocess"] = "native"
     python: str = ""
     urls: tuple[str, ...] = ()
     replicas: PositiveInt = 1
+    gpus: GpuConfig = field(default_factory=GpuConfig)
     transfer: TransferKind = "auto"
     exchange: str = ""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: all positions of the model
-    memory_fraction: Annotated[float, AtLeast(0.01)] = 0.85  # of the GPU, where kv_cache_gib is 0
-    kv_cache_gib: NonNegativeFloat = 0.0
-    eager: bool = True  # False: compiled and with CUDA graphs; slower to start, faster on a GPU
+    max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: of the longest prompt and its completion
+    kv_cache_gib: NonNegativeFloat = 0.0  # 0: what is left of gpus.memory_fraction
+    eager: bool | None = None  # False: compiled, with CUDA graphs, slower to start; left out: False on a GPU alone
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
 
     def __post_init__(self) -> None:
-        if self.urls and (self.python or self.replicas > 1):
-            raise ConfigError("urls names servers that run, python and replicas those to be started: name only one")
+        is_placed = bool(self.gpus.devices) or self.gpus.tensor_parallel > 1
+        if self.urls and (self.python or self.replicas > 1 or is_placed):
+            raise ConfigError(
+                "urls names servers that run; python, replicas and gpus are of those to be started: name only one"
+            )
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("urls names a server twice")
-        if self.memory_fraction > 1.0:
-            raise ConfigError("memory_fraction must not be above 1")
-        of_servers = (self.python, self.urls, self.replicas > 1, self.transfer != "auto", self.exchange)
+        of_servers = (self.python, self.urls, self.replicas > 1, is_placed, self.transfer != "auto", self.exchange)
         if self.kind == "vllm_inprocess" and any(of_servers):
-            raise ConfigError("python, urls, replicas, transfer and exchange are of servers, vllm_inprocess has none")
+            raise ConfigError(
+                "python, urls, replicas, gpus.devices, gpus.tensor_parallel, transfer and exchange are of servers, "
+                "vllm_inprocess has none"
+            )
         if self.exchange and self.transfer == "shared_memory":
             raise ConfigError("exchange names a folder, shared_memory needs none: name only one")
+        named, width = len(self.gpus.devices), self.gpus.tensor_parallel
+        if named and named != self.replicas * width:
+            raise ConfigError(
+                f"gpus.devices names {named} GPUs, {self.replicas} replicas of {width} need {self.replicas * width}: "
+                "name one for each place, and a GPU twice where two replicas share it"
+            )
+
+    @property
+    def numbers(self) -> Mapping[str, object]:
+        """What changes the numbers that come out, for the key of a stage; where it runs and how fast does not."""
+        if self.kind == "native":
+            return {"kind": self.kind}
+        names = ("kind", "dtype", "max_model_len", "eager")
+        return {name: getattr(self, name) for name in names} | {"tensor_parallel": self.gpus.tensor_parallel}

@@ -38,5 +38,3 @@ class RejectionConfig:
             raise ConfigError("sampling.max_replacements is of RL alone: rejection sampling has no groups to replace")
         if self.sampling.episodes.tools:
             raise ConfigError("sampling.episodes.tools is of RL alone: a demonstration holds no output of tools")
-        if self.sampling.engine.kind != "native":
-            raise ConfigError("sampling.engine is of RL alone: rejection sampling uses the native engine")

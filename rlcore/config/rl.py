@@ -25,7 +25,7 @@ class SamplingConfig:
     max_replacements: NonNegativeInt = 0  # rounds in which groups without signal give way to fresh prompts'; 0: never
     staleness: Literal[0, 1] = 0  # 1: the next iteration's rollouts are sampled while this one's update runs
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine: EngineConfig | None = None  # left out: the run's
 
     def __post_init__(self) -> None:
         if self.episodes.tools and self.episodes.max_turn_tokens > self.max_new_tokens:

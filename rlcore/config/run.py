@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeVar
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
+from rlcore.config.engine import EngineConfig
 from rlcore.config.health import HealthConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.report import ReportConfig
 from rlcore.config.retrain import RetrainConfig
-from rlcore.config.rl import RlConfig
+from rlcore.config.rl import RlConfig, SamplingConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import apply_override, build
@@ -39,11 +40,15 @@ class EvaluationConfig:
     num_monitor_problems: PositiveInt = 64  # of the periodic evaluation inside an RL run
     confidence: Fraction = 0.95
     max_concurrent: PositiveInt = 256
+    engine: EngineConfig | None = None  # left out: the run's
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A preset: one run, whole.
+
+    ``engine`` samples everything that is sampled: rollouts, evaluations, rejection sampling's answers, pairs of the
+    policy's own answers. A section may name another for itself.
 
     ``preferences`` and ``reward_model`` are absent together, where verifiers alone reward. ``grpo`` and ``ppo`` are
     needed as far as ``runs`` names them. ``rejection``, ``sft_kept`` and ``grpo_mixed`` may be absent; they are the
@@ -61,6 +66,7 @@ class RunConfig:
     grpo: RlConfig | None = None
     ppo: RlConfig | None = None
     runs: tuple[Literal["grpo", "ppo"], ...] = ("grpo", "ppo")  # the RL runs that post-training does and compares
+    engine: EngineConfig = field(default_factory=EngineConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
@@ -88,8 +94,13 @@ class RunConfig:
             self._refuse_adapter_of_no_adapter()
         if self.sft.start == "policy":
             raise ConfigError("sft.start = 'policy': the first SFT starts from the base, there is no policy yet")
+        self._refuse_turns_at_the_same_time()
         if self.retrain and (self.promotion is None or self.promotion.challenger not in self.runs):
             raise ConfigError(f"[retrain] needs [promotion] with a challenger among runs = {list(self.runs)}")
+
+    def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
+        """The engine that a section names, or the run's."""
+        return section.engine or self.engine
 
     def section(self, name: str, kind: type[Section]) -> Section:
         """A section that a preset may lack, where it is needed: ``config.section("grpo", RlConfig)``.
@@ -105,6 +116,14 @@ class RunConfig:
                 fix=f"add [{name}]; presets that have it are in flows/presets",
             )
         return found
+
+    def _refuse_turns_at_the_same_time(self) -> None:
+        for rl in filter(None, (self.grpo, self.ppo, self.grpo_mixed)):
+            if rl.sampling.staleness and self.engine_of(rl.sampling).kind == "vllm_inprocess":
+                raise ConfigError(
+                    "sampling.staleness = 1 samples while the update runs; vllm_inprocess and the update take turns: "
+                    "take engine.kind = 'vllm'"
+                )
 
     def _refuse_adapter_of_no_adapter(self) -> None:
         for name, rl in (("grpo", self.grpo), ("ppo", self.ppo)):

@@ -5,28 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Protocol
 
 import torch
 
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.sampling.vllm_server import VllmSampler, open_alone
+from rlcore.sampling.weight_sync import WeightSync
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 _LARGEST = frozenset(("engine/kv_use", "engine/prefix_hits"))  # of shares the largest counts, of the rest the sum
 
 
+class Send(Protocol):
+    """Hands weights to every engine of a group."""
+
+    def __call__(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None: ...
+
+
 class ReplicatedSampler:
-    """Engines that serve the same weights; see :class:`rlcore.sampling.base.Sampler`.
+    """Engines that serve the same weights, which ``send`` gives them; see :class:`rlcore.sampling.base.Sampler`.
 
     A prompt's whole group goes to one engine, where it shares its prefill. Draws are decided by seed, place and sample
     number, so which engine makes a completion, and how many there are, changes none. A sync is proved on each of
     ``members``: what one of them answers says nothing of the others.
     """
 
-    def __init__(self, members: Sequence[Sampler]) -> None:
-        self.members = tuple(members)
+    def __init__(self, members: Sequence[Sampler], send: Send) -> None:
+        self.members, self._send = tuple(members), send
         self._threads = ThreadPoolExecutor(len(self.members), thread_name_prefix="replica")
 
     @property
@@ -58,9 +66,7 @@ class ReplicatedSampler:
         Raises:
             SamplingError: one refused them.
         """
-        sent = [self._threads.submit(m.load_weights, state, policy_version=policy_version) for m in self.members]
-        for each in sent:
-            each.result()
+        self._send(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """What the first engine says."""
@@ -92,7 +98,7 @@ def take_metrics(engine: Sampler) -> dict[str, float]:
 def open_servers(
     specs: Sequence[ServerSpec], tokenizer: ChatTokenizer, progress: Callable[[str], None]
 ) -> Iterator[Sampler]:
-    """One server, or several that start at the same time; all of them are ended on the way out.
+    """One server, or several that start at the same time and share one folder of weights; all end on the way out.
 
     Raises:
         SamplingError: one does not start; the others are ended.
@@ -100,6 +106,13 @@ def open_servers(
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(specs)) as threads:
             # Each is on the stack as soon as it runs, so that those that started are ended when another does not.
-            opened = threads.map(lambda spec: stack.enter_context(open_vllm(spec, tokenizer, progress)), specs)
+            opened = threads.map(lambda spec: stack.enter_context(open_alone(spec, tokenizer, progress)), specs)
             samplers = list(opened)
-        yield ReplicatedSampler(samplers) if len(samplers) > 1 else samplers[0]
+        if len(samplers) == 1:
+            samplers[0].sync.begin()
+            yield samplers[0]
+            return
+        sync = WeightSync(samplers, specs[0])
+        stack.callback(sync.close)
+        sync.begin()
+        yield ReplicatedSampler(samplers, sync.send)

@@ -2,13 +2,12 @@
 
 vLLM takes hold of what belongs to the whole process: it seeds every global generator and, on a CPU, turns
 ``torch.set_num_threads`` into nothing. Both are put back when it has started; every request has a seed of its own.
-On a GPU the engine sleeps between calls, its weights in the machine's memory and its cache gone, so that an update of
-the learner has the GPU; it wakes when it is needed.
+On a GPU the engine rests while the learner updates: its weights and its cache are given up, since new weights come
+after every update. It wakes for them once, and stays awake until the next update.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,8 @@ import numpy as np
 import torch
 
 from rlcore.errors import SamplingError
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.vllm_gpu import is_installed
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.sampling.vllm_proof import differing_parts
 from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
@@ -34,13 +34,16 @@ WORKER_CLASS = "rlcore.sampling.vllm_worker.WeightReceiver"
 class InProcessSampler:
     """A rollout engine in this process; see :class:`rlcore.sampling.base.Sampler` and :func:`open_in_process`.
 
-    ``llm`` is vLLM's own; ``sleeps``: it was started so that it can. It serves ``spec.model`` as version 0.
+    ``llm`` is vLLM's own; ``sleeps``: it was started so that it can. ``free``: gives back GPU memory that this process
+    keeps for later. It serves ``spec.model`` as version 0.
     """
 
-    def __init__(self, llm: Any, spec: ServerSpec, tokenizer: ChatTokenizer, *, sleeps: bool) -> None:
-        self._llm, self._spec, self._tokenizer, self._sleeps = llm, spec, tokenizer, sleeps
+    def __init__(
+        self, llm: Any, spec: ServerSpec, tokenizer: ChatTokenizer, *, sleeps: bool, free: Callable[[], None]
+    ) -> None:
+        self._llm, self._spec, self._tokenizer, self._sleeps, self._free = llm, spec, tokenizer, sleeps, free
         self._shapes = checkpoint_shapes(spec.model)
-        self._asleep = False
+        self._rests = False
         self.policy_version = 0
 
     def sample(
@@ -60,15 +63,16 @@ class InProcessSampler:
             for sample in range(count)
             if not obstacle
         ]
-        with self._awake():
-            made = iter(self._complete(asked, params))
+        made = iter(self._complete(asked, params))
         return [
             [FailedRollout(prompt=prompt, reason=obstacle) if obstacle else next(made) for _ in range(count)]
             for prompt, obstacle in zip(prompts, obstacles, strict=True)
         ]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights over as they lie in memory; what the old ones computed is dropped.
+        """Hand the weights over as they lie in memory, one at a time; what the old ones computed is dropped.
+
+        An engine that rests wakes in two steps, so that the cache does not lie beside what the loading needs.
 
         Raises:
             SamplingError: other names or shapes; the engine then serves what it served before.
@@ -79,18 +83,29 @@ class InProcessSampler:
                 where=f"policy version {policy_version}",
                 fix="send the whole state_dict() of a model of the same architecture",
             )
-        weights = dict(Converted(state, names=self._shapes, dtype=getattr(torch, self._spec.dtype)))
-        with self._awake():
-            self._llm.collective_rpc("take_weights", args=(weights,))
-            if not self._llm.reset_prefix_cache():
-                raise SamplingError("the engine keeps the prefix cache of the old weights")
+        weights = Converted(state, shapes=self._shapes, dtype=getattr(torch, self._spec.dtype))  # each made when read
+        if self._rests:
+            self._free()  # vLLM maps memory of its own, and gets none that PyTorch keeps for later
+            self._llm.wake_up(tags=["weights"])
+        self._llm.collective_rpc("take_weights", args=(weights,))
+        if self._rests:
+            self._free()
+            self._llm.wake_up(tags=["kv_cache"])
+            self._rests = False
+        if not self._llm.reset_prefix_cache():
+            raise SamplingError("the engine keeps the prefix cache of the old weights")
         self.policy_version = policy_version
+
+    def rest(self) -> None:
+        """Give the GPU to an update: weights and cache are dropped, and the next :meth:`load_weights` wakes it."""
+        if self._sleeps and not self._rests:
+            self._llm.sleep(level=2)
+            self._rests = True
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """Log-probability of each completion token under the weights that are being served."""
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
-        with self._awake():
-            (output,) = self._generate([[*prompt_ids, *completion_ids]], [settings])
+        (output,) = self._generate([[*prompt_ids, *completion_ids]], [settings])
         rows = [
             {str(token): {"logprob": entry.logprob} for token, entry in row.items()}
             for row in output.prompt_logprobs[len(prompt_ids) :]
@@ -100,8 +115,7 @@ class InProcessSampler:
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
         """The parts whose weights are not these in the engine's precision."""
         seed, dtype = self.policy_version, getattr(torch, self._spec.dtype)
-        with self._awake():
-            answers = self._llm.collective_rpc("weight_sums", args=(seed,))
+        answers = self._llm.collective_rpc("weight_sums", args=(seed,))
         return differing_parts(answers, state, is_adapter=False, dtype=dtype, seed=seed)
 
     def close(self) -> None:
@@ -116,6 +130,8 @@ class InProcessSampler:
         return (self._rollout(prompt, output) for (prompt, _), output in zip(asked, outputs, strict=True))
 
     def _generate(self, prompts: Sequence[list[int]], settings: Sequence[Mapping[str, Any]]) -> list[Any]:
+        if self._rests:
+            raise SamplingError("the engine rests without weights", fix="load_weights brings it the next ones")
         from vllm import SamplingParams as VllmParams
 
         texts = [{"prompt_token_ids": token_ids} for token_ids in prompts]
@@ -137,37 +153,37 @@ class InProcessSampler:
         }
         return rollout_of(prompt, choice, self._tokenizer)
 
-    @contextmanager
-    def _awake(self) -> Iterator[None]:
-        if self._asleep:
-            self._llm.wake_up()
-            self._asleep = False
-        yield
-        if self._sleeps:
-            self._llm.sleep(level=1)
-            self._asleep = True
+
+def rest(engine: Sampler) -> None:
+    """Let an engine that shares this process's GPU give it up until new weights come; others go on as they are."""
+    if isinstance(engine, InProcessSampler):
+        engine.rest()
 
 
 @contextmanager
 def open_in_process(
-    spec: ServerSpec, tokenizer: ChatTokenizer, device: torch.device, progress: Callable[[str], None]
+    spec: ServerSpec,
+    tokenizer: ChatTokenizer,
+    *,
+    sleeps: bool,
+    free: Callable[[], None],
+    progress: Callable[[str], None],
 ) -> Iterator[InProcessSampler]:
-    """An engine in this process, on the trainer's ``device``; its memory is freed on the way out.
+    """An engine in this process; its memory is freed on the way out. ``sleeps``: it shares a GPU with a learner.
 
     Raises:
         SamplingError: vLLM is not installed in this environment.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed():
         raise SamplingError(
             "vLLM is not installed in this environment",
-            where="sampling.engine.kind",
+            where="engine.kind",
             fix="pip install 'rlcore[vllm]', or take kind = \"vllm\", a server with an environment of its own",
         )
     progress(f"starting vLLM on {spec.model} ({spec.dtype}) in this process")
-    sleeps = device.type == "cuda"
     with process_state():
         llm = _start(spec, sleeps=sleeps)
-    sampler = InProcessSampler(llm, spec, tokenizer, sleeps=sleeps)
+    sampler = InProcessSampler(llm, spec, tokenizer, sleeps=sleeps, free=free)
     try:
         yield sampler
     finally:
@@ -203,8 +219,8 @@ def _start(spec: ServerSpec, *, sleeps: bool) -> Any:
         skip_tokenizer_init=True,
         max_model_len=spec.max_model_len,
         max_num_seqs=spec.max_concurrent,
-        gpu_memory_utilization=config.memory_fraction,
-        enforce_eager=config.eager,
+        gpu_memory_utilization=spec.memory_fraction,
+        enforce_eager=spec.eager,
         enable_chunked_prefill=spec.prefill_in_parts,
         enable_sleep_mode=sleeps,
         logprobs_mode="processed_logprobs",

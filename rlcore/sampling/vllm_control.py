@@ -1,14 +1,14 @@
-"""The control plane of one vLLM server: routes that answer or raise, and a weight update around a pause."""
+"""The control plane of vLLM servers: routes that answer or raise, asked of one server or of several at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any
 
-from rlcore.config import TransferKind
 from rlcore.errors import SamplingError
+from rlcore.sampling.background import in_background
 from rlcore.sampling.vllm_http import EngineUnreachableError, call
-from rlcore.sampling.vllm_transfer import Transfer, open_transfer
 from rlcore.sampling.vllm_weights import Weights
 
 ADAPTER = "policy"  # the name under which the server knows the adapter
@@ -16,17 +16,10 @@ _SECONDS = 600.0  # of a weight update
 
 
 class EngineControl:
-    """One server from its start to its end, at ``address``; ``last_words`` says what it logged last.
+    """One server from its start to its end, at ``address``; ``last_words`` says what it logged last."""
 
-    The weight transfer is opened when it is first needed: a server that serves what it was started with needs none.
-    """
-
-    def __init__(
-        self, address: tuple[str, int], *, transfer: TransferKind, num_tensors: int, last_words: Callable[[], str]
-    ) -> None:
+    def __init__(self, address: tuple[str, int], *, last_words: Callable[[], str]) -> None:
         self.address, self._last_words = address, last_words
-        self._kind, self._num_tensors = transfer, num_tensors
-        self._transfer: Transfer | None = None
 
     def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = _SECONDS) -> Any:
         """What the server answers; ``payload`` None is a GET.
@@ -42,30 +35,53 @@ class EngineControl:
             raise SamplingError(f"the engine refused {path}: {str(answer)[:500]}", fix=self._last_words())
         return answer
 
-    def publish(self, weights: Weights, policy_version: int) -> None:
-        """Running requests wait (mode ``keep``) and go on with the new weights, their keys and values computed anew.
-
-        Raises:
-            SamplingError: the server refused; it may be paused, and hold a part of the weights.
-        """
-        send = self._send_adapter if weights.is_adapter else self._opened().send
-        self.ask("/pause?mode=keep", {})
-        send(weights)
-        if not self.ask("/reset_prefix_cache?reset_running_requests=true", {})["success"]:
-            raise SamplingError("the engine keeps the prefix cache of the old weights", fix=self._last_words())
-        self.name_version(policy_version)
-        self.ask("/resume", {})
-
-    def _opened(self) -> Transfer:
-        if self._transfer is None:
-            self._transfer = open_transfer(self._kind, self.ask, self.address, num_tensors=self._num_tensors)
-        return self._transfer
-
-    def _send_adapter(self, weights: Weights) -> None:
-        """In the place of the one before: requests that are under way go on with it."""
-        adapter = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve()), "load_inplace": True}
-        self.ask("/v1/load_lora_adapter", adapter)
-
     def name_version(self, policy_version: int) -> None:
         """The server stamps this on every token that it samples from now on."""
         self.ask("/update_weight_version", {"new_version": str(policy_version)})
+
+
+class ControlGroup:
+    """Several servers that are told the same things at the same time."""
+
+    def __init__(self, members: Sequence[EngineControl]) -> None:
+        self.members = tuple(members)
+
+    def ask(self, path: str, payload: Mapping[str, Any] | None) -> list[Any]:
+        """What each server answers.
+
+        Raises:
+            SamplingError: one of them refused; the others are not waited for, because they may wait for that one.
+        """
+        return self.tell(path, [payload] * len(self.members))
+
+    def tell(self, path: str, payloads: Sequence[Mapping[str, Any] | None]) -> list[Any]:
+        """As :meth:`ask`, with a payload for each server."""
+        asked = [
+            in_background(lambda member=member, payload=payload: member.ask(path, payload))  # type: ignore[misc]
+            for member, payload in zip(self.members, payloads, strict=True)
+        ]
+        done, _ = wait(asked, return_when=FIRST_EXCEPTION)
+        for each in done:
+            each.result()  # one that failed is raised here
+        return [each.result() for each in asked]
+
+
+def publish(group: ControlGroup, weights: Weights, policy_version: int, send: Callable[[Weights], None]) -> None:
+    """Serve ``weights`` from now on; ``send`` brings them over, unless they are an adapter, which the servers read.
+
+    Running requests wait (mode ``keep``) and go on with the new weights, their keys and values computed anew.
+
+    Raises:
+        SamplingError: a server refused; it may be paused, and hold a part of the weights.
+    """
+    group.ask("/pause?mode=keep", {})
+    if weights.is_adapter:  # in the place of the one before: requests that are under way go on with it
+        adapter = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve()), "load_inplace": True}
+        group.ask("/v1/load_lora_adapter", adapter)
+    else:
+        send(weights)
+    for answer in group.ask("/reset_prefix_cache?reset_running_requests=true", {}):
+        if not answer["success"]:
+            raise SamplingError("the engine keeps the prefix cache of the old weights")
+    group.ask("/update_weight_version", {"new_version": str(policy_version)})
+    group.ask("/resume", {})

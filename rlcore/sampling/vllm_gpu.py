@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from rlcore.errors import SamplingError
-
-Ask = Callable[[str, Mapping[str, Any] | None], Any]
+from rlcore.sampling.vllm_control import ControlGroup
 
 
 class _Sent(Protocol):
@@ -49,28 +47,36 @@ class WeightSource:
 
 
 class ControlClient:
-    """The four calls that vLLM's senders make of the server."""
+    """The four calls that vLLM's senders make, of one server or of several that are one group to the sender.
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    ``sizes``: how many workers each server has. vLLM counts ranks within one server; those of the next begin where the
+    ones before end.
+    """
+
+    def __init__(self, group: ControlGroup, sizes: Sequence[int]) -> None:
+        self._group, self._sizes = group, sizes
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """The handshake."""
-        self._ask("/init_weight_transfer_engine", {"init_info": init_info})
+        told = [{"init_info": dict(init_info)} for _ in self._sizes]
+        if "rank_offset" in init_info:
+            for number, each in enumerate(told):
+                each["init_info"]["rank_offset"] += sum(self._sizes[:number])
+        self._group.tell("/init_weight_transfer_engine", told)
 
     def start_weight_update(self) -> None:
         """Before the first tensor."""
-        self._ask("/start_weight_update", {})
+        self._group.ask("/start_weight_update", {})
 
     def update_weights(self, update_info: Any) -> None:
         """What is sent; handles of GPU memory are made text by vLLM itself."""
         from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
 
-        self._ask("/update_weights", {"update_info": _json_safe_update_payload(update_info)})
+        self._group.ask("/update_weights", {"update_info": _json_safe_update_payload(update_info)})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """After the last; the version is named by who asked for the update."""
-        self._ask("/finish_weight_update", {})
+        self._group.ask("/finish_weight_update", {})
 
 
 class BuiltInTransfer:
@@ -86,28 +92,27 @@ class BuiltInTransfer:
         self._source.weights = None
 
 
-def open_builtin(kind: str, ask: Ask, host: str) -> BuiltInTransfer:
-    """Shake hands for ``nccl`` or ``ipc``; ``host`` is this machine's address on the way to the server.
+def is_installed() -> bool:
+    """Whether this environment has vLLM."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[int]) -> BuiltInTransfer:
+    """Shake hands for ``nccl`` or ``ipc``; ``host`` is this machine's address on the way to the servers.
 
     Raises:
-        SamplingError: vLLM is not installed here, or the server refused.
+        SamplingError: a server refused.
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise SamplingError(
-            f"{kind} needs vLLM in this environment too",
-            where="sampling.engine.transfer",
-            fix="pip install 'rlcore[vllm]', or take shared_memory or gloo",
-        )
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
     source = WeightSource(torch.device("cuda", torch.cuda.current_device()))
     sender = WeightTransferTrainerFactory.trainer_init(
-        init_info(kind, ask, host), client=ControlClient(ask), source=source
+        init_info(kind, host, sizes), client=ControlClient(group, sizes), source=source
     )
     return BuiltInTransfer(sender, source)
 
 
-def init_info(kind: str, ask: Ask, host: str) -> Any:
+def init_info(kind: str, host: str, sizes: Sequence[int]) -> Any:
     """What vLLM's sender is told: for NCCL where to meet, and how many do (this process and every worker)."""
     if kind == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -115,8 +120,7 @@ def init_info(kind: str, ask: Ask, host: str) -> Any:
         return IPCTrainerInitInfo(rank=0, packed=True)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    size = 1 + ask("/get_world_size", None)["world_size"]
-    return NCCLTrainerInitInfo(rank=0, master_address=host, master_port=_free_port(host), world_size=size)
+    return NCCLTrainerInitInfo(rank=0, master_address=host, master_port=_free_port(host), world_size=1 + sum(sizes))
 
 
 def _free_port(host: str) -> int:

@@ -23,7 +23,7 @@ def address_of(url: str) -> tuple[str, int]:
     """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.port is None:
-        raise ConfigError(f"the engine's address {url!r} is not http://host:port", where="sampling.engine.urls")
+        raise ConfigError(f"the engine's address {url!r} is not http://host:port", where="engine.urls")
     return parts.hostname, parts.port
 
 

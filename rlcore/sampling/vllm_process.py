@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
 from rlcore.sampling import engine_guard, gloo_group, weight_sums
+from rlcore.sampling.placement import ALONE
 from rlcore.sampling.vllm_http import EngineUnreachableError, call
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -33,11 +34,13 @@ _STOP_SECONDS = engine_guard.GRACE_SECONDS + 20.0
 class ServerSpec:
     """What is served, and how.
 
-    ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``url``: of a server that
-    runs; empty where one is to be started. ``transfer``: how the weights get there, never ``auto``.
-    ``adapter_rank``: of the adapters that are to be sent as such; 0: none. ``prefill_in_parts``: what has more prompt
-    tokens than one step takes is spread over several; vLLM 0.32 dies of that on a CPU when requests have seeds of their
-    own. ``worker_…``: what takes the weights.
+    ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``url``: of a server that runs; empty
+    where one is to be started. ``transfer``: how the weights get there, never ``auto``. ``devices``: GPUs among those
+    that this process sees, none on a CPU; ``memory_fraction`` of them is taken, and ``eager`` is without CUDA graphs.
+    ``trainer_moves``: the trainer's weights change while this samples. ``adapter_rank``: of the adapters that are to
+    be sent as such; 0: none. ``prefill_in_parts``: what has more prompt tokens than one step takes is spread over
+    several; vLLM 0.32 dies of that on a CPU when requests have seeds of their own. ``worker_…``: what takes the
+    weights.
     """
 
     model: Path
@@ -48,6 +51,10 @@ class ServerSpec:
     max_concurrent: int
     url: str = ""
     transfer: TransferKind = "file"
+    devices: tuple[int, ...] = ()
+    memory_fraction: float = ALONE
+    eager: bool = True
+    trainer_moves: bool = False
     adapter_rank: int = 0
     prefill_in_parts: bool = False
     worker_file: Path = WORKER
@@ -85,7 +92,7 @@ class ServerProcess:
             shutil.rmtree(self.folder)
             raise SamplingError(
                 f"there is no interpreter {python}",
-                where="sampling.engine.python",
+                where="engine.python",
                 fix="`make engine` creates .venv-engine/bin/python",
             )
         with self._log.open("wb") as log:
@@ -115,7 +122,7 @@ class ServerProcess:
                 raise SamplingError(
                     f"the engine {what}; its last lines:\n{said}",
                     where=self.spec.config.python or sys.executable,
-                    fix="see the lines above; sampling.engine.deadlines.start_seconds is the deadline",
+                    fix="see the lines above; engine.deadlines.start_seconds is the deadline",
                 )
             time.sleep(0.5)
         progress(f"vLLM answers after {time.monotonic() - started:.0f} s")
@@ -162,13 +169,15 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
         "dtype": spec.dtype,
         "max-model-len": spec.max_model_len,
         "max-num-seqs": spec.max_concurrent,
-        "gpu-memory-utilization": config.memory_fraction,
+        "gpu-memory-utilization": spec.memory_fraction,
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
         "worker-extension-cls": spec.worker_class,
         "seed": 0,
     }
+    if config.gpus.tensor_parallel > 1:
+        options["tensor-parallel-size"] = config.gpus.tensor_parallel
     if config.kv_cache_gib > 0.0:
         options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
     if spec.transfer != "file":
@@ -177,7 +186,7 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
         options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.adapter_rank)
     switches = ["--enable-lora"] if spec.adapter_rank else []
     switches += ["--tokens-only", "--disable-uvicorn-access-log"]
-    switches += ["--enforce-eager"] if config.eager else []
+    switches += ["--enforce-eager"] if spec.eager else []
     switches += [] if spec.prefill_in_parts else ["--no-enable-chunked-prefill"]
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
@@ -190,8 +199,19 @@ def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.transfer == "ipc":  # vLLM pickles the handles of GPU memory; it listens on the loopback interface alone
         ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if spec.devices:
+        ours["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     # Its figures are read from /metrics; in its log they would push out the lines that say why it ended.
     return {**os.environ, **ours, "VLLM_LOG_STATS_INTERVAL": "86400"}
+
+
+def visible_devices(devices: Sequence[int], named: str) -> str:
+    """``CUDA_VISIBLE_DEVICES`` of a process for these GPUs of the ones that ``named``, this process's own, leaves.
+
+    vLLM's ``--device-ids`` counts in the order of the bus where the variable is not set, PyTorch in that of speed.
+    """
+    names = [name.strip() for name in named.split(",")] if named.strip() else []
+    return ",".join(names[index] if names else str(index) for index in devices)
 
 
 def _free_port() -> int:

@@ -7,27 +7,27 @@ served, and what it owed is asked for again.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm_control import ADAPTER, EngineControl
+from rlcore.sampling.vllm_control import ADAPTER, ControlGroup, EngineControl, publish
 from rlcore.sampling.vllm_http import EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm_metrics import EngineWatch
 from rlcore.sampling.vllm_process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm_proof import differing_parts
 from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
-from rlcore.sampling.vllm_weights import Weights, discard, pack
+from rlcore.sampling.vllm_transfer import FileTransfer
+from rlcore.sampling.vllm_weights import Weights
 from rlcore.sampling.weight_files import checkpoint_shapes
+from rlcore.sampling.weight_sync import WeightSync
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -62,24 +62,23 @@ class VllmSampler:
             SamplingError: the server does not start, or does not answer.
         """
         self._spec, self._tokenizer, self._progress = spec, tokenizer, progress
-        self._shapes = checkpoint_shapes(spec.model)
-        self._served, self.policy_version = Weights(path=spec.model), 0
+        self.served, self.policy_version = Weights(path=spec.model), 0
+        self.control: EngineControl
+        self.sync = WeightSync([self], spec)
         self._process: ServerProcess | None = None
-        self._numbers = itertools.count()
         self._watch = EngineWatch()
         self._pool = ThreadPoolExecutor(spec.max_concurrent, thread_name_prefix="vllm")
         if spec.url:
             self._attach(address_of(spec.url))
-            self._control.publish(self._served, 0)
         else:
-            self._start()
+            self.start()
 
     def close(self) -> None:
-        """End the server, if it was started here, and remove the weight files."""
+        """End the server, if it was started here."""
         self._pool.shutdown(wait=False, cancel_futures=True)  # requests under way end with the server
         if self._process is not None:
             self._process.stop()
-        self._discard(self._served)
+        self.sync.close()
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
@@ -101,7 +100,7 @@ class VllmSampler:
             for request in group
             if (obstacle := obstacle_of(request.prompt, params.max_new_tokens, limit=limit))
         }
-        with self._watch.over(lambda: self._control.address):
+        with self._watch.over(lambda: self.control.address):
             self._complete([request for group in groups for request in group if request not in made], params, made)
         return [[made[request] for request in group] for group in groups]
 
@@ -110,28 +109,8 @@ class VllmSampler:
         return self._watch.take()
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights over: pause, update, drop the prefix cache, resume.
-
-        A file of them stays until the next update: a server that dies is served from it again.
-
-        Raises:
-            SamplingError: other names or shapes, or the server refused; it then serves what it served before.
-        """
-        path = self._spec.exchange / str(next(self._numbers))  # a version may be sent twice
-        try:
-            weights = pack(state, path, spec=self._spec, shapes=self._shapes)
-        except (OSError, SafetensorError) as error:
-            discard(path)
-            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
-        try:
-            self._control.publish(weights, policy_version)
-        except (RuntimeError, SamplingError) as error:
-            discard(path)
-            self._start()  # it may be paused, or hold a part of the weights
-            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
-        old, self._served = self._served, replace(weights, live=None)
-        self.policy_version = policy_version
-        self._discard(old)
+        """Hand the weights over; see :meth:`rlcore.sampling.weight_sync.WeightSync.send`."""
+        self.sync.send(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """Log-probability of each completion token under the weights that are being served.
@@ -141,17 +120,17 @@ class VllmSampler:
         """
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
         payload = self._named() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
-        seconds = self._spec.config.deadlines.request_seconds
-        answer = self._control.ask("/inference/v1/generate", payload, seconds=seconds)
+        seconds = self._spec.config.deadlines.of_request(1)
+        answer = self.control.ask("/inference/v1/generate", payload, seconds=seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
         return rescored(rows, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
         """The parts whose weights are not these in the server's precision, as its workers say."""
         seed = self.policy_version
-        answer = self._control.ask("/collective_rpc", {"method": "weight_sums", "args": [seed]})
+        answer = self.control.ask("/collective_rpc", {"method": "weight_sums", "args": [seed]})
         dtype = getattr(torch, self._spec.dtype)
-        return differing_parts(answer["results"], state, is_adapter=self._served.is_adapter, dtype=dtype, seed=seed)
+        return differing_parts(answer["results"], state, is_adapter=self.served.is_adapter, dtype=dtype, seed=seed)
 
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
@@ -181,9 +160,9 @@ class VllmSampler:
             "token_ids": list(request.prompt.token_ids),
             "sampling_params": settings_of(params, request.seed, self._tokenizer),
         }
-        seconds = self._spec.config.deadlines.request_seconds
+        seconds = self._spec.config.deadlines.of_request(params.max_new_tokens)
         try:
-            status, answer = call(self._control.address, "/inference/v1/generate", payload, seconds=seconds)
+            status, answer = call(self.control.address, "/inference/v1/generate", payload, seconds=seconds)
         except EngineUnreachableError as error:
             return _Missed(str(error))
         if status == 400:
@@ -197,19 +176,13 @@ class VllmSampler:
 
     def _named(self) -> dict[str, Any]:
         """The adapter that a request is for; before the first one the base is the policy."""
-        return {"model": ADAPTER} if self._served.is_adapter else {}
+        return {"model": ADAPTER} if self.served.is_adapter else {}
 
-    def _attach(self, address: tuple[str, int]) -> None:
-        spec = self._spec
-        self._control = EngineControl(
-            address, transfer=spec.transfer, num_tensors=len(self._shapes), last_words=self._last_words
-        )
-
-    def _start(self) -> None:
-        """A fresh server with the weights that were served last.
+    def start(self) -> None:
+        """A fresh server with the weights that were served last, which it reads from a file.
 
         Raises:
-            SamplingError: it does not start, or it is not ours to start.
+            SamplingError: it does not start, it is not ours to start, or there is no file and no room for one.
         """
         if self._spec.url:
             raise SamplingError(
@@ -222,19 +195,23 @@ class VllmSampler:
         self._process = ServerProcess(self._spec)
         self._process.wait_until_ready(self._progress)
         self._attach(self._process.address)
-        if self._served.path == self._spec.model:
-            self._control.name_version(self.policy_version)
-        else:
-            self._control.publish(self._served, self.policy_version)
+        if self.served.path == self._spec.model:
+            self.control.name_version(self.policy_version)
+            return
+        group = ControlGroup([self.control])
+        way = FileTransfer(group, len(checkpoint_shapes(self._spec.model)))
+        try:
+            publish(group, self.served, self.policy_version, way.send)
+        except OSError as error:
+            raise SamplingError(f"the weights did not reach the engine: {error}") from error
+
+    def _attach(self, address: tuple[str, int]) -> None:
+        self.control = EngineControl(address, last_words=self._last_words)
 
     def _revive(self) -> None:
-        if not is_healthy(self._control.address):
+        if not is_healthy(self.control.address):
             self._progress(f"the engine is dead, {self._last_words()}")
-            self._start()
-
-    def _discard(self, weights: Weights) -> None:
-        if weights.path != self._spec.model:
-            discard(weights.path)
+            self.start()
 
     def _last_words(self) -> str:
         said = self._process.last_words() if self._process is not None else "it logs where it was started"
@@ -243,7 +220,15 @@ class VllmSampler:
 
 @contextmanager
 def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """An engine that is ended, with all its processes and files, on the way out."""
+    """An engine that serves its checkpoint, and is ended, with all its processes and files, on the way out."""
+    with open_alone(spec, tokenizer, progress) as sampler:
+        sampler.sync.begin()
+        yield sampler
+
+
+@contextmanager
+def open_alone(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
+    """As :func:`open_vllm`; a server that ran before still serves whatever it did."""
     sampler = None
     try:
         yield (sampler := VllmSampler(spec, tokenizer, progress))

@@ -1,4 +1,4 @@
-"""The trainer's side of a weight update: the ways in which new weights reach the workers of one vLLM server.
+"""The trainer's side of a weight update: the ways in which new weights reach the workers of vLLM servers.
 
 ``file`` needs nothing of the server but our worker. The others go through vLLM's weight-transfer API: a handshake, then
 for each update start, the weights, finish. The engine is paused meanwhile.
@@ -6,25 +6,23 @@ for each update start, the weights, finish. The engine is paused meanwhile.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError, SamplingError
+from rlcore.sampling.background import in_background
 from rlcore.sampling.gloo_group import broadcast, join_group, open_store, own_address
+from rlcore.sampling.vllm_control import ControlGroup
 from rlcore.sampling.vllm_gpu import open_builtin
 from rlcore.sampling.vllm_weights import DIRECT, Weights
 from rlcore.sampling.weight_files import fits_in_memory
 
-Ask = Callable[[str, Mapping[str, Any] | None], Any]  # a route of the server and what it is sent (None: GET)
-
 
 class Transfer(Protocol):
-    """A way of the weights to one server."""
+    """A way of the weights to a group of servers."""
 
     def send(self, weights: Weights) -> None:
         """Return when every worker has loaded them.
@@ -35,109 +33,158 @@ class Transfer(Protocol):
         ...
 
 
-def choose_transfer(config: EngineConfig, device: torch.device, *, num_bytes: int) -> TransferKind:
-    """What ``auto`` means here, or what was named, where it can be; ``num_bytes`` are those of all servers' weights.
+def choose_transfer(
+    config: EngineConfig, device: torch.device, *, num_bytes: int, shares: Sequence[bool], can_send: bool
+) -> TransferKind:
+    """What ``auto`` means here, or what was named, where it can be; ``num_bytes`` are those of the weights.
+
+    ``shares``: for each server of ours, whether it computes on the trainer's GPU. ``can_send``: vLLM, whose senders
+    bring weights from GPU to GPU, is installed in this environment.
 
     Raises:
-        ConfigError: from GPU to GPU without a GPU, or through memory that is too short.
+        ConfigError: from GPU to GPU where it cannot be, or through memory that is too short.
     """
     fits, name = fits_in_memory(num_bytes), config.transfer
     if name == "auto":
-        return "shared_memory" if fits and not (config.urls or config.exchange) else "file"
-    if name in DIRECT and device.type != "cuda":
-        raise ConfigError(
-            f"{name} sends weights from GPU to GPU, this run trains on {device.type}",
-            where="sampling.engine.transfer",
-            fix="take shared_memory on one machine, gloo between two; auto chooses",
-        )
+        if config.urls or config.exchange:
+            return "file"
+        if device.type == "cuda" and can_send and not any(shares):
+            return "nccl"
+        return "shared_memory" if fits else "file"
+    if name in DIRECT:
+        _check_direct(name, device, shares=shares, can_send=can_send)
     if name == "shared_memory" and not fits:
         raise ConfigError(
             f"/dev/shm has no room for three times {num_bytes / 2**20:.0f} MiB",
-            where="sampling.engine.transfer",
-            fix="take gloo, or file with a folder as sampling.engine.exchange",
+            where="engine.transfer",
+            fix="take gloo, or file with a folder as engine.exchange",
         )
     return name
 
 
-def open_transfer(kind: TransferKind, ask: Ask, address: tuple[str, int], *, num_tensors: int) -> Transfer:
-    """Shake hands with a server that runs; once for each start of it.
+def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[bool], can_send: bool) -> None:
+    if device.type != "cuda":
+        raise ConfigError(
+            f"{name} sends weights from GPU to GPU, this run trains on {device.type}",
+            where="engine.transfer",
+            fix="take shared_memory on one machine, gloo between two; auto chooses",
+        )
+    if not can_send:
+        raise ConfigError(
+            f"{name} needs vLLM in the trainer's environment too, and it is not there",
+            where="engine.transfer",
+            fix="pip install 'rlcore[vllm]', or take shared_memory or gloo",
+        )
+    if name == "nccl" and any(shares):
+        raise ConfigError(
+            f"nccl cannot join two processes on one GPU, and replica {list(shares).index(True)} computes on the "
+            "trainer's",
+            where="engine.transfer",
+            fix="take ipc, which is for one GPU, or name other GPUs in engine.gpus.devices",
+        )
+    if name == "ipc" and not all(shares):
+        raise ConfigError(
+            f"ipc hands over memory of one GPU, and replica {list(shares).index(False)} computes on another than the "
+            "trainer's",
+            where="engine.transfer",
+            fix="take nccl, or name the trainer's GPU in engine.gpus.devices",
+        )
+
+
+def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) -> Transfer:
+    """Shake hands with servers that run; once for each start of one.
 
     Raises:
-        SamplingError: it was started for another way, or vLLM is not installed here for ``nccl`` and ``ipc``.
+        SamplingError: one was started for another way, or they are reached by different interfaces.
     """
-    if kind in DIRECT:
-        return open_builtin(kind, ask, own_address(address))
+    if kind == "file":
+        return FileTransfer(group, num_tensors)
+    if kind == "shared_memory":
+        return SharedMemoryTransfer(group, num_tensors)
     if kind == "gloo":
-        return GlooTransfer(ask, address)
-    return SharedMemoryTransfer(ask, num_tensors) if kind == "shared_memory" else FileTransfer(ask, num_tensors)
+        return GlooTransfer(group)
+    return open_builtin(kind, group, host=meeting_host(group), sizes=world_sizes(group))
+
+
+def world_sizes(group: ControlGroup) -> list[int]:
+    """How many workers each server has."""
+    return [answer["world_size"] for answer in group.ask("/get_world_size", None)]
+
+
+def meeting_host(group: ControlGroup) -> str:
+    """The address of this machine by which all servers reach it.
+
+    Raises:
+        SamplingError: there is none.
+    """
+    hosts = {own_address(member.address) for member in group.members}
+    if len(hosts) > 1:
+        raise SamplingError(
+            f"the servers are reached by different interfaces: {', '.join(sorted(hosts))}",
+            where="engine.urls",
+            fix="name all of them by addresses of one network, or take transfer = 'file'",
+        )
+    return hosts.pop()
 
 
 class FileTransfer:
     """The path of a file that the workers read; the fallback, which any server with our worker takes."""
 
-    def __init__(self, ask: Ask, num_tensors: int) -> None:
-        self._ask, self._num_tensors = ask, num_tensors
+    def __init__(self, group: ControlGroup, num_tensors: int) -> None:
+        self._group, self._num_tensors = group, num_tensors
 
     def send(self, weights: Weights) -> None:
         """See :class:`Transfer`."""
-        path = str(weights.path.resolve())
-        answer = self._ask("/collective_rpc", {"method": "receive_weights", "args": [path]})
-        if any(result["tensors"] != self._num_tensors for result in answer["results"]):
-            raise SamplingError(f"a worker read other tensors than were sent: {answer['results']}", where=path)
+        path = str(weights.stored().resolve())
+        for answer in self._group.ask("/collective_rpc", {"method": "receive_weights", "args": [path]}):
+            if any(result["tensors"] != self._num_tensors for result in answer["results"]):
+                raise SamplingError(f"a worker read other tensors than were sent: {answer['results']}", where=path)
 
 
 class SharedMemoryTransfer:
     """A file in memory; its path and the number of its tensors are all that is sent."""
 
-    def __init__(self, ask: Ask, num_tensors: int) -> None:
-        self._ask, self._num_tensors = ask, num_tensors
-        ask("/init_weight_transfer_engine", {"init_info": {}})
+    def __init__(self, group: ControlGroup, num_tensors: int) -> None:
+        self._group, self._num_tensors = group, num_tensors
+        group.ask("/init_weight_transfer_engine", {"init_info": {}})
 
     def send(self, weights: Weights) -> None:
         """See :class:`Transfer`."""
-        self._ask("/start_weight_update", {})
-        update = {"path": str(weights.path.resolve()), "num_tensors": self._num_tensors}
-        self._ask("/update_weights", {"update_info": update})
-        self._ask("/finish_weight_update", {})
+        update = {"path": str(weights.stored().resolve()), "num_tensors": self._num_tensors}
+        self._group.ask("/start_weight_update", {})
+        self._group.ask("/update_weights", {"update_info": update})
+        self._group.ask("/finish_weight_update", {})
 
 
 class GlooTransfer:
-    """One tensor after the other over TCP, from the file: the trainer's weights may be on a GPU, and the file stays."""
+    """One tensor after the other over TCP, to every worker of every server at once."""
 
-    def __init__(self, ask: Ask, address: tuple[str, int]) -> None:
-        self._ask = ask
-        size = 1 + ask("/get_world_size", None)["world_size"]
-        host = own_address(address)
+    def __init__(self, group: ControlGroup) -> None:
+        self._group, sizes = group, world_sizes(group)
+        host, size = meeting_host(group), 1 + sum(sizes)
         self._store = open_store(host, size)  # kept: it serves as long as the group lives
         meeting = in_background(lambda: join_group(self._store, 0, size, host=host))
-        ask("/init_weight_transfer_engine", {"init_info": {"host": host, "port": self._store.port, "size": size}})
-        self._group = meeting.result()
+        where = {"host": host, "port": self._store.port, "size": size}
+        told = [{"init_info": {**where, "first_rank": first}} for first in first_ranks(sizes)]
+        group.tell("/init_weight_transfer_engine", told)
+        self._members = meeting.result()
 
     def send(self, weights: Weights) -> None:
         """See :class:`Transfer`. A server that refuses leaves the sender waiting: the group ends with the server."""
         listed = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in weights.tensors()]
         names, dtypes, shapes = zip(*listed, strict=True)
         update = {"names": names, "dtypes": [dtype.removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
-        self._ask("/start_weight_update", {})
+        self._group.ask("/start_weight_update", {})
         sending = in_background(lambda: self._broadcast(weights))
-        self._ask("/update_weights", {"update_info": update})
+        self._group.ask("/update_weights", {"update_info": update})
         sending.result()
-        self._ask("/finish_weight_update", {})
+        self._group.ask("/finish_weight_update", {})
 
     def _broadcast(self, weights: Weights) -> None:
         for _, tensor in weights.tensors():
-            broadcast(self._group, tensor)
+            broadcast(self._members, tensor.cpu())
 
 
-def in_background(work: Callable[[], Any]) -> Future[Any]:
-    """Run ``work`` in a thread that no one has to wait for, at the end of the process either."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 it is raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="weights", daemon=True).start()
-    return future
+def first_ranks(sizes: Sequence[int]) -> list[int]:
+    """The rank of each server's first worker, behind the trainer's rank 0 and the servers before it."""
+    return [1 + sum(sizes[:number]) for number in range(len(sizes))]

@@ -24,16 +24,36 @@ class Weights:
 
     ``is_adapter``: the folder of an adapter in peft's format, for the engine to put on the base that it serves.
     ``live``: the same tensors in the trainer's memory and the engine's precision, made when read; None where there are
-    none any more, as when a server that died is served again.
+    none any more.
     """
 
     path: Path
-    live: Mapping[str, torch.Tensor] | None = None
+    live: Converted | None = None
     is_adapter: bool = False
+
+    @property
+    def is_live_alone(self) -> bool:
+        """Whether there is no file of them yet."""
+        return self.live is not None and not self.path.exists()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor by its name in the checkpoint, always in the same order."""
         return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
+
+    def stored(self) -> Path:
+        """Where a server finds them; a file is written where there is none.
+
+        Raises:
+            SamplingError: they were the trainer's alone, which has others by now.
+        """
+        if self.live is not None and not self.path.exists():
+            write_weights(self.live, self.path)
+        if not self.path.exists():
+            raise SamplingError(
+                "the weights that the engine served are in no file, and the trainer has others by now",
+                fix="start the run again: it goes on from its newest checkpoint",
+            )
+        return self.path
 
 
 def pack(
@@ -41,8 +61,8 @@ def pack(
 ) -> Weights:
     """Check ``state`` against the stored ``shapes`` of the server's checkpoint, and leave at ``path`` what is sent.
 
-    It stays there while it is served, so that a server that died gets it again; weights that go from GPU to GPU to a
-    server that is not ours to start again are not written.
+    It stays there while it is served, so that a server that died gets it again. Weights that go from GPU to GPU, or to
+    a server that is not ours to start again, are written only where a server reads a file.
 
     Raises:
         SamplingError: other names or shapes.
@@ -59,11 +79,20 @@ def pack(
     if adapted:
         adapted.save_adapter(path)
         return Weights(path=path, is_adapter=True)
-    converted = Converted(state, names=shapes, dtype=getattr(torch, spec.dtype))
-    is_direct = spec.transfer in DIRECT
-    if not (is_direct and spec.url):
+    converted = Converted(state, shapes=shapes, dtype=getattr(torch, spec.dtype))
+    if needs_file(spec):
         write_weights(converted, path)
-    return Weights(path=path, live=converted if is_direct else None)
+    return Weights(path=path, live=converted)
+
+
+def needs_file(spec: ServerSpec) -> bool:
+    """Whether a server reads the weights from a file, or may have to when it is started again.
+
+    The trainer's own weights stand in for the file of a server of ours, except where they move while it samples.
+    """
+    if spec.transfer in ("file", "shared_memory"):
+        return True
+    return not spec.url and (spec.transfer not in DIRECT or spec.trainer_moves)
 
 
 def discard(path: Path) -> None:

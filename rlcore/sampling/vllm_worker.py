@@ -9,7 +9,7 @@ plane, and ``gloo``.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,32 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
 
-def read_weights(path: str) -> dict[str, torch.Tensor]:
-    """Every tensor of a safetensors file or of a folder of such; all is read before anything changes."""
-    from safetensors.torch import load_file
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file or of a folder of such, each read when it is asked for.
 
-    files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    Workers of several servers read one file at the same time: none of them holds a copy of it.
+    """
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            OSError, SafetensorError: a file is not there or not whole.
+        """
+        from safetensors import safe_open
+
+        files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 no mapping
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -60,9 +80,9 @@ class WeightReceiver:
         Returns:
             ``tensors``: how many there were.
         """
-        return self.take_weights(read_weights(path))
+        return self.take_weights(StoredWeights(path))
 
-    def take_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Serve these; as :meth:`receive_weights`."""
         self.reload_weights(weights_iterator=chosen(weights.items()))
         repack_head(self.model_runner.get_model())
@@ -93,11 +113,15 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as 
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
-    """Where the trainer opened the store, and how many meet there: itself and every worker."""
+    """Where the trainer opened the store, and how many meet there: itself and every worker of every server.
+
+    ``first_rank``: of this server's first worker.
+    """
 
     host: str
     port: int
     size: int
+    first_rank: int
 
 
 @dataclass
@@ -140,7 +164,7 @@ class SharedMemoryTransfer(_Reloading):
         """Nothing is to be set up."""
 
     def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
-        weights = read_weights(update_info.path)
+        weights = StoredWeights(update_info.path)
         if len(weights) != update_info.num_tensors:
             raise ValueError(f"{update_info.path} has {len(weights)} tensors, {update_info.num_tensors} were sent")
         self.model.load_weights(chosen(weights.items()))
@@ -160,7 +184,7 @@ class GlooTransfer(_Reloading):
         from gloo_group import find_store, join_group, own_address  # type: ignore[import-not-found]  # lies beside it
 
         parallel = self.parallel_config
-        rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        rank = init_info.first_rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = find_store(init_info.host, init_info.port, init_info.size)
         host = own_address((init_info.host, init_info.port))
         self.group = join_group(store, rank, init_info.size, host=host)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 _MEMORY = Path("/dev/shm")  # a file there never touches a disk
+_DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+)
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -46,29 +52,53 @@ def adapter_misfits(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str,
 
 
 class Converted(Mapping[str, torch.Tensor]):
-    """The tensors ``names`` of ``state`` in ``dtype``, contiguous, on their device; made when read and not kept."""
+    """The tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device; made when read and not
+    kept."""
 
-    def __init__(self, state: Mapping[str, torch.Tensor], *, names: Iterable[str], dtype: torch.dtype) -> None:
-        self._state, self._names, self._dtype = state, tuple(names), dtype
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
+        self._state, self.shapes, self.dtype = state, shapes, dtype
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._state[name].detach().to(self._dtype).contiguous()
+        return self._state[name].detach().to(self.dtype).contiguous()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.shapes)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.shapes)
 
 
-def write_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Save them as they are.
+def write_weights(weights: Converted, path: Path) -> None:
+    """Save them in the safetensors format, one tensor in this machine's memory at a time.
+
+    The format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, the header, the tensors' bytes
+    without a gap. The library's own writer takes all tensors at once.
 
     Raises:
-        OSError, SafetensorError: there is no room.
+        OSError: there is no room.
     """
-    tensors = {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
-    save_file(tensors, path, metadata={"format": "pt"})
+    unfinished = path.with_name(f"{path.name}.{threading.get_ident()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(_header(weights))
+            for tensor in weights.values():
+                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _header(weights: Converted) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in weights.shapes.items():
+        start, end = end, end + math.prod(shape) * weights.dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[weights.dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    return struct.pack("<Q", len(text)) + text
 
 
 def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -14,7 +14,7 @@ CLOSURES = {stage.name: closure(function_of(stage.run)[0]) for stage in stages(o
 RL, EVALUATIONS = {"grpo", "ppo"}, {"evaluate_base", "evaluate_sft", "evaluate_grpo", "evaluate_ppo"}
 DEPENDENTS = {
     "rlcore.training.learner": RL,
-    "rlcore.sampling.vllm_server": RL,
+    "rlcore.sampling.vllm_server": {*RL, *EVALUATIONS, "prepare_preferences"},  # everything that samples
     "rlcore.training.sft": {"sft"},
     "rlcore.training.reward_model": {"reward_model"},
     "rlcore.rewards.math_answer": {

@@ -36,6 +36,6 @@ class FaultyReceiver(vllm_worker.WeightReceiver):  # type: ignore[misc]  # as ab
 
     def receive_weights(self, path: str) -> dict[str, int]:
         if self.lost == "stale":
-            return {"tensors": len(vllm_worker.read_weights(path))}
+            return {"tensors": len(vllm_worker.StoredWeights(path))}
         answer: dict[str, int] = super().receive_weights(path)
         return answer

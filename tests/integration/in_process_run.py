@@ -26,12 +26,15 @@ from rlcore.sampling import vllm_process
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm import InProcessSampler, open_in_process
+from rlcore.sampling.vllm_control import ControlGroup, EngineControl
 from rlcore.sampling.vllm_gpu import BuiltInTransfer, ControlClient, WeightSource, init_info, open_builtin
+from rlcore.sampling.vllm_transfer import world_sizes
 from rlcore.sampling.vllm_weights import Weights
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 
 CPU = torch.device("cpu")
+ALONE: dict[str, Any] = {"sleeps": False, "free": lambda: None, "progress": lambda line: None}
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=24, num_samples=3)
 
 
@@ -153,23 +156,26 @@ def builtin_senders(checkpoint: Path) -> dict[str, Any]:
 
     asked: list[tuple[str, Any]] = []
 
-    def ask(path: str, payload: Any) -> Any:
-        asked.append((path, payload))
-        return {"world_size": 3}
+    class Server(EngineControl):
+        def ask(self, path: str, payload: Any, *, seconds: float = 0.0) -> Any:
+            asked.append((path, payload))
+            return {"world_size": 3}
 
-    nccl, ipc = (init_info(kind, ask, "127.0.0.1") for kind in ("nccl", "ipc"))
+    group = ControlGroup([Server(("127.0.0.1", 1), last_words=str)])
+    sizes = world_sizes(group)
+    nccl, ipc = (init_info(kind, "127.0.0.1", sizes) for kind in ("nccl", "ipc"))
     worker = {"master_address": nccl.master_address, "master_port": nccl.master_port, "world_size": nccl.world_size}
     NCCLWeightTransferInitInfo(**worker, rank_offset=1)  # both check what they are given
     IPCWeightTransferInitInfo(packed=ipc.packed)
     source, sent = WeightSource(CPU), []
-    sender = NCCLTrainerWeightTransferEngine(client=ControlClient(ask), source=source)
+    sender = NCCLTrainerWeightTransferEngine(client=ControlClient(group, sizes), source=source)
     # In the place of the broadcast, which needs a GPU: vLLM's own check of what is sent against what was announced.
     sender._broadcast = lambda source, meta: sent.extend(name for name, _ in sender._checked_iter(source, meta))
     BuiltInTransfer(sender, source).send(Weights(path=checkpoint))
     told = dict(asked)["/update_weights"]["update_info"]
     NCCLWeightTransferUpdateInfo(**told)
     try:
-        open_builtin("ipc", ask, "127.0.0.1")
+        open_builtin("ipc", group, host="127.0.0.1", sizes=sizes)
         refused = ""
     except (AssertionError, RuntimeError) as error:
         refused = type(error).__name__
@@ -196,10 +202,13 @@ def main(checkpoint: Path) -> None:
         max_concurrent=16,
     )
     started = time.perf_counter()
-    with open_in_process(spec, tokenizer, CPU, lambda line: None) as engine:
+    with open_in_process(spec, tokenizer, **ALONE) as engine:
         start_seconds = time.perf_counter() - started
         kept = process_state() == before
         found = findings(Run(engine, load_policy(checkpoint, device=CPU, dtype=torch.float32), tokenizer))
+    with open_in_process(spec, tokenizer, **ALONE) as engine:  # the next stage of the same process
+        again = Run(engine, load_policy(checkpoint, device=CPU, dtype=torch.float32), tokenizer)
+        found["second_start"] = again.worst_difference(1)
     found["builtin"] = builtin_senders(checkpoint)
     sys.stdout.write("FOUND " + json.dumps(found | {"process_kept": kept, "start_seconds": start_seconds}) + "\n")
 

@@ -19,6 +19,8 @@ from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
+from rlcore.sampling import weight_sync
+from rlcore.sampling.vllm_control import publish
 from rlcore.sampling.vllm_server import VllmSampler
 from rlcore.sampling.vllm_weights import Weights
 from rlcore.tokenization import ChatTokenizer
@@ -113,10 +115,9 @@ def test_an_adapter_that_is_not_applied_is_seen_however_little_it_has_learned(
     tmp_path: Path,
 ) -> None:
     """The server is given the adapter of before; a step of 1e-7 shows in no log-probability."""
-    send = type(engine._control)._send_adapter
-    stale = Weights(path=shutil.copytree(engine._served.path, tmp_path / "stale"), is_adapter=True)
+    stale = Weights(path=shutil.copytree(engine.served.path, tmp_path / "stale"), is_adapter=True)
     with monkeypatch.context() as patched:
-        patched.setattr(type(engine._control), "_send_adapter", lambda control, _: send(control, stale))
+        patched.setattr(weight_sync, "publish", lambda group, _, version, send: publish(group, stale, version, send))
         with pytest.raises(StaleSamplerError, match="adapter of layer 0, adapter of layer 1"):
             swap(engine, policy, prompts, seed=3, size=1e-7)
     assert swap(engine, policy, prompts, seed=4) <= TOLERANCE

@@ -74,5 +74,9 @@ def test_vllms_senders_between_gpus_announce_what_they_send_and_reach_the_server
     assert builtin["ipc_without_a_gpu"]
 
 
+def test_a_second_stage_of_the_process_starts_an_engine_of_its_own(found: dict[str, Any]) -> None:
+    assert found["second_start"] <= vllm_runs.TOLERANCE
+
+
 def test_threads_and_generators_of_the_process_are_left_as_they_were(found: dict[str, Any]) -> None:
     assert found["process_kept"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from transformers import PreTrainedModel
 
+from rlcore.config import TransferKind
 from rlcore.errors import StaleSamplerError
+from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers, take_metrics
@@ -32,9 +37,23 @@ from tests.integration.vllm_runs import (
 pytestmark = pytest.mark.engine
 
 
+@pytest.fixture(scope="module", params=["shared_memory", "gloo"])
+def transfer(request: pytest.FixtureRequest) -> TransferKind:
+    """One file that both read, and one group of the trainer and both."""
+    kind: TransferKind = request.param
+    return kind
+
+
 @pytest.fixture(scope="module")
-def engines(checkpoint: Path, tokenizer: ChatTokenizer) -> Iterator[ReplicatedSampler]:
-    specs = [vllm_runs.make_spec(checkpoint) for _ in range(2)]
+def trained(checkpoint: Path, transfer: TransferKind) -> PreTrainedModel:
+    """The learner's model, a fresh one for each pair of servers; the tests move its weights."""
+    return load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def engines(checkpoint: Path, tokenizer: ChatTokenizer, transfer: TransferKind) -> Iterator[ReplicatedSampler]:
+    exchange = Path(tempfile.mkdtemp())
+    specs = [replace(vllm_runs.make_spec(checkpoint, transfer=transfer), exchange=exchange) for _ in range(2)]
     with open_servers(specs, tokenizer, say) as sampler:
         assert isinstance(sampler, ReplicatedSampler)
         yield sampler
@@ -60,7 +79,7 @@ def test_the_draws_are_those_of_one_server(engines: ReplicatedSampler, prompts: 
     assert both == alone
     figures = take_metrics(engines)
     say(f"\n{figures}")
-    assert figures["engine/running"] > 0.0
+    assert figures["engine/tokens_per_second"] > 0.0
 
 
 def test_a_sync_reaches_both(
@@ -69,6 +88,9 @@ def test_a_sync_reaches_both(
     for _ in range(2):
         sync_all(engines, trained, prompts)
     assert [member.policy_version for member in engines.members] == [2, 2]
+    (one, other) = members(engines)
+    assert len(list(one._spec.exchange.iterdir())) == 1  # one file for both
+    assert one.served is other.served
     assert worst_difference(engines, NativeSampler(trained, tokenizer), prompts, seed=2) <= TOLERANCE
 
 
@@ -93,3 +115,5 @@ def test_one_that_is_killed_comes_back_and_every_prompt_is_sampled_once(
     assert [r.prompt.prompt_id for r in rollouts] == [p.prompt_id for p in prompts for _ in range(8)]
     assert [r.completion_ids for r in rollouts] == expected
     assert worst_difference(engines, NativeSampler(trained, tokenizer), prompts, seed=4) <= TOLERANCE
+    sync_all(engines, trained, prompts)  # a group has to be formed anew
+    assert worst_difference(engines, NativeSampler(trained, tokenizer), prompts, seed=5) <= TOLERANCE

@@ -137,7 +137,7 @@ def prove(engine: Sampler, policy: PreTrainedModel | AdaptedModel, prompts: list
 
 def lose(engine: VllmSampler, what: str) -> None:
     """From now on the worker loses the tensor of that name, or all, or …; empty: none."""
-    answer = call(engine._control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
+    answer = call(engine.control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
     assert answer[0] == 200, answer
 
 

@@ -94,7 +94,7 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     agentic, tiny = open_preset("agentic"), open_preset("tiny")
     assert episodes_of(agentic) == agentic.grpo.sampling.episodes
     assert evaluation_section(agentic)["episodes"].tools == ("calculator",)
-    assert set(evaluation_section(tiny)) == {"evaluation", "hardware"}
+    assert set(evaluation_section(tiny)) == {"evaluation", "hardware", "engine"}
     assert episodes_of(dataclasses.replace(agentic, runs=())) == EpisodeConfig()
     with pytest.raises(ConfigError, match=r"ppo\.sampling\.episodes differs"):
         episodes_of(dataclasses.replace(agentic, ppo=tiny.ppo, runs=("grpo", "ppo")))

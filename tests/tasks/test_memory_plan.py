@@ -64,12 +64,18 @@ def test_an_adapter_of_it_fits(card: None) -> None:
     assert refused("grpo.update.adapter.rank=16", stages=("grpo",)) == ""
 
 
-def test_the_share_of_an_engine_on_the_same_card_counts(card: None) -> None:
-    given = ["grpo.update.adapter.rank=16", "grpo.sampling.engine.kind=vllm", "grpo.kl.coefficient=0.0"]
-    message = refused(*given, stages=("grpo",))
-    assert "engine 68 GiB" in message and "grpo.sampling.engine.memory_fraction" in message  # 0.85 of the card
-    assert refused(*given, "grpo.sampling.engine.memory_fraction=0.4", stages=("grpo",)) == ""
-    assert refused(*given, 'grpo.sampling.engine.urls=["http://other:1"]', stages=("grpo",)) == ""
+def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    given = ["grpo.update.adapter.rank=16", "engine.kind=vllm", "grpo.kl.coefficient=0.0"]
+    large = "engine.gpus.memory_fraction=0.85"
+    message = refused(*given, large, stages=("grpo",))
+    assert "engine 68 GiB" in message and "engine.gpus.memory_fraction" in message
+    assert refused(*given, stages=("grpo",)) == ""  # 0.4 of the card, beside a learner
+    assert refused(*given, 'engine.urls=["http://other:1"]', stages=("grpo",)) == ""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert refused(*given, large, stages=("grpo",)) == ""  # the other card is the engine's
+    with pytest.raises(ConfigError, match="2 replicas of 1 GPUs need 2, 1 are visible beside"):
+        needs_of(preset(*given, "engine.replicas=2"), SEVEN_B, ("grpo",))
 
 
 def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: None) -> None:

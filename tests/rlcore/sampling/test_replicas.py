@@ -57,9 +57,13 @@ class MeetingSampler(NativeSampler):
 
 
 def make(checkpoint: Path, tokenizer: ChatTokenizer, *kinds: type[NativeSampler]) -> ReplicatedSampler:
-    return ReplicatedSampler(
-        [kind(load_policy(checkpoint, device=CPU, dtype=torch.float32), tokenizer) for kind in kinds]
-    )
+    members = [kind(load_policy(checkpoint, device=CPU, dtype=torch.float32), tokenizer) for kind in kinds]
+
+    def send(state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        for member in members:
+            member.load_weights(state, policy_version=policy_version)
+
+    return ReplicatedSampler(members, send)
 
 
 @pytest.mark.parametrize("places", [None, [7, 2, 11, 5]])
@@ -110,6 +114,7 @@ def run_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prom
         seed=0,
         learner=SimpleNamespace(policy=model, policy_version=0, tokens_per_microbatch=512),
         rl=SimpleNamespace(sampling=SamplingConfig(max_new_tokens=6)),
+        engine_config=EngineConfig(),
         runtime=SimpleNamespace(compute_dtype=torch.float32),
         context=SimpleNamespace(progress=lambda text: None),
     )
@@ -127,10 +132,15 @@ def test_where_one_engine_cannot_say_what_it_holds_nothing_is_said(
     checkpoint: Path, tokenizer: ChatTokenizer, model: PreTrainedModel
 ) -> None:
     native = NativeSampler(model, tokenizer)
-    assert ReplicatedSampler([native, native]).differing_parts(model.state_dict()) == []
-    assert ReplicatedSampler([native, ScriptedSampler({}, tokenizer)]).differing_parts(model.state_dict()) is None
+    assert ReplicatedSampler([native, native], native.load_weights).differing_parts(model.state_dict()) == []
+    assert (
+        ReplicatedSampler([native, ScriptedSampler({}, tokenizer)], native.load_weights).differing_parts(
+            model.state_dict()
+        )
+        is None
+    )
     other = {name: tensor + 1.0 if "layers.1.mlp.up" in name else tensor for name, tensor in model.state_dict().items()}
-    assert ReplicatedSampler([native, native]).differing_parts(other) == ["layer 1"]
+    assert ReplicatedSampler([native, native], native.load_weights).differing_parts(other) == ["layer 1"]
 
 
 def test_one_engine_has_itself_for_its_only_member_and_a_native_one_no_metrics(

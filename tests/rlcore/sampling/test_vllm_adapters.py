@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from rlcore.config import AdapterConfig, EngineConfig
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
-from rlcore.sampling.vllm_control import EngineControl
+from rlcore.sampling.vllm_control import ControlGroup, EngineControl, publish
 from rlcore.sampling.vllm_process import ServerSpec, command, environment
 from rlcore.sampling.vllm_weights import Weights, discard, pack
 from rlcore.sampling.weight_files import checkpoint_shapes
@@ -83,8 +83,8 @@ def test_an_adapter_takes_the_place_of_the_one_before_while_the_engine_is_paused
             asked.append((path.partition("?")[0], payload))
             return {"success": True}
 
-    control = Quiet(ADDRESS, transfer="gloo", num_tensors=1, last_words=str)  # which is not even opened
-    control.publish(Weights(path=tmp_path, is_adapter=True), 3)
+    group = ControlGroup([Quiet(ADDRESS, last_words=str)])
+    publish(group, Weights(path=tmp_path, is_adapter=True), 3, lambda weights: pytest.fail("no whole weights are sent"))
     adapter = {"lora_name": "policy", "lora_path": str(tmp_path), "load_inplace": True}
     assert asked == [
         ("/pause", {}),

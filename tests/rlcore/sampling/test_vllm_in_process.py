@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from rlcore.config import EngineConfig
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm import InProcessSampler, process_state
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.vllm import InProcessSampler, process_state, rest
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -35,6 +36,7 @@ class Llm:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
+        self.handed: Mapping[str, torch.Tensor] | None = None
         self.reason = "length"
         self.resets = True
 
@@ -49,9 +51,10 @@ class Llm:
         scores = [{token: SimpleNamespace(logprob=-float(token))} for token in prompt["prompt_token_ids"]]
         return SimpleNamespace(outputs=[completion], prompt_logprobs=scores)
 
-    def collective_rpc(self, method: str, args: tuple[dict[str, torch.Tensor]]) -> None:
+    def collective_rpc(self, method: str, args: tuple[Mapping[str, torch.Tensor]]) -> None:
         self.told.append(method)
-        (self.weights,) = args
+        self.handed = args[0]
+        self.weights = dict(args[0])
 
     def reset_prefix_cache(self) -> bool:
         self.told.append("reset")
@@ -60,8 +63,8 @@ class Llm:
     def sleep(self, level: int) -> None:
         self.told.append(f"sleep {level}")
 
-    def wake_up(self) -> None:
-        self.told.append("wake")
+    def wake_up(self, tags: list[str]) -> None:
+        self.told.append(f"wake {' '.join(tags)}")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +88,7 @@ def make(checkpoint: Path, tokenizer: ChatTokenizer) -> Callable[..., tuple[Llm,
 
     def build(*, sleeps: bool = False) -> tuple[Llm, InProcessSampler]:
         llm = Llm()
-        return llm, InProcessSampler(llm, spec, tokenizer, sleeps=sleeps)
+        return llm, InProcessSampler(llm, spec, tokenizer, sleeps=sleeps, free=lambda: llm.told.append("free"))
 
     return build
 
@@ -151,18 +154,46 @@ def test_weights_that_do_not_fit_are_not_handed_over_and_a_cache_that_stays_is_a
     assert sampler.policy_version == 0
 
 
-def test_on_a_gpu_the_engine_sleeps_between_calls(
+def test_beside_a_learner_the_engine_rests_during_an_update_and_wakes_once_for_the_new_weights(
     make: Callable[..., tuple[Llm, InProcessSampler]], model: PreTrainedModel, prompts: list[Prompt]
 ) -> None:
     llm, sampler = make(sleeps=True)
     sampler.sample(prompts[:1], PARAMS, seed=1)
+    rest(sampler)
+    rest(sampler)
+    with pytest.raises(SamplingError, match="the engine rests without weights"):
+        sampler.logprobs([3], [4], temperature=1.0)
     sampler.load_weights(model.state_dict(), policy_version=1)
     sampler.logprobs([3], [4], temperature=1.0)
+    sampler.sample(prompts[:1], PARAMS, seed=1)
     assert llm.told == [
-        *("generate", "sleep 1"),
-        *("wake", "take_weights", "reset", "sleep 1"),
-        *("wake", "generate", "sleep 1"),
+        *("generate", "sleep 2"),
+        *("free", "wake weights", "take_weights", "free", "wake kv_cache", "reset"),
+        *("generate", "generate"),
     ]
+
+
+def test_an_engine_that_shares_no_gpu_never_rests(
+    make: Callable[..., tuple[Llm, InProcessSampler]], prompts: list[Prompt], model: PreTrainedModel
+) -> None:
+    llm, sampler = make()
+    rest(sampler)
+    sampler.sample(prompts[:1], PARAMS, seed=1)
+    assert llm.told == ["generate"]
+    rest(NativeSampler(model, sampler._tokenizer))
+
+
+def test_weights_are_not_copied_as_a_whole(
+    make: Callable[..., tuple[Llm, InProcessSampler]], model: PreTrainedModel
+) -> None:
+    llm, sampler = make()
+    state = model.state_dict()
+    sampler.load_weights(state, policy_version=1)
+    assert llm.handed is not None
+    assert not isinstance(llm.handed, dict)  # each is converted when it is read
+    with torch.no_grad():
+        state["model.norm.weight"].fill_(7.0)
+    assert llm.handed["model.norm.weight"].unique().tolist() == [7.0]
 
 
 def test_what_vllm_changes_in_the_process_is_put_back() -> None:

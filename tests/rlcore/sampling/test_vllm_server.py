@@ -5,6 +5,7 @@ tests/integration/test_vllm.py runs it against vLLM itself.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -17,13 +18,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from rlcore.config import DeadlineConfig, EngineConfig
+from rlcore.config import DeadlineConfig, EngineConfig, GpuConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm_http import address_of
 from rlcore.sampling.vllm_metrics import EngineWatch, parse_page
-from rlcore.sampling.vllm_process import ServerProcess, ServerSpec
+from rlcore.sampling.vllm_process import ServerProcess, ServerSpec, command, environment
 from rlcore.sampling.vllm_server import MAX_ATTEMPTS, VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -318,6 +319,31 @@ def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, 
         EngineConfig(urls=("http://a:1",), replicas=2)
     with pytest.raises(ConfigError, match="twice"):
         EngineConfig(urls=("http://a:1", "http://a:1"))
+
+
+def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = EngineConfig(kind="vllm", gpus=GpuConfig(tensor_parallel=2))
+    spec = ServerSpec(
+        model=tmp_path, exchange=tmp_path, config=config, dtype="float16", max_model_len=128, max_concurrent=1
+    )
+    on_cpu = command(spec, "python", ("127.0.0.1", 1))
+    assert "--enforce-eager" in on_cpu
+    assert "CUDA_VISIBLE_DEVICES" not in environment(spec, tmp_path)
+    spec = dataclasses.replace(spec, devices=(2, 0), memory_fraction=0.4, eager=False)
+    line = command(spec, "python", ("127.0.0.1", 1))
+    assert line[line.index("--tensor-parallel-size") + 1] == "2"
+    assert line[line.index("--gpu-memory-utilization") + 1] == "0.4"
+    assert line[line.index("--dtype") + 1] == "float16"
+    assert "--enforce-eager" not in line
+    assert environment(spec, tmp_path)["CUDA_VISIBLE_DEVICES"] == "2,0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-8f,3")  # ours are counted among these
+    assert environment(spec, tmp_path)["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+def test_a_long_completion_may_take_longer() -> None:
+    assert DeadlineConfig().of_request(1000) == 700.0
+    assert DeadlineConfig(request_seconds=5.0).of_request(1000) == 5.0
 
 
 def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_call_to_call(

@@ -6,7 +6,7 @@ The workers here are threads that speak the routes; tests/integration/test_vllm_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import torch
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.sampling import vllm_transfer, weight_files
+from rlcore.sampling.background import in_background
 from rlcore.sampling.gloo_group import broadcast, find_store, join_group, own_address
-from rlcore.sampling.vllm_gpu import ControlClient, WeightSource, open_builtin
+from rlcore.sampling.vllm_control import ControlGroup, EngineControl
+from rlcore.sampling.vllm_gpu import ControlClient, WeightSource
 from rlcore.sampling.vllm_process import ServerSpec, command, environment
-from rlcore.sampling.vllm_transfer import choose_transfer, in_background, open_transfer
+from rlcore.sampling.vllm_transfer import choose_transfer, meeting_host, open_transfer
 from rlcore.sampling.vllm_weights import Weights
 from rlcore.sampling.weight_files import Converted, checkpoint_shapes, stored_tensors, write_weights
 
@@ -27,17 +29,18 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 LOOPBACK = ("127.0.0.1", 1)
 
 
-class Workers:
-    """``count`` workers that answer as vLLM's do; ``received`` is what each of them was sent."""
+class Server(EngineControl):
+    """A server of ``count`` workers that answer as vLLM's do; ``received`` is what each of them was sent."""
 
     def __init__(self, count: int = 1) -> None:
+        super().__init__(LOOPBACK, last_words=str)
         self.count = count
         self.asked: list[tuple[str, Any]] = []
         self.received: list[dict[str, torch.Tensor]] = []
         self.groups: list[Any] = []
         self.refuses = ""
 
-    def ask(self, path: str, payload: Mapping[str, Any] | None) -> Any:
+    def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = 0.0) -> Any:
         self.asked.append((path, payload))
         if path == self.refuses:
             raise SamplingError(f"the engine refused {path}")
@@ -51,9 +54,8 @@ class Workers:
         return {"results": [{"tensors": 20}] * self.count}
 
     def _join(self, number: int, told: Mapping[str, Any]) -> Any:
-        assert told["size"] == 1 + self.count
         store = find_store(told["host"], told["port"], told["size"])
-        return join_group(store, 1 + number, told["size"], host=told["host"])
+        return join_group(store, told["first_rank"] + number, told["size"], host=told["host"])
 
     def _receive(self, number: int, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found = {}
@@ -72,57 +74,76 @@ def each(count: int, work: Callable[[int], Any]) -> list[Any]:
 def path(checkpoint: Path, tmp_path: Path) -> Path:
     """Weights in bfloat16, as a file."""
     stored = dict(stored_tensors(checkpoint))
-    write_weights(Converted(stored, names=stored, dtype=torch.bfloat16), tmp_path / "w.safetensors")
+    write_weights(
+        Converted(stored, shapes=checkpoint_shapes(checkpoint), dtype=torch.bfloat16), tmp_path / "w.safetensors"
+    )
     return tmp_path / "w.safetensors"
 
 
-def test_gloo_brings_every_tensor_to_every_worker_time_after_time(path: Path) -> None:
-    workers = Workers(2)
-    transfer = open_transfer("gloo", workers.ask, LOOPBACK, num_tensors=20)
+def test_gloo_brings_every_tensor_to_every_worker_of_every_server_time_after_time(path: Path) -> None:
+    servers = [Server(2), Server(1)]
+    transfer = open_transfer("gloo", ControlGroup(servers), num_tensors=20)
     expected = dict(stored_tensors(path))
     for _ in range(2):
-        workers.received = []
         transfer.send(Weights(path=path))
-        assert len(workers.received) == 2
-        for received in workers.received:
+        assert [len(server.received) for server in servers] == [2, 1]
+        for received in (*servers[0].received, *servers[1].received):
             assert received.keys() == expected.keys()
             assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
             assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16}
     routes = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
-    assert [asked for asked, _ in workers.asked] == [
-        "/get_world_size",
-        "/init_weight_transfer_engine",
-        *routes,
-        *routes,
-    ]
+    for server in servers:
+        assert [asked for asked, _ in server.asked] == [
+            "/get_world_size",
+            "/init_weight_transfer_engine",
+            *routes,
+            *routes,
+        ]
 
 
 @pytest.mark.parametrize("route", ["/init_weight_transfer_engine", "/update_weights"])
-def test_a_worker_that_refuses_is_an_error_at_once_though_the_sender_still_waits_for_it(route: str, path: Path) -> None:
-    workers = Workers()
-    workers.refuses = route
+def test_a_server_that_refuses_is_an_error_at_once_though_the_sender_and_the_others_still_wait_for_it(
+    route: str, path: Path
+) -> None:
+    servers = [Server(), Server()]
+    servers[1].refuses = route
     with pytest.raises(SamplingError, match="refused /"):
-        open_transfer("gloo", workers.ask, LOOPBACK, num_tensors=20).send(Weights(path=path))
-    assert "/finish_weight_update" not in dict(workers.asked)
+        open_transfer("gloo", ControlGroup(servers), num_tensors=20).send(Weights(path=path))
+    assert "/finish_weight_update" not in dict(servers[0].asked)
 
 
-def test_in_memory_the_path_is_all_that_is_sent(path: Path) -> None:
-    workers = Workers()
-    open_transfer("shared_memory", workers.ask, LOOPBACK, num_tensors=20).send(Weights(path=path))
-    assert workers.asked == [
-        ("/init_weight_transfer_engine", {"init_info": {}}),
-        ("/start_weight_update", {}),
-        ("/update_weights", {"update_info": {"path": str(path), "num_tensors": 20}}),
-        ("/finish_weight_update", {}),
-    ]
+def test_in_memory_the_path_is_all_that_is_sent_and_all_servers_read_one_file(path: Path) -> None:
+    servers = [Server(), Server()]
+    open_transfer("shared_memory", ControlGroup(servers), num_tensors=20).send(Weights(path=path))
+    for server in servers:
+        assert server.asked == [
+            ("/init_weight_transfer_engine", {"init_info": {}}),
+            ("/start_weight_update", {}),
+            ("/update_weights", {"update_info": {"path": str(path), "num_tensors": 20}}),
+            ("/finish_weight_update", {}),
+        ]
 
 
 def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_read(path: Path) -> None:
-    workers = Workers(2)
-    open_transfer("file", workers.ask, LOOPBACK, num_tensors=20).send(Weights(path=path))
-    assert workers.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
+    server = Server(2)
+    open_transfer("file", ControlGroup([server]), num_tensors=20).send(Weights(path=path))
+    assert server.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
     with pytest.raises(SamplingError, match="other tensors than were sent"):
-        open_transfer("file", workers.ask, LOOPBACK, num_tensors=21).send(Weights(path=path))
+        open_transfer("file", ControlGroup([server]), num_tensors=21).send(Weights(path=path))
+
+
+def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_transfer, "own_address", lambda peer: f"10.0.0.{peer[1]}")
+    group = ControlGroup([EngineControl(("a", number), last_words=str) for number in (1, 2)])
+    with pytest.raises(SamplingError, match=r"different interfaces: 10\.0\.0\.1, 10\.0\.0\.2"):
+        meeting_host(group)
+
+
+def choose(
+    device: torch.device, *, shares: Sequence[bool] = (False,), can_send: bool = False, **settings: Any
+) -> TransferKind:
+    config = EngineConfig(kind="vllm", **settings)
+    return choose_transfer(config, device, num_bytes=1, shares=shares, can_send=can_send)
 
 
 @pytest.mark.parametrize(
@@ -142,24 +163,36 @@ def test_auto_is_memory_for_a_server_of_ours_and_a_file_else(
 ) -> None:
     monkeypatch.setattr(vllm_transfer, "fits_in_memory", lambda num_bytes: fits)
     for device in (CPU, GPU):
-        assert choose_transfer(EngineConfig(kind="vllm", **settings), device, num_bytes=1) == expected
+        assert choose(device, **settings) == expected
+    assert choose(CPU, can_send=True, **settings) == expected
 
 
-@pytest.mark.parametrize("name", ["nccl", "ipc"])
-def test_from_gpu_to_gpu_needs_a_gpu(name: Any) -> None:
-    config = EngineConfig(kind="vllm", transfer=name)
-    with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, this run trains on cpu"):
-        choose_transfer(config, CPU, num_bytes=1)
-    assert choose_transfer(config, GPU, num_bytes=1) == name
-    with pytest.raises(SamplingError, match="needs vLLM in this environment too"):
-        open_builtin(name, Workers().ask, "127.0.0.1")
+def test_auto_is_nccl_between_gpus_where_vllm_is_on_both_sides() -> None:
+    assert choose(GPU, can_send=True) == "nccl"
+    assert choose(GPU, can_send=True, shares=(False, True)) != "nccl"  # one GPU has two processes
+    assert choose(GPU, can_send=True, urls=("http://a:1",), shares=()) == "file"
+
+
+def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
+    for name in ("nccl", "ipc"):
+        with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, this run trains on cpu"):
+            choose(CPU, can_send=True, transfer=name)
+        with pytest.raises(ConfigError, match=f"{name} needs vLLM in the trainer's environment too"):
+            choose(GPU, transfer=name)
+    with pytest.raises(ConfigError, match="nccl cannot join two processes on one GPU, and replica 1 computes on"):
+        choose(GPU, can_send=True, transfer="nccl", shares=(False, True))
+    with pytest.raises(ConfigError, match="ipc hands over memory of one GPU, and replica 0 computes on another"):
+        choose(GPU, can_send=True, transfer="ipc", shares=(False, True))
+    assert choose(GPU, can_send=True, transfer="nccl", shares=(False, False)) == "nccl"
+    assert choose(GPU, can_send=True, transfer="ipc", shares=(True,)) == "ipc"
 
 
 def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    short = EngineConfig(kind="vllm", transfer="shared_memory")
     with pytest.raises(ConfigError, match="has no room for three times"):
-        choose_transfer(EngineConfig(kind="vllm", transfer="shared_memory"), CPU, num_bytes=2**60)
+        choose_transfer(short, CPU, num_bytes=2**60, shares=(False,), can_send=False)
     monkeypatch.setattr(weight_files, "_MEMORY", tmp_path / "none")
-    assert choose_transfer(EngineConfig(kind="vllm"), CPU, num_bytes=1) == "file"
+    assert choose(CPU) == "file"
     with pytest.raises(ConfigError, match="name only one"):
         EngineConfig(transfer="shared_memory", exchange="/data")
 
@@ -189,7 +222,7 @@ def test_vllms_senders_see_the_live_weights_in_the_engines_precision_and_after_a
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
     stored = dict(stored_tensors(checkpoint))
-    live = Converted({**stored, "lm_head.weight": torch.zeros(1)}, names=shapes, dtype=torch.bfloat16)
+    live = Converted({**stored, "lm_head.weight": torch.zeros(1)}, shapes=shapes, dtype=torch.bfloat16)
     source = WeightSource(CPU)
     for weights in (Weights(path=path / "none", live=live), Weights(path=path)):
         source.weights = weights
@@ -199,17 +232,21 @@ def test_vllms_senders_see_the_live_weights_in_the_engines_precision_and_after_a
         assert all(torch.equal(tensor, stored[name].bfloat16()) for name, tensor in source)
 
 
-def test_vllms_senders_reach_the_server_by_its_four_routes() -> None:
-    workers = Workers()
-    client = ControlClient(workers.ask)
-    client.init_weight_transfer_engine({"a": 1})
+def test_vllms_senders_reach_every_server_by_its_four_routes_and_no_two_workers_have_one_rank() -> None:
+    servers = [Server(2), Server(1)]
+    client = ControlClient(ControlGroup(servers), [2, 1])
+    client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 4})
     client.start_weight_update()
     client.finish_weight_update("7")
-    assert workers.asked == [
-        ("/init_weight_transfer_engine", {"init_info": {"a": 1}}),
-        ("/start_weight_update", {}),
-        ("/finish_weight_update", {}),
-    ]
+    for server, first in zip(servers, (1, 3), strict=True):
+        assert server.asked == [
+            ("/init_weight_transfer_engine", {"init_info": {"rank_offset": first, "world_size": 4}}),
+            ("/start_weight_update", {}),
+            ("/finish_weight_update", {}),
+        ]
+    ipc = Server()
+    ControlClient(ControlGroup([ipc]), [1]).init_weight_transfer_engine({"packed": True})
+    assert ipc.asked == [("/init_weight_transfer_engine", {"init_info": {"packed": True}})]
 
 
 def test_the_store_is_open_on_the_way_to_the_server_alone() -> None:

@@ -26,7 +26,7 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
     assert misfits(shapes, model.state_dict()) == []
-    write_weights(Converted(model.state_dict(), names=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
+    write_weights(Converted(model.state_dict(), shapes=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
     written = load_file(tmp_path / "w.safetensors")
     for path in (tmp_path, tmp_path / "w.safetensors"):
         assert {name: tensor.sum().item() for name, tensor in stored_tensors(path)} == {

@@ -1,0 +1,119 @@
+"""Which GPUs each vLLM server computes on, and how much of them it may take; decided before anything is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlcore.config import EngineConfig
+from rlcore.errors import ConfigError
+
+ALONE, BESIDE_LEARNER = 0.85, 0.4  # of a GPU's memory
+_OF_FREE = 0.85  # what is free on the trainer's GPU is not all taken: its allocator and CUDA itself grow a little
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cards:
+    """The GPUs that this process sees: how many, which is the trainer's (None: it computes on a CPU).
+
+    ``free``: which part of the trainer's is free now; ``learns``: a learner is on it, which will want more.
+    """
+
+    count: int
+    trainer: int | None
+    free: float = 1.0
+    learns: bool = False
+
+
+def visible_cards(device: torch.device, *, learns: bool) -> Cards:
+    """The GPUs beside a trainer on ``device``; no other GPU than its own is touched."""
+    count = torch.cuda.device_count()
+    if device.type != "cuda":
+        return Cards(count=count, trainer=None)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    free, total = torch.cuda.mem_get_info(index)
+    return Cards(count=count, trainer=index, free=free / total, learns=learns)
+
+
+def deal(config: EngineConfig, cards: Cards) -> list[tuple[int, ...]]:
+    """The GPUs of each replica, empty ones where there is no GPU.
+
+    Raises:
+        ConfigError: more are asked for than there are, or ones that are not there.
+    """
+    width = config.gpus.tensor_parallel
+    needed = config.replicas * width
+    if not cards.count:
+        if config.gpus.devices:
+            raise ConfigError(
+                "gpus.devices names GPUs, none is visible here", where="engine.gpus.devices", fix="leave it out"
+            )
+        return [()] * config.replicas
+    chosen = list(config.gpus.devices) or _default(needed, cards, width)
+    unknown = [index for index in chosen if index >= cards.count]
+    if unknown:
+        raise ConfigError(
+            f"gpus.devices names GPU {unknown[0]}, the visible ones are 0 to {cards.count - 1}",
+            where="engine.gpus.devices",
+            fix="count from 0 among those that CUDA_VISIBLE_DEVICES leaves",
+        )
+    dealt = [tuple(chosen[start : start + width]) for start in range(0, needed, width)]
+    twice = [each for each in dealt if len(set(each)) < width]
+    if twice:
+        raise ConfigError(
+            f"a replica of tensor_parallel = {width} is given GPU {twice[0][0]} twice",
+            where="engine.gpus.devices",
+            fix="name different GPUs for the parts of one replica",
+        )
+    return dealt
+
+
+def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards: Cards) -> list[float]:
+    """The part of its GPUs' memory that each replica may take.
+
+    Raises:
+        ConfigError: replicas on one GPU want more than all of it, or more of the trainer's than is free.
+    """
+    sharing = Counter(index for each in dealt for index in each)
+    for index, count in sharing.items():
+        room = cards.free if index == cards.trainer else 1.0
+        if count * config.gpus.memory_fraction > room:
+            whose = "the trainer's GPU, of which" if index == cards.trainer else f"GPU {index}, of which"
+            raise ConfigError(
+                f"{count} replicas want {count * config.gpus.memory_fraction:.2f} of {whose} {room:.2f} is free",
+                where="engine.gpus.memory_fraction",
+                fix="lower memory_fraction (0 chooses), name more in gpus.devices, or take fewer replicas",
+            )
+    if config.gpus.memory_fraction:
+        return [config.gpus.memory_fraction] * len(dealt)
+    return [min((_share(index, cards) / sharing[index] for index in each), default=ALONE) for each in dealt]
+
+
+def on_the_trainers(dealt: Sequence[Sequence[int]], cards: Cards) -> list[bool]:
+    """For each replica, whether it computes on the trainer's GPU."""
+    return [cards.trainer in each for each in dealt]
+
+
+def _default(needed: int, cards: Cards, width: int) -> list[int]:
+    """The GPUs beside the trainer's, in order; the only one is shared by all."""
+    if cards.count == 1 and width == 1:
+        return [0] * needed
+    others = [index for index in range(cards.count) if index != cards.trainer]
+    if needed > len(others):
+        beside = "" if cards.trainer is None else f" beside the trainer's (GPU {cards.trainer})"
+        raise ConfigError(
+            f"{needed // width} replicas of {width} GPUs need {needed}, {len(others)} are visible{beside}",
+            where="engine.replicas",
+            fix="take fewer replicas or a smaller tensor_parallel; gpus.devices may name a GPU twice, or the trainer's",
+        )
+    return others[:needed]
+
+
+def _share(index: int, cards: Cards) -> float:
+    """How much of a GPU all replicas on it together may take."""
+    if index != cards.trainer:
+        return ALONE
+    return min(_OF_FREE * cards.free, BESIDE_LEARNER if cards.learns else ALONE)

@@ -1,0 +1,115 @@
+"""New weights for the vLLM servers of a run: packed once, sent to all of them, and what happens when one refuses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+
+from rlcore.errors import SamplingError
+from rlcore.sampling.vllm_control import ControlGroup, EngineControl, publish
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_transfer import Transfer, open_transfer
+from rlcore.sampling.vllm_weights import Weights, discard, pack
+from rlcore.sampling.weight_files import checkpoint_shapes
+
+
+class Server(Protocol):
+    """A server as the sync sees it; ``control`` is a new one after each start of it."""
+
+    control: EngineControl
+    served: Weights
+    policy_version: int
+
+    def start(self) -> None:
+        """Start it anew with the weights that it served last."""
+        ...
+
+
+class WeightSync:
+    """Brings weights to ``servers`` that serve the same checkpoint, which ``spec`` names.
+
+    One file serves all of them, and one group of this process and all workers where tensors are sent: NCCL warns of
+    several groups that are driven from several threads.
+    """
+
+    def __init__(self, servers: Sequence[Server], spec: ServerSpec) -> None:
+        self._servers, self._spec = tuple(servers), spec
+        self._shapes = checkpoint_shapes(spec.model)
+        self._numbers = itertools.count()
+        self._served = Weights(path=spec.model)
+        self._transfer: Transfer | None = None
+        self._met: tuple[EngineControl, ...] = ()  # the servers that the transfer was opened for
+
+    def begin(self) -> None:
+        """Servers that ran before this process may serve anything: they get the checkpoint, as version 0.
+
+        Raises:
+            SamplingError: one refused it.
+        """
+        if self._spec.url:
+            self._publish(self._served, 0)
+
+    def send(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        """Pause, update, drop the prefix cache, resume.
+
+        A file of the weights stays until the next update: a server that dies is served from it again. Where none is
+        written, it is from the trainer's own weights.
+
+        Raises:
+            SamplingError: other names or shapes, or a server refused; all then serve what they served before.
+        """
+        path = self._spec.exchange / str(next(self._numbers))  # a version may be sent twice
+        try:
+            weights = pack(state, path, spec=self._spec, shapes=self._shapes)
+        except (OSError, SafetensorError) as error:
+            discard(path)
+            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
+        try:
+            self._publish(weights, policy_version)
+        except (OSError, RuntimeError, SamplingError) as error:
+            discard(path)
+            self._go_back()
+            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
+        old, self._served = self._served, weights if weights.is_live_alone else replace(weights, live=None)
+        for server in self._servers:
+            server.served, server.policy_version = self._served, policy_version
+        self._discard(old)
+
+    def close(self) -> None:
+        """Remove the file of the weights that are served."""
+        self._discard(self._served)
+
+    def _publish(self, weights: Weights, policy_version: int) -> None:
+        group = ControlGroup([server.control for server in self._servers])
+        publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
+
+    def _opened(self, group: ControlGroup) -> Transfer:
+        """The way to the servers, opened when it is first needed, and again when one of them was started again."""
+        if self._transfer is None or group.members != self._met:
+            if self._transfer is not None and self._spec.transfer != "file":
+                group.ask("/shutdown_weight_transfer_engine", {})
+            self._transfer = open_transfer(self._spec.transfer, group, num_tensors=len(self._shapes))
+            self._met = group.members
+        return self._transfer
+
+    def _go_back(self) -> None:
+        """Start every server again: it may be paused, or hold a part of the weights.
+
+        Raises:
+            SamplingError: the old weights are nowhere any more, or the servers are not ours to start.
+        """
+        if self._served.is_live_alone:
+            self._served = replace(self._served, live=None)  # the trainer's weights are the new ones by now
+            for server in self._servers:
+                server.served = self._served
+        for server in self._servers:
+            server.start()
+
+    def _discard(self, weights: Weights) -> None:
+        if weights.path != self._spec.model:
+            discard(weights.path)

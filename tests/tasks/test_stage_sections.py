@@ -1,0 +1,66 @@
+"""What of an engine is in a stage's key: what changes its numbers, for the stages that sample with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.presets import open_preset
+from flows.stages import stages
+from rlcore.config import to_dict
+
+VLLM = "engine.kind=vllm"
+
+
+def changed(*overrides: str, start: tuple[str, ...] = (), preset: str = "tiny") -> set[str]:
+    """Stages whose section is another one with the overrides."""
+    before, after = (
+        {stage.name: to_dict(stage.section(config)) for stage in stages(config)}
+        for config in (open_preset(preset, start), open_preset(preset, (*start, *overrides)))
+    )
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_the_runs_engine_is_in_the_key_of_everything_that_is_sampled_and_of_nothing_else() -> None:
+    evaluations = {f"evaluate_{name}" for name in ("base", "sft", "grpo", "ppo")}
+    assert changed(VLLM) == {"prepare_preferences", "grpo", "ppo", *evaluations}
+    reasoning = changed(VLLM, preset="reasoning")
+    assert {"rejection", "grpo_mixed"} <= reasoning
+    assert not {"import_sft", "sft", "sft_kept", "compare"} & reasoning
+
+
+def test_an_engine_of_an_evaluations_own_changes_no_training() -> None:
+    assert {name.partition("_")[0] for name in changed("evaluation.engine.kind=vllm")} == {"evaluate"}
+    assert changed("grpo.sampling.engine.kind=vllm") == {"grpo"}
+    assert changed(VLLM, start=("evaluation.engine.kind=native",)) == {"prepare_preferences", "grpo", "ppo"}
+
+
+@pytest.mark.parametrize("override", ["engine.dtype=float16", "engine.gpus.tensor_parallel=2", "engine.eager=false"])
+def test_what_changes_the_numbers_is_in_the_key(override: str) -> None:
+    assert "evaluate_sft" in changed(override, start=(VLLM,))
+    assert changed(override) == set()  # the native engine has no such thing
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engine.python=/opt/engine/bin/python",
+        "engine.replicas=4",
+        "engine.gpus.devices=[3]",
+        "engine.transfer=gloo",
+        "engine.exchange=/data",
+        "engine.gpus.memory_fraction=0.5",
+        "engine.kv_cache_gib=2.0",
+        "engine.deadlines.start_seconds=60.0",
+    ],
+)
+def test_where_an_engine_runs_is_in_no_key(override: str) -> None:
+    assert changed(override, start=(VLLM,)) == set()
+
+
+def test_a_key_holds_plain_values() -> None:
+    config = open_preset("reasoning", (VLLM,))
+    section: Any = {stage.name: to_dict(stage.section(config)) for stage in stages(config)}["rejection"]
+    assert section["rejection"]["sampling"]["engine"]["kind"] == "vllm"
+    assert section["rejection"]["num_samples"] == config.rejection.num_samples  # type: ignore[union-attr]
