@@ -19,7 +19,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu bench-overhead
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu bench-overhead
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ test-slow: setup  ## the tests that take longer than a minute
 
 bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
+
+bench-precision: setup  ## the tiny preset in float32, bfloat16 and float16 over three seeds (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.precision
 
 bench-sandbox: setup  ## processor time of a box, programs judged per second (a minute)
 	$(BIN)/python -m benchmarks.sandbox
