@@ -2,9 +2,9 @@
 
     python -m benchmarks.precision [--preset tiny] [--precisions float32 bfloat16 float16] [--seeds 0 1 2]
 
-Prints Markdown tables for docs/benchmarks.md: held-out greedy accuracy after SFT, GRPO and PPO, with the critic on a trunk
-of its own, on the policy's, and with policy and critic as adapters; the reward model's held-out accuracy; and for each
-RL run the largest difference between engine and trainer. Stages are cached, so that an interrupted measurement goes on.
+Prints a Markdown table for docs/benchmarks.md: held-out greedy accuracy after SFT, GRPO and PPO, with the critic on a
+trunk of its own, on the policy's, and with policy and critic as adapters, and the reward model's held-out accuracy. The
+stages are cached, so that an interrupted measurement goes on where it was.
 """
 
 from __future__ import annotations
@@ -84,10 +84,7 @@ def render(rows: list[Row]) -> str:
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     for precision in precisions:
         own = [row for row in rows if row["precision"] == precision]
-        values = [
-            [*(row[arm, name] for _, arm, name in columns), row["reward_model"]]
-            for row in own
-        ]
+        values = [[*(row[arm, name] for _, arm, name in columns), row["reward_model"]] for row in own]
         for row, cells in zip(own, values, strict=True):
             shown = [_cell(cell) for cell in cells]
             lines.append(f"| {precision} | {row['seed']} | " + " | ".join(shown) + " |")
