@@ -35,9 +35,12 @@ _SCALES: dict[str, Callable[[Any], float]] = {
 
 
 def trunk(model: Any) -> Callable[..., Any]:
-    """The model without its head. Some classes name another attribute as their base, and then name themselves."""
+    """The model without its head. Some classes name another attribute as their base, and then name themselves.
+
+    A model that has no head is its own trunk.
+    """
     base = model.base_model
-    part: Callable[..., Any] = model.model if base is model else base
+    part: Callable[..., Any] = getattr(model, "model", base) if base is model else base
     return part
 
 
