@@ -177,7 +177,7 @@ bench-rollout: setup  ## tokens per CPU second of generate, continuous batching,
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.plots .rlcore/bench-rollout.json
 
-bench-promotion: setup  ## how often the promotion gate errs, and what it finds (half a minute)
+bench-promotion: setup  ## how often the promotion gate errs, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.promotion
 
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
