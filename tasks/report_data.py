@@ -20,7 +20,11 @@ from tasks.storage import read_json, read_table
 History = Sequence[Mapping[str, float]]
 Folders = Mapping[str, Path]
 CURVES = (
-    ("reward/mean", "reward", "mean of the rollouts; band: 95 % interval of the mean"),
+    (
+        "reward/mean",
+        "reward",
+        "mean of the rollouts; band: 1.96 standard errors as if rollouts of a prompt were independent",
+    ),
     ("eval/accuracy", "held-out accuracy", "greedy, in the run's own evaluations; band: Wilson interval"),
     ("kl/ref", "KL to the reference", "nats per token"),
     ("completion/length", "completion length", "tokens"),
@@ -30,7 +34,7 @@ CURVES = (
     ("value/explained_variance", "explained variance", "of the critic; at most 1"),
 )
 _PART = "reward/part/"
-_NORMAL = 1.959963984540054  # quantile of a 95 % interval
+_NORMAL = 1.959963984540054  # standard errors on each side of a mean
 _SHOWN = 3  # samples of each kind
 
 

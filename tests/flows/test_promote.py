@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,10 +14,10 @@ from flows.run import run_promotion, run_roll_back
 from rlcore.config import PromotionConfig
 from rlcore.errors import ConfigError, DataError, PromotionError
 from tasks.artifacts import ArtifactRef
-from tasks.promote import compared, limits_of
+from tasks.promote import compared, limits_of, prompt_set
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.settings import Home
-from tasks.storage import read_json
+from tasks.storage import read_json, write_table
 from tasks.tracking import open_tracker
 
 NAME = "tiny-sft"
@@ -106,6 +107,26 @@ def answers(correct: list[bool], tasks: list[str], tokens: int = 10) -> pd.DataF
             "num_tokens": tokens,
         }
     )
+
+
+def test_looks_count_per_set_of_prompts_whatever_else_their_file_says(tmp_path: Path) -> None:
+    def file(name: str, questions: list[str], task: str = "sums") -> Path:
+        rows = [
+            {
+                "prompt_id": f"{name}-{place}",
+                "messages": [{"role": "user", "content": question}],
+                "reference": "1",
+                "task": task,
+                "split": "eval",
+            }
+            for place, question in enumerate(questions)
+        ]
+        write_table(pd.DataFrame(rows), tmp_path / f"{name}.parquet")
+        return tmp_path / f"{name}.parquet"
+
+    first = prompt_set(file("a", ["1+0", "0+1"]))
+    assert prompt_set(file("b", ["0+1", "1+0"], task="other")) == first
+    assert prompt_set(file("c", ["0+1", "2-1"])) != first
 
 
 def test_large_tasks_and_safety_tasks_are_guarded_by_themselves() -> None:
