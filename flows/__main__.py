@@ -150,7 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     reproduce = commands.add_parser("reproduce", help="run what made a model again, and compare the bytes")
     reproduce.add_argument("model", help="tiny-grpo@champion or tiny-grpo/3")
     reproduce.add_argument("--preset", default="", help="where its preset lies, if it is not a committed one")
-    reproduce.add_argument("--anyway", action="store_true", help="run though code or versions have changed")
+    reproduce.add_argument(
+        "--anyway", action="store_true", help="run though code, versions or the machine have changed"
+    )
     ui = commands.add_parser("ui", help="open the MLflow and Prefect interfaces over the results")
     ui.add_argument("--mlflow-port", type=int, default=5000)
     ui.add_argument("--prefect-port", type=int, default=4200)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flows.presets import open_preset
 from flows.stages import retrain_stages, stages
 from tasks.pipeline import run_pipeline
-from tasks.reproduce import changes, compare, config_of, find_origin, scratch_home
+from tasks.reproduce import changes, compare, config_of, find_origin, machines, scratch_home
 from tasks.retrain import Past
 from tasks.settings import find_home
 
@@ -25,7 +25,7 @@ def run_reproduce(model: str, preset: str = "", *, anyway: bool = False) -> Repr
     """Run what made ``model`` again and compare the files of the model.
 
     ``preset`` fills in the sections that none of its stages used; the version's own unless it is given. Nothing is run
-    where data are gone; nor, unless ``anyway``, where code, library versions or data are no longer those of the run.
+    where data are gone; nor, unless ``anyway``, where code, library versions, data or the machine are others than then.
 
     Raises:
         ModelError: no such version, or no record of how it was made.
@@ -36,15 +36,16 @@ def run_reproduce(model: str, preset: str = "", *, anyway: bool = False) -> Repr
     config = config_of(origin, open_preset(preset or origin.tags["preset"]))
     start = origin.start
     table = retrain_stages(config, start, Past(artifacts={}, recipe="")) if start else stages(config)
+    told = machines(origin, config)
     gone, changed = changes(home, origin, table, config)
     if gone or (changed and not anyway):
         faults = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
-        return Reproduction(is_equal=False, lines=(*faults, "nothing was run"))
+        return Reproduction(is_equal=False, lines=(*told, *faults, "nothing was run"))
     target = origin.chain[-1].ingredients["stage"]["name"]
     with scratch_home(home, origin, table, config) as scratch:
         refs = run_pipeline(table, config, [target], home=scratch, experiment=config.name)
         different = compare(home, origin, scratch, refs)
-    before = [f"changed: {line}" for line in changed]
+    before = [*told, *(f"changed: {line}" for line in changed)]
     if different:
         return Reproduction(is_equal=False, lines=(*before, *different, f"both are kept: {scratch.root}"))
     shutil.rmtree(scratch.root)

@@ -12,7 +12,7 @@ from tasks.compare import run_compare
 from tasks.drift import run_drift
 from tasks.episodes import evaluation_corpus, evaluation_section
 from tasks.evaluate import run_evaluate
-from tasks.import_sft import run_import_sft, source_files
+from tasks.import_sft import import_section, run_import_sft, source_files
 from tasks.online_rl import run_online_rl
 from tasks.prepare import (
     demonstrations_source,
@@ -20,7 +20,7 @@ from tasks.prepare import (
     run_prepare_demonstrations,
     run_prepare_prompts,
 )
-from tasks.prepare_preferences import preferences_source, run_prepare_preferences
+from tasks.prepare_preferences import preferences_section, preferences_source, run_prepare_preferences
 from tasks.promote import run_champion, run_promote
 from tasks.registry import ModelVersion
 from tasks.rejection import needs_reward_model, run_rejection
@@ -140,7 +140,7 @@ def _base_and_data() -> tuple[Stage, ...]:
             version=1,
             kind="checkpoint",
             run=run_import_sft,
-            section=_sections("model"),
+            section=import_section,
             external=source_files,
         ),
         Stage(
@@ -183,7 +183,7 @@ def _reward_model() -> tuple[Stage, ...]:
             kind="dataset",
             run=run_prepare_preferences,
             inputs=("sft", "prepare_prompts"),
-            section=_sections("preferences", "evaluation", "engine"),
+            section=preferences_section,
             external=preferences_source,
         ),
         Stage(
@@ -262,7 +262,7 @@ def _evaluate(name: str, checkpoint: str) -> Stage:
 
 
 def _sections(*names: str) -> Callable[[RunConfig], Mapping[str, Any]]:
-    """The named sections of the preset; threads, device and precision change the last bits of what is computed."""
+    """The named sections of the preset: ``hardware`` where a model computes."""
     return partial(_pick, names)
 
 

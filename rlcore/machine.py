@@ -29,12 +29,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
 
+CHOSEN = ("device", "dtype", "num_threads")  # the settings of which a Machine says what they came to
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DIGITS = 12
 
@@ -56,14 +58,6 @@ class Machine:
     arithmetic: str = ""
 
 
-def describe(machine: Mapping[str, object]) -> str:
-    """The fields of a :class:`Machine` in a line: ``device cpu, precision float32, instructions AVX512, threads 1, …``.
-
-    It takes them as records of stages keep them; empty for a stage that computes with no model.
-    """
-    return ", ".join(f"{name} {value}" for name, value in machine.items() if value)
-
-
 def find_machine(config: HardwareConfig) -> Machine:
     """What would compute with this configuration, in this process.
 
@@ -83,6 +77,14 @@ def find_machine(config: HardwareConfig) -> Machine:
         threads=config.num_threads or torch.get_num_threads(),
         arithmetic=_arithmetic(dtype),
     )
+
+
+def settings_of(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that ask for a recorded machine, as far as one can ask: for CUDA only where there is a card."""
+    if not machine:
+        return {}
+    device = "cpu" if machine["device"] == "cpu" else "auto"
+    return dict(zip(CHOSEN, (device, machine["precision"], machine["threads"]), strict=True))
 
 
 def choose_device_and_dtype(config: HardwareConfig) -> tuple[torch.device, torch.dtype]:

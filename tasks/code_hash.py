@@ -23,10 +23,10 @@ from rlcore.errors import StorageError
 
 PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 
-# These move bytes, record and schedule, or hold values that enter the key themselves (rlcore.config): what they do
-# cannot change a stage's result, so a change in them recomputes nothing.
+# These move bytes, record and schedule, or hold values that enter the key themselves (rlcore.config, rlcore.machine):
+# what they do cannot change a stage's result, so a change in them recomputes nothing.
 NEUTRAL = frozenset(
-    {"rlcore.config", "rlcore.errors"}
+    {"rlcore.config", "rlcore.errors", "rlcore.machine"}
     | {
         f"tasks.{name}"
         for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks", "logs")

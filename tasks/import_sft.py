@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
@@ -35,6 +37,12 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
         )
     folder = download_model(config.path, work / "registry")
     return dataclasses.replace(config, source="folder", path=str(folder))
+
+
+def import_section(config: RunConfig) -> Mapping[str, Any]:
+    """What an import depends on; only a model from scratch is computed: its weights are drawn here."""
+    hardware = {"hardware": config.hardware} if config.model.source == "scratch" else {}
+    return {"model": config.model, **hardware}
 
 
 def source_files(config: RunConfig) -> str:

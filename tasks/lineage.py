@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 
 from rlcore.errors import ModelError
 from tasks.artifacts import ArtifactRef
 from tasks.registry import read_version
 from tasks.settings import Home
-from tasks.stage_keys import Record, StageCache
+from tasks.stage_keys import Record, StageCache, describe_machine
 from tasks.storage import read_json
 
 _DIGITS = 12
 _BOX_WIDTH, _BOX_HEIGHT, _GAP = 250, 64, 26  # of the picture, in its units
+_BOX_LETTERS = 46  # that fit a line of a box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,7 @@ def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
         "parents",
         "versions",
         "environment",
+        "machine",
         "promoted_over",
         "verdict",
         "rolled_back",
@@ -127,7 +130,7 @@ def _facts(home: Home, record: Record) -> tuple[str, ...]:
         f"{ref.rows} rows" if ref.rows else "",
         f"source {ingredients['external'][:_DIGITS]}" if ingredients["external"] else "",
     ]
-    facts += _rows_of(home, ref)
+    facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {}))]
     return tuple(fact for fact in (*facts, f"seed {ingredients['seed']}", record.created[:16]) if fact)
 
 
@@ -166,7 +169,7 @@ def _box(node: Ancestor, x: int, y: int) -> str:
     lines = [f"{node.stage} {node.sha256[:_DIGITS]}", *node.facts[-4:-1]]
     texts = "".join(
         f'<text x="{x + 8}" y="{y + 16 + 14 * place}" font-size="{12 if place == 0 else 10}">{escape(line)}</text>'
-        for place, line in enumerate(lines)
+        for place, line in enumerate(shorten(line, _BOX_LETTERS, placeholder=" …") for line in lines)
     )
     return f'<rect x="{x}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" fill="#eef3fa" stroke="#446"/>{texts}'
 

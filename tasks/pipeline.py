@@ -10,12 +10,13 @@ from typing import Literal, Protocol
 
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import ConfigError
+from rlcore.machine import find_machine
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.engine import FlowRun, current_flow_run, report_link, report_table, task
 from tasks.leases import heal, hold_lease
 from tasks.settings import Home
-from tasks.stage_keys import StageCache, key_of, now, why
+from tasks.stage_keys import StageCache, describe_machine, key_of, now, why
 from tasks.stages import PipelineRun, Stage, ingredients_of, run_stage
 from tasks.tracking import RunTracker, Tracker, open_tracker
 
@@ -108,6 +109,8 @@ def run_pipeline(
         ConfigError: a stage needs more than the GPU has.
     """
     ordered = order_stages(stages, targets)
+    machine = describe_machine(to_dict(find_machine(config.hardware)))
+    logger.info("machine: %s", machine)
     for line in heal(home):
         logger.warning("%s", line)
     flow_run = current_flow_run()
@@ -116,6 +119,7 @@ def run_pipeline(
     flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
     refs: dict[str, ArtifactRef] = {}
     started = now()
+    parent.set_tags({"machine": machine})
     with hold_lease(home, mlflow_run_id=parent.run_id, flow_run_id=flow_run_id, attempt=attempt), parent:
         run = PipelineRun(
             home=home,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from rlcore.config import RunConfig
 from tasks.data import POLICY, resolve_adapter, source_digest
 from tasks.prepare import prepare
 from tasks.sampled_pairs import write_sampled_pairs
+from tasks.stage_sections import section_of
 from tasks.stages import MODEL, StageContext, StageResult
 
 
@@ -20,6 +23,14 @@ def run_prepare_preferences(context: StageContext) -> StageResult:
         write_sampled_pairs(context, config, path)
         config = dataclasses.replace(config, adapter="preferences", path=str(path), fallback="", options={})
     return prepare(context, "preferences", config, tokenizer=folder)
+
+
+def preferences_section(config: RunConfig) -> Mapping[str, Any]:
+    """What the pairs depend on: pairs that the policy samples also on the engine and the machine that sample them."""
+    assert config.preferences is not None  # as above
+    is_sampled = resolve_adapter(config.preferences) == POLICY
+    names = ("preferences", "evaluation", *(("engine", "hardware") if is_sampled else ()))
+    return {name: section_of(config, name) for name in names}
 
 
 def preferences_source(config: RunConfig) -> str:

@@ -18,13 +18,14 @@ from typing import Any
 
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import DataError, ModelError
+from rlcore.machine import find_machine, settings_of
 from rlcore.strict import build
 from tasks.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.lineage import is_import, read_records
 from tasks.registry import ModelVersion, read_version
 from tasks.settings import Home, configure_environment
-from tasks.stage_keys import Record, StageCache, key_of, why
+from tasks.stage_keys import Record, StageCache, describe_machine, key_of, why
 from tasks.stages import MODEL, Stage, ingredients_of
 from tasks.storage import read_json
 
@@ -76,10 +77,15 @@ def find_origin(home: Home, model: str) -> Origin:
 
 
 def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
-    """The configuration of that run: the recorded sections, and ``preset`` where none of its stages looked."""
+    """The configuration of that run: the recorded sections, and ``preset`` where none of its stages looked.
+
+    It asks for the device, the precision and the number of threads that made the version.
+    """
     document = to_dict(preset)
     for record in origin.chain:
         document |= {name: value for name, value in record.ingredients["config"].items() if name in document}
+    machine = origin.record.ingredients.get("machine", {})
+    document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
     document["seed"] = origin.record.ingredients["seed"]
     return build(RunConfig, _without_none(document), source=f"the records of {origin.version.name}")
 
@@ -103,6 +109,17 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
     if changed and origin.tags.get("code") != code_version():
         changed.append(f"made by code {origin.tags.get('code', 'unknown')}, this is {code_version()}")
     return gone, changed
+
+
+def machines(origin: Origin, config: RunConfig) -> list[str]:
+    """The machine that made the version and this one, in a line; nothing of a version that no model computed."""
+    then, now = origin.record.ingredients.get("machine"), to_dict(find_machine(config.hardware))
+    if then == {}:
+        return []
+    if then == now:
+        return [f"machine: {describe_machine(now)}, as then"]
+    before = describe_machine(then) if then else "a machine of which there is no record"
+    return [f"made on {before}; this is {describe_machine(now)}: other bits are to be expected"]
 
 
 @contextmanager

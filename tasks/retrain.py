@@ -73,12 +73,13 @@ def nearest(root: Ancestor) -> dict[str, str]:
 def recipe_of(home: Home, ingredients: Ingredients) -> str:
     """Digest of all that an RL run is made from, but for the checkpoint that it starts from.
 
-    Datasets count by the digest of their rows: a copy of the same rows under another name is the same data.
+    Datasets count by the digest of their rows: a copy of the same rows under another name is the same data. The machine
+    does not count: that another one would round otherwise is no reason to train a champion on.
     """
     arguments = dict(ingredients["arguments"])
     start = arguments.pop("start")
     inputs = {name: _content(home, name, sha) for name, sha in ingredients["inputs"].items() if name != start}
-    return key_of({**ingredients, "inputs": inputs, "arguments": arguments})
+    return key_of({**ingredients, "inputs": inputs, "arguments": arguments, "machine": {}})
 
 
 def _content(home: Home, stage: str, sha256: str) -> str:

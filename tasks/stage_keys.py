@@ -1,9 +1,9 @@
 """What a stage's result depends on, as one key; and what has changed since a result that is there already.
 
 The key is the SHA-256 of the *ingredients*: name and version of the stage, digests of its inputs (never paths), of
-every module that it can reach, of data outside the store, its section of the configuration, the seed, and the
-versions of the libraries and of Python that its numbers come from. The cache keeps the ingredients beside the
-result, so that a plan can say why a stage runs.
+every module that it can reach, of data outside the store, its section of the configuration, the machine where it
+computes with a model, the seed, and the versions of the libraries and of Python that its numbers come from. The cache
+keeps the ingredients beside the result, so that a plan can say why a stage runs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _WORDS = {  # the ingredients, with the words in which a plan names a change
     "code": "code changed",
     "arguments": "arguments changed",
     "config": "configuration changed",
+    "machine": "machine changed",
     "seed": "seed changed",
     "versions": "versions changed",
 }
@@ -112,9 +113,26 @@ def why(ingredients: Ingredients, records: Collection[Record], *, unknown: Colle
     if not records:
         return "no earlier result"
     newest_first = sorted(records, key=lambda record: record.created, reverse=True)
-    found = [differences(record.ingredients, ingredients, unknown=unknown) for record in newest_first]
-    nearest = min(found, key=lambda each: sum(map(len, each.values())))
-    return "; ".join(_describe(_WORDS[kind], [name for name in names if name]) for kind, names in nearest.items())
+    found = [(record, differences(record.ingredients, ingredients, unknown=unknown)) for record in newest_first]
+    record, nearest = min(found, key=lambda each: sum(map(len, each[1].values())))
+    named = {kind: [name for name in names if name] for kind, names in nearest.items()}
+    if "machine" in named:
+        named["machine"] = _moves(record.ingredients.get("machine", {}), ingredients["machine"])
+    return "; ".join(_describe(_WORDS[kind], names) for kind, names in named.items())
+
+
+def describe_machine(machine: Mapping[str, object]) -> str:
+    """A machine in a line: ``device cpu, precision float32, instructions AVX512, threads 1, …``.
+
+    It is the ingredient of that name, as records keep it; empty for a stage that computes with no model.
+    """
+    return ", ".join(f"{name} {value}" for name, value in machine.items() if value)
+
+
+def _moves(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """``precision float32 -> bfloat16`` for each field that both machines have, the most telling first."""
+    changed = [name for name, value in new.items() if value != old.get(name) and value and old.get(name)]
+    return [f"{name} {old[name]} -> {new[name]}" for name in changed]
 
 
 def _describe(text: str, names: list[str]) -> str:

@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import ConfigError
+from rlcore.machine import CHOSEN, find_machine
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import closure_digests, code_version
 from tasks.engine import report_markdown
@@ -28,7 +30,7 @@ from tasks.exporter import exported
 from tasks.locks import file_lock
 from tasks.registry import register_model
 from tasks.settings import Home
-from tasks.stage_keys import Ingredients, Record, StageCache, function_of, key_of, now, versions
+from tasks.stage_keys import Ingredients, Record, StageCache, describe_machine, function_of, key_of, now, versions
 from tasks.storage import read_json, write_json
 from tasks.tracking import RunTracker, Tracker
 
@@ -86,8 +88,9 @@ class Stage:
 
     ``inputs`` names upstream stages. ``section`` picks the part of the configuration that matters, best as a mapping
     with the sections' own names (``lambda config: {"sft": config.sft}``): a plan then names the field that changed.
-    ``external`` gives a digest of files outside of the store, such as source data. ``version`` is raised when a
-    result has to be made anew though no code of ours changed.
+    The section ``hardware`` belongs to it where a model computes: it stands for the machine that it comes to.
+    ``external`` gives a digest of files outside of the store, such as source data. ``version`` is raised when a result
+    has to be made anew though no code of ours changed.
 
     Raises:
         ConfigError: ``run`` holds captured variables, which would be missing from the key.
@@ -125,16 +128,29 @@ class PipelineRun:
 def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> Ingredients:
     """Everything that the stage's result depends on, as JSON values."""
     module, arguments = function_of(stage.run)
+    section, machine = _with_machine(stage.section(config))
     return {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
         "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
         "external": stage.external(config),
         "code": closure_digests(module),
         "arguments": to_dict(arguments),
-        "config": to_dict(stage.section(config)),
+        "config": section,
+        "machine": machine,
         "seed": config.seed,
         "versions": versions(),
     }
+
+
+def _with_machine(section: object) -> tuple[Any, Mapping[str, Any]]:
+    """A section as JSON values, and the machine that its settings ``hardware`` came to, which takes their place.
+
+    So ``auto`` is what it became, and asking for just that is no change. Without such settings there is no machine.
+    """
+    if not isinstance(section, Mapping) or "hardware" not in section:
+        return to_dict(section), {}
+    kept = {name: value for name, value in to_dict(section["hardware"]).items() if name not in CHOSEN}
+    return to_dict({**section, "hardware": kept}), to_dict(find_machine(section["hardware"]))
 
 
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
@@ -171,8 +187,8 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
                 tracker=tracker,
                 progress=partial(logger.info, "%s: %s", stage.name),
             )
-            tracker.log_params({**parameters(stage, ingredients["config"]), "seed": config.seed})
-            ref = _commit(stage, context, stage.run(context), run.store)
+            tracker.log_params(_logged(stage, ingredients))
+            ref = _commit(stage, context, stage.run(context), run.store, machine=ingredients["machine"])
         seconds = time.perf_counter() - started
         is_new = ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
         run.cache.write(stage.name, Record(key=key, ref=ref, ingredients=ingredients, created=now(), seconds=seconds))
@@ -193,6 +209,12 @@ def parameters(stage: Stage, section: object) -> Mapping[str, object]:
     own = section.get(stage.name)
     others = {name: value for name, value in section.items() if name != stage.name}
     return {**own, **others} if isinstance(own, Mapping) else section
+
+
+def _logged(stage: Stage, ingredients: Ingredients) -> Mapping[str, object]:
+    machine = {name: value for name, value in ingredients["machine"].items() if value}
+    found = {**parameters(stage, ingredients["config"]), "seed": ingredients["seed"]}
+    return found | {"machine": machine} if machine else found
 
 
 @contextmanager
@@ -220,13 +242,16 @@ def _open_run(stage: Stage, key: str, work: Path, run: PipelineRun) -> RunTracke
     return tracker
 
 
-def _commit(stage: Stage, context: StageContext, result: StageResult, store: ArtifactStore) -> ArtifactRef:
+def _commit(
+    stage: Stage, context: StageContext, result: StageResult, store: ArtifactStore, *, machine: Mapping[str, object]
+) -> ArtifactRef:
     tracker = context.tracker
     tracker.log_summary(result.metrics)
     ref = store.commit(
         context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=context.stage_key
     )
     tags = {"sha256": ref.sha256, "artifact": ref.uri, "stage_key": ref.stage_key, "code": code_version()}
+    tags |= {"machine": describe_machine(machine)} if machine else {}
     tracker.set_tags(tags)
     ref = dataclasses.replace(ref, mlflow_run_id=tracker.run_id)
     if result.summary:

@@ -35,13 +35,16 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
     run_targets("retrain", write_data(tmp_path / "data"), ["grpo"])
 
     assert main(["reproduce", "retrain-grpo/1"]) == 0
-    assert "every file of the model is the same" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "every file of the model is the same" in said
+    assert said.startswith("machine: device cpu, precision float32, instructions ")
+    assert said.splitlines()[0].endswith(", as then")
     assert not scratch_homes(tracked_home)
 
     weights = artifact(tracked_home, "grpo") / "model" / "model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-1])
-    assert run_reproduce("retrain-grpo/1").lines == (
+    assert run_reproduce("retrain-grpo/1").lines[1:] == (
         "gone: grpo: model/model.safetensors is damaged",
         "nothing was run",
     )
@@ -50,13 +53,21 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
     edit_records(tracked_home, "sft", '"torch": "', '"torch": "0.')
     versions = run_reproduce("retrain-grpo/1")
     assert not versions.is_equal
-    assert versions.lines[0] == "changed: sft: versions changed: torch"
+    assert versions.lines[1] == "changed: sft: versions changed: torch"
     edit_records(tracked_home, "sft", '"torch": "0.', '"torch": "')
+
+    edit_records(tracked_home, "grpo", '"instructions": "', '"instructions": "NEON and ')
+    machine = run_reproduce("retrain-grpo/1").lines
+    assert machine[0].startswith("made on device cpu, precision float32, instructions NEON and ")
+    assert machine[0].endswith(": other bits are to be expected")
+    assert machine[1].startswith("changed: grpo: machine changed: instructions NEON and ")
+    assert machine[-1] == "nothing was run"
+    edit_records(tracked_home, "grpo", '"instructions": "NEON and ', '"instructions": "')
 
     edit_records(tracked_home, "sft", '"learning_rate": 0.005', '"learning_rate": 0.004')
     other = run_reproduce("retrain-grpo/1")  # as if the run had been another: its records say so, and the bytes do
-    assert other.lines[0].startswith("sft: ")
-    assert "model/model.safetensors" in other.lines[0]
+    assert other.lines[1].startswith("sft: ")
+    assert "model/model.safetensors" in other.lines[1]
     (scratch,) = scratch_homes(tracked_home)
     assert other.lines[-1] == f"both are kept: {scratch}"
 

@@ -13,7 +13,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
-from rlcore.machine import _arithmetic, choose_device_and_dtype, describe, find_machine
+from rlcore.machine import Machine, _arithmetic, choose_device_and_dtype, find_machine, settings_of
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def test_cards_of_one_kind_are_one_machine_and_of_two_kinds_two(monkeypatch: pyt
     first, second, other = (find_machine(HardwareConfig(device=f"cuda:{number}")) for number in range(3))
     assert first == second == find_machine(HardwareConfig(num_threads=3))
     assert other != first
-    assert describe(asdict(first)) == ("device cuda, precision bfloat16, gpu NVIDIA H200 (compute capability 9.0)")
+    assert first == Machine(device="cuda", precision="bfloat16", gpu="NVIDIA H200 (compute capability 9.0)")
 
 
 def test_what_was_asked_for_and_what_auto_became_are_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +89,19 @@ def test_what_was_asked_for_and_what_auto_became_are_one_machine(monkeypatch: py
         HardwareConfig(num_threads=threads + 1),
     ]
     assert len({find_machine(config) for config in (HardwareConfig(), *others)}) == 4
+
+
+def test_a_recorded_machine_is_asked_for_again_as_far_as_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cards(monkeypatch)
+    asked = HardwareConfig(dtype="bfloat16", num_threads=3)
+    assert find_machine(HardwareConfig(**settings_of(asdict(find_machine(asked))))) == find_machine(asked)
+    assert settings_of({}) == {}
+    pretend_cards(monkeypatch, (9, 0))
+    on_cuda = asdict(find_machine(HardwareConfig()))
+    assert find_machine(HardwareConfig(**settings_of(on_cuda))).device == "cuda"
+    pretend_cards(monkeypatch)
+    moved = find_machine(HardwareConfig(**settings_of(on_cuda)))
+    assert (moved.device, moved.precision) == ("cpu", "bfloat16")
 
 
 def test_units_for_half_precision_belong_to_half_precision_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +131,10 @@ def test_the_arithmetic_does_not_depend_on_threads_the_global_seed_or_an_open_au
 
 def test_another_instruction_set_is_another_machine() -> None:
     """In a process of its own: torch chooses its instruction set once."""
-    script = "from rlcore.machine import *; print(describe(vars(find_machine(HardwareConfig(device='cpu')))))"
-    here = describe(asdict(find_machine(HardwareConfig(device="cpu", num_threads=1))))
-    lowered = os.environ | {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+    script = "from rlcore.machine import *; print(find_machine(HardwareConfig(device='cpu', num_threads=1)))"
+    here = find_machine(HardwareConfig(device="cpu", num_threads=1))
+    lowered = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
     done = subprocess.run([sys.executable, "-c", script], env=lowered, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.startswith("device cpu, precision float32, instructions DEFAULT, threads 1, arithmetic ")
-    assert ("DEFAULT" in here) == (done.stdout.strip() == here)
+    assert "precision='float32', gpu='', instructions='DEFAULT', threads=1" in done.stdout
+    arithmetic = done.stdout.partition("arithmetic='")[2][:12]
+    assert (here.instructions == "DEFAULT") == (arithmetic == here.arithmetic)

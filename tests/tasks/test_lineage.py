@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from rlcore.config import RunConfig
+from rlcore.config import HardwareConfig, RunConfig, to_dict
 from rlcore.errors import ModelError
+from rlcore.machine import find_machine
 from tasks.artifacts import ArtifactRef
 from tasks.environment import pins_digest
 from tasks.lineage import draw, find_lineage, tree_text
 from tasks.pipeline import run_pipeline
 from tasks.settings import Home
+from tasks.stage_keys import describe_machine
 from tasks.stages import Stage, StageContext, StageResult
 
 
@@ -26,10 +30,15 @@ class ToyConfig:
     name: str = "toy"
     seed: int = 0
     retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 
 def section(config: RunConfig) -> Mapping[str, object]:
     return {}
+
+
+def hardware(config: RunConfig) -> Mapping[str, object]:
+    return {"hardware": config.hardware}
 
 
 def rows_digest(config: RunConfig) -> str:
@@ -49,8 +58,8 @@ def train(context: StageContext) -> StageResult:
 
 
 ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, section=section, external=rows_digest)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, section=section, inputs=("rows",))
-GRPO = Stage(name="grpo", version=1, kind="policy", run=train, section=section, inputs=("sft", "rows"))
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, section=hardware, inputs=("rows",))
+GRPO = Stage(name="grpo", version=1, kind="policy", run=train, section=hardware, inputs=("sft", "rows"))
 
 
 @pytest.fixture
@@ -71,9 +80,18 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
     assert "torch==" in tags["versions"]
     assert "python==3" in tags["versions"]
     assert tags["environment"] == pins_digest()
+    machine = describe_machine(to_dict(find_machine(HardwareConfig())))
+    assert (tags["machine"], sft.facts[0], root.facts[0]) == (machine, machine, machine)
+    assert machine not in data.facts
     text = tree_text(tags, root)
+    assert f"  machine: {machine}\n" in text
     assert text.startswith("toy-2 version 1\n")
     assert [line.split()[0] for line in text.splitlines()[-4:]] == ["grpo", "sft", "rows", "rows"]
+
+
+def test_reading_a_lineage_does_not_wait_for_torch() -> None:
+    script = "import sys, tasks.lineage; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
 def test_the_picture_has_every_result_once_and_an_arrow_from_each_input(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlcore.config import RunConfig
+from rlcore.config import HardwareConfig, RunConfig
 from rlcore.errors import ConfigError
 from tasks.artifacts import ArtifactRef
 from tasks.engine import FlowRun
@@ -31,6 +32,7 @@ class ToyConfig:
     name: str = "toy"
     seed: int = 0
     retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     data: Step = field(default_factory=Step)
     sft: Step = field(default_factory=Step)
     rl: Step = field(default_factory=Step)
@@ -125,6 +127,17 @@ def test_a_first_run_computes_everything_and_a_second_nothing(tracked_home: Home
     assert states(tracked_home) == dict.fromkeys(("data", "sft", "rl"), ("cached", ""))
     assert run(tracked_home) == first
     assert ran == ["data", "sft", "rl"]
+
+
+def test_a_run_says_first_what_it_computes_with(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tasks")
+    hardware = HardwareConfig(device="cpu", dtype="bfloat16", num_threads=1)
+    refs = run(tracked_home, "data", hardware=hardware)
+    assert caplog.records[0].getMessage().startswith("machine: device cpu, precision bfloat16, instructions ")
+    tracker = open_tracker(tracked_home)
+    parent = tracker.client.get_run(refs["data"].mlflow_run_id).data.tags[PARENT_TAG]
+    tag = tracker.client.get_run(parent).data.tags["machine"]
+    assert caplog.records[0].getMessage() == f"machine: {tag}"
 
 
 @pytest.mark.parametrize(

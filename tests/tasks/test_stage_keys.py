@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.artifacts import ArtifactRef
-from tasks.stage_keys import Record, StageCache, differences, flatten, function_of, key_of, versions, why
+from tasks.stage_keys import (
+    Record,
+    StageCache,
+    describe_machine,
+    differences,
+    flatten,
+    function_of,
+    key_of,
+    versions,
+    why,
+)
 
 INGREDIENTS: dict[str, Any] = {
     "stage": {"name": "grpo", "version": 1, "kind": "policy"},
@@ -19,6 +29,7 @@ INGREDIENTS: dict[str, Any] = {
     "code": {"tasks.online_rl": "11", "rlcore.types": "22"},
     "arguments": {},
     "config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "math", "weight": 1.0}]}},
+    "machine": {"device": "cpu", "precision": "float32", "instructions": "AVX512", "gpu": ""},
     "seed": 0,
     "versions": {"torch": "2.13.0"},
 }
@@ -73,6 +84,10 @@ def test_nested_values_are_flattened_to_the_paths_that_overrides_use() -> None:
         ({"external": "f"}, "source files changed"),
         ({"seed": 1}, "seed changed"),
         ({"versions": {"torch": "2.14.0"}}, "versions changed: torch"),
+        ({"machine": {"device": "cpu", "precision": "bfloat16", "instructions": "AVX2", "gpu": ""}},
+         "machine changed: precision float32 -> bfloat16, instructions AVX512 -> AVX2"),
+        ({"machine": {"device": "cuda", "precision": "float32", "instructions": "", "gpu": "H200"}},
+         "machine changed: device cpu -> cuda"),
         ({"arguments": {"section": "ppo"}}, "arguments changed: section"),
         ({"stage": {"name": "grpo", "version": 2, "kind": "policy"}}, "stage changed: version"),
         ({"seed": 1, "inputs": {"sft": "cc", "prompts": "bb"}}, "data changed: sft; seed changed"),
@@ -85,6 +100,18 @@ def test_every_ingredient_that_changed_is_named(change: dict[str, Any], reason: 
 def test_there_is_no_reason_when_nothing_changed_and_a_plain_one_when_nothing_is_known() -> None:
     assert why(INGREDIENTS, [record()]) == ""
     assert why(INGREDIENTS, []) == "no earlier result"
+
+
+def test_a_machine_is_said_in_a_line_by_what_it_has() -> None:
+    assert describe_machine(INGREDIENTS["machine"]) == "device cpu, precision float32, instructions AVX512"
+    assert describe_machine({}) == ""
+
+
+def test_a_result_of_before_machines_were_recorded_has_another() -> None:
+    old = record()
+    del old.ingredients["machine"]  # type: ignore[attr-defined]
+    assert why(INGREDIENTS, [old]) == "machine changed"
+    assert why(INGREDIENTS | {"machine": {}}, [old]) == ""
 
 
 def test_an_input_that_is_not_known_yet_is_no_difference() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
-from rlcore.config import RunConfig
+from rlcore.config import HardwareConfig, RunConfig
 from rlcore.errors import ConfigError, TrainingError
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.settings import Home
@@ -33,6 +34,7 @@ class ToyConfig:
     name: str = "toy"
     seed: int = 0
     retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     toy: ToySection = field(default_factory=ToySection)
 
 
@@ -164,6 +166,28 @@ def test_version_outside_data_and_bound_arguments_belong_to_the_key(run: Pipelin
         replace(MAKE, run=partial(with_argument, factor=2)),
     ]
     assert len({keys(stage) for stage in variants}) == len(variants)
+
+
+def toy_and_hardware(config: RunConfig) -> Mapping[str, object]:
+    return {**toy_section(config), "hardware": config.hardware}
+
+
+def test_a_stage_that_computes_has_the_machine_in_its_key_and_its_run_and_another_has_not(run: PipelineRun) -> None:
+    computing = replace(MAKE, section=toy_and_hardware)
+    threads = torch.get_num_threads()
+    asked = [
+        HardwareConfig(device="cpu"),
+        HardwareConfig(device="cpu", dtype="float32", num_threads=threads),  # what the first becomes
+        HardwareConfig(device="cpu", dtype="bfloat16"),
+        HardwareConfig(device="cpu", num_threads=threads + 1),
+        HardwareConfig(device="cpu", recompute_layers=True),
+    ]
+    refs = [run_stage(computing, config(hardware=each), {}, run) for each in asked]
+    assert [refs.index(ref) for ref in refs] == [0, 0, 2, 3, 4]
+    params = run.tracker.client.get_run(refs[2].mlflow_run_id).data.params
+    assert (params["machine.device"], params["machine.precision"]) == ("cpu", "bfloat16")
+    assert params["hardware.recompute_layers"] == "False"
+    assert make(run, hardware=asked[0]) == make(run, hardware=asked[2])
 
 
 def with_argument(context: StageContext, *, factor: int) -> StageResult:
