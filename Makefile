@@ -19,7 +19,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu bench-overhead
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -170,8 +170,15 @@ bench-sft: peers setup  ## SFT of TRL, with and without packing, and of ours: eq
 	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.sft_trl
 	$(BIN)/python -m benchmarks.plots .rlcore/bench-sft.json
 
-bench-gpu: peers setup  ## an update in bfloat16 at 2k to 16k tokens of context, beside TRL; says so where there is no GPU
-	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.peers.gpu
+# Both take any python that has torch, transformers, peft (and pytest): GPU_PYTHON=.venv-peers/bin/python measures TRL too.
+GPU_PYTHON ?= $(or $(wildcard $(PEERS)/bin/python),$(wildcard $(BIN)/python),python3)
+DEVICE ?= cuda
+
+bench-gpu:  ## an update in bfloat16 at 2k to 16k tokens of context, beside TRL where GPU_PYTHON has it; says so without a GPU
+	PYTHONPATH=. "$(GPU_PYTHON)" -m benchmarks.peers.gpu --device $(DEVICE) $(BENCH)
+
+test-gpu:  ## what only a GPU shows, under 10 minutes; needs torch, transformers, peft, pyarrow, pytest (DEVICE=cpu: a part)
+	PYTHONPATH=. "$(GPU_PYTHON)" -m pytest -c tests/gpu/pytest.ini tests/gpu --device $(DEVICE)
 
 bench-rollout: setup  ## tokens per CPU second of generate, continuous batching, native, and vLLM by ENGINE_PYTHON (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rollout

@@ -2,7 +2,8 @@
 
     make bench-gpu      (python -m benchmarks.peers.gpu [--contexts 2048 ...] [--shape qwen3-0.6b] [--device cuda])
 
-The work is described in :mod:`benchmarks.peers.gpu_work`. Without a GPU it says so and does nothing; with
+The work is described in :mod:`benchmarks.peers.gpu_work`. It needs torch and transformers; TRL is measured where it is
+installed, as in the environment of ``make peers``. Without a GPU it says so and does nothing; with
 ``--device cpu --shape small --contexts 256`` the command itself can be tried. MFU is the useful FLOP, of a prompt once
 and no padding, over the device's best matrix product in bfloat16, measured in the same run.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def main() -> int:
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 4096, 8192, 16384])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=present(ARMS))
     parser.add_argument("--out", type=Path, default=Path(".rlcore/bench-gpu.json"))
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -50,6 +52,12 @@ def main() -> int:
     arena.write(options.out, {"device": device, "shape": options.shape, "peak_flops": peak, "timings": timings})
     sys.stdout.write(f"{device}, {options.shape}, {peak / 1e12:.2f} TFLOP/s at best.\n\n{render(timings, peak)}\n")
     return 0
+
+
+def present(arms: Mapping[str, str]) -> list[str]:
+    """The arms whose libraries are installed."""
+    has_trl = all(find_spec(name) for name in ("trl", "datasets"))
+    return [arm for arm in arms if has_trl or not arm.startswith("TRL")]
 
 
 def render(timings: Sequence[Mapping[str, Any]], peak: float) -> str:

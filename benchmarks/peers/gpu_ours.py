@@ -7,8 +7,9 @@ import torch
 from benchmarks.peers.gpu_work import GROUP_SIZE, LEARNING_RATE, NUM_STEPS, TOKENS_PER_MICROBATCH, StepClock, Work, main
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import MismatchConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.models.batches import choose_attention
+from rlcore.models.precision import compute_in
 from rlcore.models.recompute import recompute_layers
-from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 
@@ -36,8 +37,8 @@ def samples(work: Work) -> list[TrainingSample]:
 
 def run(arm: str, work: Work) -> None:
     """The steps of one arm."""
-    model = work.make_model()
-    model.set_attn_implementation(TREE_ATTENTION)
+    model = compute_in(work.make_model(), torch.bfloat16 if work.device == "cuda" else torch.float32)
+    choose_attention(model)
     if arm == "ours, recompute":
         recompute_layers(model)
     config = RlConfig(
@@ -56,11 +57,10 @@ def run(arm: str, work: Work) -> None:
     )
     learner, group = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config), samples(work)
     clock = StepClock(work)
-    with torch.autocast(work.device, dtype=torch.bfloat16, enabled=work.device == "cuda"):
-        for step in range(NUM_STEPS):
-            learner.update(group, seed=step)
-            clock.mark()
-    clock.report(arm)
+    for step in range(NUM_STEPS):
+        learner.update(group, seed=step)
+        clock.mark()
+    clock.report(arm, tokens_per_microbatch=learner.tokens_per_microbatch)
 
 
 if __name__ == "__main__":

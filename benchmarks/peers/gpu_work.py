@@ -19,6 +19,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.floor import forward_flops
+from rlcore.errors import TrainingError
 
 GROUP_SIZE, EOS, LEARNING_RATE = 8, 1, 1e-6
 TOKENS_PER_MICROBATCH = 16384
@@ -108,7 +109,7 @@ class StepClock:
         """A step has ended."""
         self._marks.append(_now(self._work.device))
 
-    def report(self, arm: str) -> None:
+    def report(self, arm: str, **others: Any) -> None:
         """Print the steps after the warm-up as one line of JSON."""
         seconds = [end - start for start, end in zip(self._marks, self._marks[1:], strict=False)][NUM_WARMUP:]
         work = self._work
@@ -119,6 +120,7 @@ class StepClock:
             "tokens": sum(work.lengths) + GROUP_SIZE * len(work.prompt_ids),
             "useful_flops": work.useful_flops,
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if work.device == "cuda" else None,
+            **others,
         })  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def main(run: Callable[[str, Work], None]) -> None:
     arm, shape, context, device = sys.argv[1:]
     try:
         run(arm, Work(shape=shape, context=int(context), device=device))
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, TrainingError) as error:
         _print({"arm": arm, "context": int(context), "failed": str(error).splitlines()[0]})
 
 

@@ -1,0 +1,134 @@
+"""What is written by hand, on the device in each precision: token by token beside plain autograd, against float64."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch.nn import functional
+from transformers import LlamaConfig
+
+from rlcore.models.head_loss import fused_loss
+from rlcore.models.heads import ScalarModel, score_values
+from rlcore.models.logprobs import chunked_logprobs, target_logprobs
+from rlcore.models.low_rank import low_rank_linear
+from rlcore.models.policy import score_sequences
+from rlcore.packing import TokenSequence
+from rlcore.sampling.decoding import decode, draw
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from tests.gpu import micro
+
+NUM_TOKENS, HIDDEN, LENGTHS = 96, 64, (40, 1, 30, 25)
+Rows = list[torch.Tensor]
+
+
+def close(ours: Rows, theirs: Rows, exact: Rows, dtype: torch.dtype) -> None:
+    """No row is further from the truth than four times the worst of what anybody would write, and some roundings."""
+    unit = torch.finfo(dtype).eps
+    for mine, other, true in zip(ours, theirs, exact, strict=True):
+        size = true.norm(dim=-1).clamp(min=1e-4 * float(true.norm(dim=-1).max()))
+        of_mine, of_other = ((each.double().cpu() - true).norm(dim=-1) / size for each in (mine, other))
+        assert float(of_mine.max()) <= 32 * unit + 4 * float(of_other.max())
+
+
+def head_problem(dtype: torch.dtype, sharpness: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """States, a head that is sure of most tokens, and targets, in numbers that ``dtype`` holds."""
+    draws = torch.Generator().manual_seed(0)
+    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=draws).to(dtype).double()
+    head = (sharpness / HIDDEN**0.5 * torch.randn(micro.VOCABULARY, HIDDEN, generator=draws)).to(dtype).double()
+    return hidden, head, (hidden @ head.T).argmax(-1)
+
+
+def plain_head(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype, t: float) -> Rows:
+    """Log-probability and gradient of the states, rows [N, ...], with the product under autocast."""
+    hidden = hidden.detach().requires_grad_()
+    half = dtype.itemsize < 4
+    with torch.autocast(hidden.device.type, dtype=dtype if half else torch.bfloat16, enabled=half):
+        logits = hidden @ head.T
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logprobs = (logits / t).log_softmax(-1).gather(-1, targets[:, None])
+    return [logprobs.detach(), torch.autograd.grad(logprobs.sum(), hidden)[0]]
+
+
+def test_the_fused_head_and_its_loss(device: torch.device, dtype: torch.dtype) -> None:
+    for sharpness, temperature in ((1.0, 1.0), (4.0, 0.6), (12.0, 1.7)):
+        hidden, head, targets = head_problem(dtype, sharpness)
+        exact = plain_head(hidden, head, targets, torch.float64, temperature)
+        narrow, weight, places = hidden.float().to(device), head.float().to(device), targets.to(device)
+        theirs = plain_head(narrow, weight, places, dtype, temperature)
+        leaf, seen = narrow.clone().requires_grad_(), []
+
+        def note(_: slice, logprobs: torch.Tensor, __: torch.Tensor, seen: Rows = seen) -> torch.Tensor:
+            seen.append(logprobs.detach())
+            return logprobs.sum()
+
+        loss = fused_loss(leaf, weight, places, note, lengths=LENGTHS, temperature=temperature, dtype=dtype)
+        fused = [torch.cat(seen)[:, None], torch.autograd.grad(loss, leaf)[0]]
+        close(fused, theirs, exact, dtype)
+        logprobs, _ = chunked_logprobs(leaf, weight, places, temperature=temperature, chunk_size=33, dtype=dtype)
+        close([logprobs.detach()[:, None], torch.autograd.grad(logprobs.sum(), leaf)[0]], theirs, exact, dtype)
+        scores = target_logprobs(narrow, weight, places, temperature=temperature, dtype=dtype)
+        close([scores[:, None]], theirs[:1], exact[:1], dtype)
+
+
+def test_an_adapted_layer(device: torch.device, dtype: torch.dtype) -> None:
+    draws = torch.Generator().manual_seed(0)
+    shapes = ((200, 64), (96, 64), (8, 64), (96, 8), (200, 96))
+    exact = [torch.randn(shape, generator=draws).to(dtype).double() for shape in shapes]
+
+    def run(layer: object, tensors: Rows) -> Rows:
+        inputs, weight, down, up, gradient = tensors
+        leaves = [each.detach().requires_grad_() for each in (inputs, down, up)]
+        output = layer(leaves[0], weight, None, leaves[1], leaves[2], 2.0)  # type: ignore[operator]
+        return [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(output.dtype))]
+
+    def written_out(
+        x: torch.Tensor, w: torch.Tensor, _: None, a: torch.Tensor, b: torch.Tensor, s: float
+    ) -> torch.Tensor:
+        return functional.linear(x, w) + s * functional.linear(functional.linear(x, a), b)
+
+    given = [each.float().to(device) for each in exact]
+    given[0], given[1] = given[0].to(dtype), given[1].to(dtype)
+    half = dtype.itemsize < 4
+    with torch.autocast(device.type, dtype=dtype if half else torch.bfloat16, enabled=half, cache_enabled=False):
+        theirs = run(written_out, given)
+    close(run(low_rank_linear, given), theirs, run(written_out, exact), dtype)
+
+
+def test_scalar_heads_are_float32(device: torch.device, dtype: torch.dtype) -> None:
+    trunk = micro.make(LlamaConfig)
+    critic = ScalarModel.with_random_head(micro.placed(trunk, device, dtype), torch.Generator().manual_seed(0))
+    found = torch.cat(score_values(critic, micro.sequences(), tokens_per_microbatch=256))
+    assert found.dtype == torch.float32
+    head = critic.head.weight.detach().double().cpu()[0]
+    exact = []
+    model = trunk.double()
+    model.set_attn_implementation("eager")
+    for one in micro.sequences():
+        tokens = torch.tensor([[*one.prompt_ids, *one.completion_ids]])
+        states = model.model(tokens, use_cache=False).last_hidden_state[0, len(one.prompt_ids) - 1 : -1]
+        exact.append((states @ head).detach())
+    bound = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    assert micro.distance(found, torch.cat(exact)) < bound
+    # In half precision values near each other would be equal: 8 bits hold 256 of them between 1 and 2.
+    assert len(found.unique()) > 0.95 * len(found)
+
+
+def test_cached_decoding_reports_what_training_computes(device: torch.device, dtype: torch.dtype) -> None:
+    model = micro.make(LlamaConfig, initializer_range=0.1)
+    engine = micro.placed(model, device).to(dtype)
+    engine.set_attn_implementation(GROUPED_ATTENTION)
+    draws = torch.Generator().manual_seed(0)
+    prompts = [one.prompt_ids for one in micro.sequences(4, 2)]
+    uniforms = torch.rand(len(prompts), 24, generator=draws).to(device)
+    with torch.inference_mode():
+        eos = torch.tensor([-1], device=device)
+        decoded = decode(engine, prompts, uniforms, choose=partial(draw, temperature=0.7), eos_ids=eos)
+    pairs = zip(prompts, decoded.tokens.tolist(), strict=True)
+    asked = [TokenSequence(prompt_ids=prompt, completion_ids=tuple(tokens)) for prompt, tokens in pairs]
+    trainer = micro.placed(model, device, dtype)
+    trained = score_sequences(trainer, asked, tokens_per_microbatch=512, temperature=0.7)
+    gaps = (torch.stack(trained) - decoded.logprobs.float().cpu()).abs()
+    mean, most = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (0.05, 0.5), torch.float16: (0.007, 0.1)}[dtype]
+    assert float(gaps.mean()) < mean
+    assert float(gaps.max()) < most
