@@ -25,13 +25,27 @@ def sequence_ratio(log_ratio: torch.Tensor, sequence_index: torch.Tensor, loss_m
     return sequence_mean(log_ratio, sequence_index, loss_mask)[sequence_index]
 
 
+def completion_ratio(log_ratio: torch.Tensor, sequence_index: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """The summed log-ratio of a token's sequence [N], within ±20: a completion is one action (RLOO).
+
+    With it, and with no other, an estimate from the policy that sampled is exact for the policy as it is now. Its
+    spread grows with length, so it belongs into a clip.
+    """
+    totals = sequence_sum(log_ratio, sequence_index, loss_mask)
+    return totals.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[sequence_index]
+
+
 def sequence_mean(values: torch.Tensor, sequence_index: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
     """Mean over the unmasked tokens of each sequence: [N] to [S]; 0 for a sequence without any."""
+    counts = sequence_sum(torch.ones_like(values), sequence_index, loss_mask)
+    return sequence_sum(values, sequence_index, loss_mask) / counts.clamp(min=1.0)
+
+
+def sequence_sum(values: torch.Tensor, sequence_index: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    """Sum over the unmasked tokens of each sequence: [N] to [S]."""
     num_sequences = int(sequence_index.max()) + 1 if len(sequence_index) else 0
     kept = values.masked_fill(~loss_mask, 0.0)
-    sums = values.new_zeros(num_sequences).index_add(0, sequence_index, kept)
-    counts = values.new_zeros(num_sequences).index_add(0, sequence_index, loss_mask.to(values.dtype))
-    return sums / counts.clamp(min=1.0)
+    return values.new_zeros(num_sequences).index_add(0, sequence_index, kept)
 
 
 def clamped_difference(minuend: torch.Tensor, subtrahend: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:

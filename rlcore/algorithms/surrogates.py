@@ -97,7 +97,20 @@ def dppo_tv(
     return Surrogate(loss, clipped_low=low, clipped_high=high)
 
 
-def reinforce(log_ratio: torch.Tensor, policy_logprobs: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
-    """``-A * logprob`` (Williams 1992; as used by RLOO, Ahmadian et al. 2024)."""
-    nowhere = torch.zeros_like(advantages, dtype=torch.bool)
-    return Surrogate(-advantages * policy_logprobs, nowhere, nowhere)
+def reinforce(
+    log_ratio: torch.Tensor,
+    policy_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Surrogate:
+    """``-ratio.detach() * A * logprob`` (Williams 1992; as used by RLOO, Ahmadian et al. 2024): a token's own gradient.
+
+    0 where the ratio has left ``1 - clip_low`` to ``1 + clip_high`` and would go on, as in :func:`ppo_clip`.
+    """
+    ratio = log_ratio.detach().exp()
+    low = (ratio < 1.0 - clip_low) & (advantages < 0)
+    high = (ratio > 1.0 + clip_high) & (advantages > 0)
+    loss = -(ratio * advantages * policy_logprobs).masked_fill(low | high, 0.0)
+    return Surrogate(loss, clipped_low=low, clipped_high=high)

@@ -16,9 +16,9 @@ from rlcore.algorithms.advantages import (
     leave_one_out,
     length_adaptive_gae,
 )
-from rlcore.algorithms.ratios import RatioFn, sequence_ratio, token_ratio
+from rlcore.algorithms.ratios import RatioFn, completion_ratio, sequence_ratio, token_ratio
 from rlcore.algorithms.surrogates import Surrogate, SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
-from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, token_mean
+from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, sequence_sum, token_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,18 +52,18 @@ def algorithms(
     per_length = partial(constant, length=max_new_tokens)
     # fmt: off
     rows: dict[str, _Row] = {
-        # name          advantage         ratio           surrogate                    weighting
-        "ppo":         (policy_gae,       token_ratio,    _clip(0.2, 0.2),             token_mean),
-        "grpo":        (group_normalized, token_ratio,    _clip(0.2, 0.2),             sequence_mean),
-        "dr_grpo":     (group_centred,    token_ratio,    _clip(0.2, 0.2),             per_length),
-        "dapo":        (group_normalized, token_ratio,    _clip(0.2, 0.28),            token_mean),
-        "gspo":        (group_normalized, sequence_ratio, _clip(3e-4, 4e-4),           sequence_mean),
-        "cispo":       (group_normalized, token_ratio,    _clip(1.0, 0.28, cispo),     token_mean),
-        "rloo":        (leave_one_out,    token_ratio,    reinforce,                   sequence_mean),
-        "reinforce++": (batch_normalized, token_ratio,    _clip(0.2, 0.2),             token_mean),
-        "sapo":        (group_normalized, token_ratio,    _SOFT_GATE,                  sequence_mean),
-        "dppo_tv":     (group_normalized, token_ratio,    _clip(0.15, 0.15, dppo_tv),  token_mean),
-        "maxrl":       (group_over_mean,  token_ratio,    _clip(0.2, 0.2),             token_mean),
+        # name          advantage         ratio             surrogate                   weighting
+        "ppo":         (policy_gae,       token_ratio,      _clip(0.2, 0.2),            token_mean),
+        "grpo":        (group_normalized, token_ratio,      _clip(0.2, 0.2),            sequence_mean),
+        "dr_grpo":     (group_centred,    token_ratio,      _clip(0.2, 0.2),            per_length),
+        "dapo":        (group_normalized, token_ratio,      _clip(0.2, 0.28),           token_mean),
+        "gspo":        (group_normalized, sequence_ratio,   _clip(3e-4, 4e-4),          sequence_mean),
+        "cispo":       (group_normalized, token_ratio,      _clip(1.0, 0.28, cispo),    token_mean),
+        "rloo":        (leave_one_out,    completion_ratio, _clip(0.2, 0.2, reinforce), sequence_sum),
+        "reinforce++": (batch_normalized, token_ratio,      _clip(0.2, 0.2),            token_mean),
+        "sapo":        (group_normalized, token_ratio,      _SOFT_GATE,                 sequence_mean),
+        "dppo_tv":     (group_normalized, token_ratio,      _clip(0.15, 0.15, dppo_tv), token_mean),
+        "maxrl":       (group_over_mean,  token_ratio,      _clip(0.2, 0.2),            token_mean),
     }
     # fmt: on
     table = {

@@ -29,6 +29,11 @@ def sequence_mean(loss_mask: torch.Tensor) -> torch.Tensor:
     return mask / lengths.clamp(min=1.0) / num_sequences
 
 
+def sequence_sum(loss_mask: torch.Tensor) -> torch.Tensor:
+    """``1 / S`` for every token: the log-probabilities of a completion are summed (RLOO, Ahmadian et al. 2024)."""
+    return constant(loss_mask, length=1)
+
+
 def constant(loss_mask: torch.Tensor, *, length: int) -> torch.Tensor:
     """``1 / (S * length)`` for a fixed length, so that long answers are not favoured (Dr. GRPO, Liu et al. 2025)."""
     mask = loss_mask.to(torch.get_default_dtype())
@@ -40,5 +45,6 @@ def constant(loss_mask: torch.Tensor, *, length: int) -> torch.Tensor:
 WEIGHTINGS: Mapping[str, Callable[..., torch.Tensor]] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
+    "sequence_sum": sequence_sum,
     "constant": constant,
 }

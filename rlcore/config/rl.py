@@ -140,7 +140,7 @@ class ObjectiveConfig:
     dual_clip: NonNegativeFloat | None = None
     gate_positive: PositiveFloat | None = None
     gate_negative: PositiveFloat | None = None
-    weighting: Literal["token_mean", "sequence_mean", "constant"] | None = None
+    weighting: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None = None
     constant_length: PositiveInt | None = None  # of the weighting constant; left out: sampling.max_new_tokens
 
     def __post_init__(self) -> None:

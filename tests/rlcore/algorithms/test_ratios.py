@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from rlcore.algorithms.ratios import LOG_RATIO_LIMIT, clamped_difference, sequence_mean, sequence_ratio, token_ratio
+from rlcore.algorithms.ratios import (
+    LOG_RATIO_LIMIT,
+    clamped_difference,
+    completion_ratio,
+    sequence_mean,
+    sequence_ratio,
+    token_ratio,
+)
 
 ALL = torch.ones(3, dtype=torch.bool)
 
@@ -28,6 +35,13 @@ def test_the_sequence_ratio_is_the_geometric_mean_over_unmasked_tokens() -> None
     log_ratio = torch.tensor([0.1, 9.0, 0.3, 0.6], dtype=torch.float64)
     sequence, mask = torch.tensor([4, 4, 4, 2]), torch.tensor([True, False, True, True])
     assert sequence_ratio(log_ratio, sequence, mask).tolist() == pytest.approx([0.2, 0.2, 0.2, 0.6])
+
+
+def test_the_ratio_of_a_completion_is_the_product_over_its_own_tokens_within_the_clamp() -> None:
+    # Sequence 4: 0.1 + 0.3 = 0.4, its masked token does not count; sequence 2: 15 + 15, more than the clamp.
+    log_ratio = torch.tensor([0.1, 9.0, 0.3, 15.0, 15.0], dtype=torch.float64)
+    sequence, mask = torch.tensor([4, 4, 4, 2, 2]), torch.tensor([True, False, True, True, True])
+    assert completion_ratio(log_ratio, sequence, mask).tolist() == pytest.approx([0.4, 0.4, 0.4, 20.0, 20.0])
 
 
 def test_the_mean_of_a_sequence_that_is_masked_as_a_whole_is_zero() -> None:

@@ -16,12 +16,12 @@ from rlcore.config import ObjectiveConfig
 from rlcore.errors import ConfigError
 from tests import strategies
 
-CLIPPING = {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce++", "dppo_tv", "maxrl"}
+CLIPPING = {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce++", "dppo_tv", "maxrl", "rloo"}
 MEANINGFUL = {
     "scale": {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo_tv"},
     "clip_low": CLIPPING,
     "clip_high": CLIPPING,
-    "dual_clip": CLIPPING - {"cispo", "dppo_tv"},
+    "dual_clip": CLIPPING - {"cispo", "dppo_tv", "rloo"},
     "gate_positive": {"sapo"},
     "gate_negative": {"sapo"},
     "constant_length": {"dr_grpo"},

@@ -92,9 +92,26 @@ def test_a_ratio_at_a_bound_of_cispo_is_not_cut() -> None:
     assert of_one_token(function, logp=math.log(2.0), old=0.0, advantage=1.0)[2:] == (False, False)
 
 
-def test_reinforce_is_the_advantage_times_the_log_probability() -> None:
-    loss, gradient, low, high = of_one_token(reinforce, logp=-0.7, old=-5.0, advantage=3.0)
-    assert (loss, gradient, low, high) == (pytest.approx(2.1), pytest.approx(-3.0), False, False)
+REINFORCE = partial(reinforce, clip_low=0.2, clip_high=0.2)
+
+
+def test_reinforce_is_the_detached_ratio_times_the_advantage_times_the_log_probability() -> None:
+    # ratio 1: -3 * -0.7 = 2.1, gradient -3. Ratio 1.1 = exp(0.0953): both times 1.1.
+    on_policy = of_one_token(REINFORCE, logp=-0.7, old=-0.7, advantage=3.0)
+    assert on_policy == (pytest.approx(2.1), pytest.approx(-3.0), False, False)
+    later = of_one_token(REINFORCE, logp=-0.7, old=-0.7 - math.log(1.1), advantage=3.0)
+    assert later == (pytest.approx(2.31), pytest.approx(-3.3), False, False)
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize("ratio", [0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 3.0])
+def test_reinforce_has_the_gradient_and_the_cuts_of_the_clip(ratio: float, advantage: float) -> None:
+    plain = partial(ppo_clip, clip_low=0.2, clip_high=0.2)
+    ours, theirs = (
+        of_one_token(function, logp=-1.0, old=-1.0 - math.log(ratio), advantage=advantage)[1:]
+        for function in (REINFORCE, plain)
+    )
+    assert ours == (pytest.approx(theirs[0]), *theirs[1:])
 
 
 DUAL = partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0)

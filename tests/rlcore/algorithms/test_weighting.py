@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, token_mean
+from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, sequence_sum, token_mean
 from tests import strategies
 
 MASK = torch.tensor([[True, True, True, True], [True, False, False, False], [False, False, False, False]])
@@ -24,6 +24,10 @@ def test_sequence_mean_counts_every_sequence_that_has_tokens_the_same() -> None:
     # Two sequences have tokens: 1/2 spread over 4 tokens is 0.125 each, 1/2 on one token is 0.5. The third, masked as a
     # whole, is in neither numerator nor denominator.
     assert sequence_mean(MASK).tolist() == [[0.125] * 4, [0.5, 0, 0, 0], [0] * 4]
+
+
+def test_sequence_sum_counts_every_token_of_every_sequence_that_has_tokens() -> None:
+    assert sequence_sum(MASK).tolist() == [[0.5] * 4, [0.5, 0, 0, 0], [0] * 4]
 
 
 def test_constant_divides_by_a_fixed_length() -> None:

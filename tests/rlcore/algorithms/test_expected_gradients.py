@@ -1,0 +1,171 @@
+"""What a row's gradient is in expectation, by enumeration: over all groups of all completions of a tiny policy.
+
+The truth is the gradient of the expected reward, summed over all completions. Rows that are biased by design are named
+here with the reason, and shown to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
+from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
+from rlcore.config import MismatchConfig
+from tests import strategies
+from tests.reference.table_policy import TablePolicy, Tokens
+
+ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=MismatchConfig(mode="off"))
+SURE = 1.0 - 1e-9
+#: rows whose expected gradient is not that of the expected reward, where completions differ in length and reward
+BIASED: Mapping[str, str] = MappingProxyType(
+    {
+        "ppo": "the mean over the step's tokens: its denominator goes with the lengths that were drawn",
+        "grpo": "divided by the group's std, and each completion by its length",
+        "dapo": "divided by the group's std, and by the number of tokens that were drawn",
+        "gspo": "divided by the group's std, and each completion by its length",
+        "cispo": "divided by the group's std, and by the number of tokens that were drawn",
+        "reinforce++": "divided by the batch's std, and by the number of tokens that were drawn",
+        "sapo": "divided by the group's std, and each completion by its length",
+        "dppo_tv": "divided by the group's std, and by the number of tokens that were drawn",
+        "maxrl": "its objective is the likelihood of success; and divided by the number of tokens that were drawn",
+    }
+)
+
+
+def expected_gradient(
+    row: Algorithm, policy: TablePolicy, old: TablePolicy, rewards: Mapping[Tokens, float], *, size: int
+) -> torch.Tensor:
+    """The gradient of the row's loss, each group of ``size`` completions weighted by how likely ``old`` draws it."""
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in ("policy", "old", "advantages", "weights", "index")}
+    known = {one: (policy.logprobs(one), old.logprobs(one).detach()) for one in rewards}
+    sequence = 0
+    for group in product(rewards, repeat=size):
+        mask = torch.arange(policy.longest) < torch.tensor([len(one) for one in group])[:, None]
+        chance = float(torch.stack([known[one][1].sum() for one in group]).sum().exp())
+        advantages, weights = row.advantage(episodes(group, old, rewards, mask)), row.weighting(mask)
+        for number, one in enumerate(group):
+            length = len(one)
+            parts["policy"].append(known[one][0])
+            parts["old"].append(known[one][1])
+            parts["advantages"].append(advantages[number, :length].double())
+            parts["weights"].append(chance * weights[number, :length].double())
+            parts["index"].append(torch.full((length,), sequence))
+            sequence += 1
+    flat = {name: torch.cat(tensors) for name, tensors in parts.items()}
+    inputs = LossInputs(
+        policy_logprobs=flat["policy"],
+        entropy=torch.zeros_like(flat["old"]),
+        old_logprobs=flat["old"],
+        sampler_logprobs=flat["old"],
+        ref_logprobs=flat["old"],
+        advantages=flat["advantages"],
+        weights=flat["weights"],
+        loss_mask=torch.ones(len(flat["old"]), dtype=torch.bool),
+        sequence_index=flat["index"],
+    )
+    return torch.autograd.grad(policy_loss(inputs, row, ALONE).loss, policy.logits)[0]
+
+
+def episodes(
+    group: tuple[Tokens, ...], old: TablePolicy, rewards: Mapping[Tokens, float], mask: torch.Tensor
+) -> Episodes:
+    """The group as advantages see it, with the exact critic of the policy that sampled."""
+    token_rewards, values = torch.zeros(mask.shape, dtype=torch.float64), torch.zeros(mask.shape, dtype=torch.float64)
+    for row, one in enumerate(group):
+        token_rewards[row, len(one) - 1] = rewards[one]
+        values[row, : len(one)] = torch.tensor([old.value(one[:t], rewards) for t in range(len(one))])
+    totals = [rewards[one] for one in group]
+    return strategies.episodes(totals, group=[0] * len(group), mask=mask, token_rewards=token_rewards, values=values)
+
+
+def truth(policy: TablePolicy, rewards: Mapping[Tokens, float]) -> torch.Tensor:
+    """The gradient of minus the expected reward."""
+    return torch.autograd.grad(-policy.expected_reward(rewards), policy.logits)[0]
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one * other).sum() / (one.norm() * other.norm()))
+
+
+def graded_rewards(policy: TablePolicy) -> dict[Tokens, float]:
+    """A reward of its own for each completion; longer ones earn more on average."""
+    draws = torch.rand(len(policy.completions()), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return {one: float(draw) + 0.3 * len(one) for one, draw in zip(policy.completions(), draws, strict=True)}
+
+
+def binary_rewards(policy: TablePolicy) -> dict[Tokens, float]:
+    """Right or wrong."""
+    return {one: float(sum(one) % 3 == 1) for one in policy.completions()}
+
+
+OLD = TablePolicy()
+NEW = OLD.moved(0.01)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_on_the_first_step_the_expected_gradient_is_the_policy_gradient_unless_the_row_is_named(name: str) -> None:
+    rewards = graded_rewards(OLD)
+    similar = cosine(expected_gradient(ALGORITHMS[name], OLD, OLD, rewards, size=2), truth(OLD, rewards))
+    assert similar > 0.5
+    assert (similar > SURE) == (name not in BIASED)
+
+
+@pytest.mark.parametrize(("longest", "size"), [(3, 2), (2, 3)])
+def test_rloos_expected_gradient_is_the_policy_gradient_itself_on_the_first_and_on_the_second_step(
+    longest: int, size: int
+) -> None:
+    old = TablePolicy(longest=longest)
+    rewards = graded_rewards(old)
+    for policy in (old, old.moved(0.01)):  # every ratio of a completion is well within 0.8 to 1.2
+        ours = expected_gradient(ALGORITHMS["rloo"], policy, old, rewards, size=size)
+        torch.testing.assert_close(ours, truth(policy, rewards), rtol=1e-6, atol=1e-9)
+
+
+def test_dr_grpos_expected_gradient_is_the_policy_gradient_less_its_own_share_of_the_baseline() -> None:
+    # (R - mean) = (G - 1) / G (R - mean of the others); divided by the constant length.
+    policy, row = TablePolicy(longest=2), algorithms(max_new_tokens=10)["dr_grpo"]
+    rewards = graded_rewards(policy)
+    ours = expected_gradient(row, policy, policy, rewards, size=3)
+    torch.testing.assert_close(ours, truth(policy, rewards) * (2 / 3) / 10, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"rloo"}))
+def test_on_the_second_step_ratios_of_tokens_are_a_bound_and_not_the_policy_gradient(name: str) -> None:
+    rewards = graded_rewards(OLD)
+    ours = expected_gradient(ALGORITHMS[name], NEW, OLD, rewards, size=2)
+    assert 0.5 < cosine(ours, truth(NEW, rewards)) < SURE
+
+
+FIXED = TablePolicy(longest=2, ends=False, seed=3)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_with_completions_of_one_length_that_are_right_or_wrong_every_rows_gradient_points_the_same_way(
+    name: str,
+) -> None:
+    # Nothing that a group is divided by depends on more than how many of it are right: a scalar in expectation.
+    rewards = binary_rewards(FIXED)
+    similar = cosine(expected_gradient(ALGORITHMS[name], FIXED, FIXED, rewards, size=3), truth(FIXED, rewards))
+    assert similar > SURE
+
+
+def test_maxrls_expected_gradient_is_that_of_the_likelihood_of_success_cut_after_the_groups_size() -> None:
+    # With p the chance of being right and q = 1 - p: (1 - q^(G-1)) / p times the gradient of p, over T tokens each.
+    rewards = binary_rewards(FIXED)
+    right = float(FIXED.expected_reward(rewards).detach())
+    expected = truth(FIXED, rewards) * (1.0 - (1.0 - right) ** 2) / right / 2
+    ours = expected_gradient(ALGORITHMS["maxrl"], FIXED, FIXED, rewards, size=3)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
+def test_with_the_exact_critic_gae_is_unbiased_at_every_lambda(lam: float) -> None:
+    rewards = graded_rewards(FIXED)
+    ours = expected_gradient(algorithms(lam=lam)["ppo"], FIXED, FIXED, rewards, size=1)
+    torch.testing.assert_close(ours, truth(FIXED, rewards) / FIXED.longest, rtol=1e-6, atol=1e-9)
