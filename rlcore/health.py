@@ -87,6 +87,11 @@ def smoothed(name: str) -> Callable[[History, int], float | None]:
     return lambda history, place: _mean_of_last(history, place, name) if name in history[place] else None
 
 
+def of_steps(name: str) -> Callable[[History, int], float | None]:
+    """The metric; None where no step was taken, so that nothing could be out of bounds, and nothing was put right."""
+    return lambda history, place: None if history[place].get("gradient_norm") == 0.0 else history[place].get(name)
+
+
 def signal_of_groups(history: History, place: int) -> float | None:
     """Share of groups without signal; None with a critic, where equal rewards teach too."""
     row = history[place]
@@ -126,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="clip",
         metric="clip/fraction",
-        reading=plain("clip/fraction"),
+        reading=of_steps("clip/fraction"),
         lag=1,
         says="The steps are so large that the clip switches off most of what they should teach.",
         fix="lower learning_rate, update.epochs or update.minibatches",

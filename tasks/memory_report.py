@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlcore.memory import Footprint, PeakMeter, kv_cache_bytes, measuring, num_parameters, optimizer_bytes
-from rlcore.training.learner import UpdateStats
+from rlcore.training.totals import UpdateStats
 from tasks.rl_run import RlRun
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import KlConfig, MismatchConfig, OptimConfig, UpdateConfig
+from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel
 from rlcore.training.experience import Judges, build_experience
 from rlcore.training.learner import Learner
@@ -33,6 +33,18 @@ def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **se
         critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(2)).to(dtype)
     config = strategies.rl_config(name, **({"update": update_config()} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
+
+
+def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
+    """PPO with the critic's head on the policy's trunk; the head is not zero, so that the trunk feels it."""
+    policy = strategies.tiny_llama(dtype=dtype)
+    critic = ScalarModel.on_trunk(policy)
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) * 0.2)
+    critic.head.to(dtype)
+    settings = {"critic": CriticConfig(placement="head")} | settings
+    config = strategies.rl_config("ppo", **({"update": update_config()} | settings))
+    return Learner(policy, critic, algorithm=ALGORITHMS["ppo"], config=config)
 
 
 def weights_of(module: torch.nn.Module) -> torch.Tensor:

@@ -86,6 +86,15 @@ TRAINING = (
         fix="always above: the first epoch alone is done; raise update.max_ref_kl or kl.coefficient",
     ),
     Metric(
+        name="update/measured",
+        formula="share of the iteration's tokens over which entropy, kl/old, clip/* and mismatch/* are means",
+        unit="share of tokens",
+        healthy="1 less groups/zero_signal, or 1 where KL or entropy is in the loss, or with a critic",
+        meaning="Groups without signal are left out of the update and of its metrics; where there is nothing else, one "
+        "micro-batch is measured.",
+        fix="small for long: those metrics speak of few prompts; see groups/zero_signal, and entropy/sampled",
+    ),
+    Metric(
         name="update/epochs",
         formula="number of epochs that the update went through",
         unit="epochs",
@@ -127,11 +136,19 @@ TRAINING = (
     ),
     Metric(
         name="entropy",
-        formula="mean of -Σ_v p_v ln p_v over the whole vocabulary",
+        formula="mean of -Σ_v p_v ln p_v over the whole vocabulary, over the tokens that update/measured counts",
         unit="nats per token",
         healthy="falls slowly, not to 0",
         meaning="How undecided the policy is; exploration ends where it reaches 0.",
         fix="collapsing: raise entropy_coefficient, temperature or the upper clip; exploding: lower learning_rate",
+    ),
+    Metric(
+        name="entropy/sampled",
+        formula="mean of -sampler_logprobs over every token of the iteration, groups without signal included",
+        unit="nats per token",
+        healthy="near entropy where update/measured is 1, or a little below it",
+        meaning="An unbiased estimate of the entropy of the policy that sampled, at the sampling temperature.",
+        fix="far below entropy: the groups without signal are the certain ones; as for groups/zero_signal",
     ),
     Metric(
         name="loss/policy",
@@ -239,7 +256,7 @@ TRAINING = (
     ),
     Metric(
         name="learning_rate",
-        formula="of the schedule, after the last optimizer step",
+        formula="of the schedule, at the end of the iteration; steps that were skipped count as planned",
         unit="1",
         healthy="follows the configured schedule",
         meaning="Step size of the model that is trained.",
@@ -247,7 +264,7 @@ TRAINING = (
     ),
     Metric(
         name="critic/learning_rate",
-        formula="of the schedule, after the last optimizer step",
+        formula="of the schedule, at the end of the iteration; steps that were skipped count as planned",
         unit="1",
         healthy="follows the configured schedule",
         meaning="Step size of the critic.",

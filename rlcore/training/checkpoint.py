@@ -194,27 +194,21 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
 
 
 def _scalars(learner: Learner) -> dict[str, Any]:
-    scalars = {
-        "policy_version": learner.policy_version,
+    return {
+        "policy_version": learner.policy_version,  # where the schedules stand follows from it
         "kl_coefficient": learner.kl.coefficient,
-        "scheduler_step": learner.scheduler.last_epoch,
         "tokens_per_microbatch": learner.tokens_per_microbatch,
         "loss_scale": dataclasses.asdict(learner.loss_scale),
     }
-    if learner.critic is not None and not learner.shares_trunk:
-        scalars["critic_scheduler_step"] = learner.critic_scheduler.last_epoch
-    return scalars
 
 
 def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None:
     _restore_weights(learner.policy, folder / "policy.safetensors")
     _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
-    _restore_scheduler(learner.scheduler, scalars["scheduler_step"])
     if learner.value_module is not None:
         _restore_weights(learner.value_module, folder / "critic.safetensors")
     if learner.critic is not None and not learner.shares_trunk:
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
-        _restore_scheduler(learner.critic_scheduler, scalars["critic_scheduler_step"])
     learner.policy_version = scalars["policy_version"]
     learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]
     learner.loss_scale = LossScale(**scalars["loss_scale"])
@@ -240,15 +234,6 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
         is_count = value.dtype == torch.int64  # of bitsandbytes; torch's own counts in a float32 tensor
         restored.setdefault(int(number), {})[name] = int(value) if is_count else value
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _restore_scheduler(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
-    scheduler.last_epoch = step
-    for group, base, factor in zip(
-        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-    ):
-        group["lr"] = base * factor(step)
-    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
 def _steps(root: Path) -> list[Path]:

@@ -271,6 +271,7 @@ def _metrics(
         "completion/length": sum(lengths) / len(lengths),
         "completion/truncated": sum(cut) / len(cut),
         "groups/zero_signal": sum(without_signal) / len(without_signal),
+        "entropy/sampled": -float(torch.cat([sample.sampler_logprobs[sample.loss_mask] for sample in samples]).mean()),
         "advantage/mean": float(advantages.mean()),
         "advantage/std": float(advantages.std(unbiased=False)),
     }

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from rlcore.algorithms.table import Algorithm
-from rlcore.packing import PackedBatch
+from rlcore.errors import NonFiniteError
+from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
 from rlcore.types import TrainingSample
 
@@ -25,6 +26,16 @@ def split_by_prompt(
     for place, number in enumerate(order):
         dealt[place % len(dealt)] += members[number]
     return dealt
+
+
+def token_sequences(samples: Sequence[TrainingSample]) -> list[TokenSequence]:
+    """What of each sample is packed."""
+    return [TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids) for sample in samples]
+
+
+def own_tokens(samples: Sequence[TrainingSample]) -> int:
+    """How many tokens of the samples the policy produced itself."""
+    return sum(int(sample.loss_mask.sum()) for sample in samples)
 
 
 class Columns:
@@ -48,3 +59,21 @@ def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> li
         mask[row, : len(sample.loss_mask)] = sample.loss_mask
     weights = algorithm.weighting(mask)
     return [weights[row, : len(sample.loss_mask)] for row, sample in enumerate(samples)]
+
+
+def require_finite(samples: Sequence[TrainingSample]) -> None:
+    """Look at every number that an update reads.
+
+    Raises:
+        NonFiniteError: NaN or infinity on a token that trains; names the sample.
+    """
+    names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+    for number, sample in enumerate(samples):
+        for name in names:
+            kept = getattr(sample, name)[sample.loss_mask]
+            if not bool(kept.isfinite().all()):
+                raise NonFiniteError(
+                    f"{name} of a completion hold NaN or infinity; no step was taken",
+                    where=f"sample {number} of the iteration, prompt token ids {list(sample.prompt_ids)}",
+                    fix="look at this completion in the rollout table: its reward, and the engine's log-probabilities",
+                )

@@ -67,6 +67,16 @@ def make_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
+def seek(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
+    """Put a schedule at ``step``, counted from 0: the optimizer's next step has its learning rate."""
+    scheduler.last_epoch = step
+    for group, base, factor in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(step)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
 def add_gradient(loss: torch.Tensor, *, scale: float, name: str) -> None:
     """Add the gradient of ``scale * loss`` to the parameters.
 
@@ -115,7 +125,8 @@ def guarded_step(
                 raise
             scale = scale.after_overflow()
             continue
-        take_step(optimizer, scheduler)
+        take_step(optimizer)
+        scheduler.step()
         return result, norm, scale.after_step()
 
 
@@ -147,8 +158,8 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
     return norm
 
 
-def take_step(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
-    """One step of optimizer and schedule; clears the gradient.
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """One step of the optimizer; clears the gradient.
 
     Raises:
         TrainingError: the optimizer's moments, made in its first step, do not fit into memory.
@@ -161,5 +172,4 @@ def take_step(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_schedu
             fix="set optim.kind = 'adamw_8bit', train an adapter (adapter.rank), or leave the engine less of the GPU "
             "(sampling.engine.memory_fraction)",
         ) from error
-    scheduler.step()
     optimizer.zero_grad(set_to_none=True)

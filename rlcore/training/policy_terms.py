@@ -10,8 +10,19 @@ from rlcore.algorithms.kl import k3
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
+from rlcore.config import RlConfig
 from rlcore.training.minibatches import Columns
 from rlcore.training.totals import Totals
+
+
+def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
+    """What the loss's terms count in a run; ``kl``: the coefficient as it is now, which is 0 here if in the reward."""
+    return Coefficients(
+        kl=kl if config.kl.placement == "loss" else 0.0,
+        kl_estimator=config.kl.estimator,
+        entropy=config.update.entropy_coefficient,
+        mismatch=config.update.mismatch,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from rlcore.algorithms.objective import LossOutput
+from rlcore.config import UpdateConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateStats:
+    """What one update did. ``moved``: whether any policy weight changed, so the engine must be seen to move too."""
+
+    policy_version: int
+    moved: bool
+    metrics: Mapping[str, float]
 
 
 class Totals:
@@ -38,6 +51,11 @@ class Totals:
         """Add one micro-batch's KL to the reference, summed over its tokens."""
         self._epoch_ref_kl += total
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were counted; one that several epochs count is counted in each."""
+        return self._num_tokens
+
     def begin_epoch(self) -> None:
         """From here on :meth:`epoch_mean` and :meth:`epoch_ref_kl` count anew."""
         self._epoch_ref_kl = 0.0
@@ -51,6 +69,11 @@ class Totals:
     def epoch_ref_kl(self) -> float:
         """Mean KL to the reference per token since the epoch began; 0 where nothing was counted."""
         return self._epoch_ref_kl / self._epoch_tokens
+
+    def went_far(self, update: UpdateConfig) -> bool:
+        """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
+        from_old = update.max_kl > 0.0 and self.epoch_mean("kl/old") > update.max_kl
+        return from_old or (update.max_ref_kl > 0.0 and self.epoch_ref_kl() > update.max_ref_kl)
 
     @property
     def _epoch_tokens(self) -> int:

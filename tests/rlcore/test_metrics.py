@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 ALWAYS_LOGGED = [
     "reward/mean", "reward/std", "reward/part/<name>", "reward/part_std/<name>", "reward/part_zero/<name>",
     "reward/part_unscored/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
-    "clip/fraction", "clip/low", "clip/high", "entropy", "loss/policy", "loss/value",
+    "clip/fraction", "clip/low", "clip/high", "entropy", "entropy/sampled", "loss/policy",
+    "update/measured", "loss/value",
     "value/explained_variance", "advantage/mean", "advantage/std", "completion/length", "completion/truncated",
     "groups/zero_signal", "gradient_norm", "critic/gradient_norm", "learning_rate", "critic/learning_rate",
     "tokens_per_second", "seconds/rollout", "seconds/score", "seconds/update", "seconds/sync",

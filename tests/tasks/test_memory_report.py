@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlcore.memory import num_parameters
-from rlcore.training.learner import UpdateStats
+from rlcore.training.totals import UpdateStats
 from rlcore.types import TrainingSample
 from tasks.memory_report import measured_update
 from tests import strategies

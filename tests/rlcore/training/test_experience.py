@@ -302,6 +302,16 @@ def test_the_metrics_say_what_happened_to_rewards_lengths_and_groups() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_the_entropy_of_the_policy_that_sampled_is_estimated_over_every_token_of_its_own() -> None:
+    # -(-0.5 - 1.5) and -(-1.0) over three tokens of a silent and a mixed group: 3.0 / 3; tool output does not count.
+    two, one = {"completion_ids": (3, 4, 5), "loss_mask": (True, False, True)}, {"completion_ids": (3,)}
+    groups = [
+        [strategies.scored_rollout(1.0, sampler_logprobs=(-0.5, -9.0, -1.5), **two)],
+        [strategies.scored_rollout(1.0, prompt_ids=(7,), sampler_logprobs=(-1.0,), **one)],
+    ]
+    assert build(groups).metrics["entropy/sampled"] == pytest.approx(1.0)
+
+
 def test_a_group_that_truncation_makes_equal_counts_as_without_signal() -> None:
     groups = [[*group_of(0.0), *group_of(1.0, finish_reason="length")]]
     assert build(groups, truncated="zero").metrics["groups/zero_signal"] == 1.0

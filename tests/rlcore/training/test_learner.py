@@ -220,11 +220,11 @@ def test_without_any_signal_the_policy_does_not_move_even_with_momentum(name: st
     learner = make_learner(name)
     assert learner.update(samples, seed=0).moved
     silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
-    before, schedule = weights_of(learner.policy), learner.scheduler.last_epoch
+    before = weights_of(learner.policy)
     stats = learner.update(silent, seed=1)
     assert not stats.moved
     assert torch.equal(weights_of(learner.policy), before)
-    assert (stats.policy_version, learner.scheduler.last_epoch) == (2, schedule)
+    assert stats.policy_version == 2
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

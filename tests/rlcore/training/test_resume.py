@@ -128,15 +128,6 @@ def forget_critic(learner: Learner) -> None:
     learner.value_module.load_state_dict(fresh.state_dict())
 
 
-def forget_schedule(scheduler: torch.optim.lr_scheduler.LambdaLR) -> None:
-    """A schedule at its first step."""
-    scheduler.last_epoch = 0
-    for group, base, factor in zip(
-        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
-    ):
-        group["lr"] = base * factor(0)
-
-
 def forget_beta(learner: Learner) -> None:
     """The KL coefficient as configured."""
     kl = learner.config.kl
@@ -153,15 +144,13 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
     "critic": forget_critic,
     "optimizer": lambda learner: learner.optimizer.state.clear(),
     "critic optimizer": lambda learner: learner.critic_optimizer.state.clear(),
-    "schedule": lambda learner: forget_schedule(learner.scheduler),
-    "critic schedule": lambda learner: forget_schedule(learner.critic_scheduler),
     "KL coefficient": forget_beta,
     "policy version": forget_version,
 }
 
 
 def restored_items(name: str) -> list[str]:
-    """A head on the policy's trunk is in the policy's optimizer and schedule."""
+    """A head on the policy's trunk is in the policy's optimizer."""
     return [item for item in sorted(FORGETTERS) if not (name == "ppo head" and item.startswith("critic "))]
 
 
