@@ -20,13 +20,15 @@ class HardwareConfig:
     ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one card by its number, ``cuda:1``. ``dtype``: of the
     matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).
     ``recompute_layers``: keep no activations inside the layers of a model that learns, and compute them a second time
-    in the backward pass: less memory for about a third more time.
+    in the backward pass: less memory for about a third more time. ``save_float32``: checkpoints of SFT and RL in
+    float32, as they learned, where the starting checkpoint is in half precision and they would be too.
     """
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: NonNegativeInt = 0  # 0: torch's default
     recompute_layers: bool = False
+    save_float32: bool = False
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):

@@ -27,7 +27,7 @@ from rlcore.models.architectures import max_positions
 from rlcore.models.batches import choose_attention
 from rlcore.models.check import check_model
 from rlcore.models.gguf import find_package_file, read_gguf
-from rlcore.models.saving import files_digest, new_folder, weights_digest
+from rlcore.models.saving import files_digest, narrow_like, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.tokenization import ChatTokenizer, read_eos_ids
 
@@ -115,8 +115,10 @@ def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
     return model.to(device).eval()
 
 
-def save_model(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -> None:
+def save_model(model: PreTrainedModel, tokenizer_folder: Path, folder: Path, *, like_start: bool = False) -> None:
     """Write a trained model with the tokenizer and the EOS ids of the checkpoint that it came from.
+
+    ``like_start``: weights that are in half precision there are rounded to it; else they stay as they learned.
 
     Raises:
         ModelError: ``tokenizer_folder`` is not a checkpoint.
@@ -124,6 +126,8 @@ def save_model(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -> 
     """
     with _no_progress_bars(), new_folder(folder) as temporary:
         model.save_pretrained(temporary)
+        if like_start:
+            narrow_like(temporary, tokenizer_folder)
         for name in (GENERATION_CONFIG, *TOKENIZER_FILES):
             source = tokenizer_folder / name
             if source.is_file():

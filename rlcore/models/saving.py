@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
 from rlcore.errors import StorageError
 
@@ -41,6 +45,38 @@ def new_folder(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def narrow_like(folder: Path, start: Path) -> None:
+    """Round the weights in ``folder`` to half precision where those of the same names in ``start`` are in it."""
+    kinds: dict[str, torch.dtype] = {}
+    for path in start.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found = ((name, file.get_slice(name).get_dtype()) for name in file.keys())  # noqa: SIM118 - no mapping
+            kinds |= {name: _HALVES[kind] for name, kind in found if kind in _HALVES}
+    if not kinds:
+        return
+    num_bytes = 0
+    for path in folder.glob("*.safetensors"):
+        tensors = {name: value.to(kinds.get(name, value.dtype)) for name, value in load_file(path).items()}
+        num_bytes += sum(value.nbytes for value in tensors.values())
+        save_file(tensors, path, metadata={"format": "pt"})
+    _edit(folder / "config.json", lambda config: config | {"dtype": _dtype_of(start)})
+    for index in folder.glob("*.safetensors.index.json"):
+        _edit(index, lambda found: found | {"metadata": found["metadata"] | {"total_size": num_bytes}})
+
+
+def _dtype_of(start: Path) -> str:
+    config = json.loads((start / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("dtype") or config.get("torch_dtype"))
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    text = json.dumps(change(json.loads(path.read_text(encoding="utf-8"))), indent=2, sort_keys=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def weights_digest(folder: Path) -> str:
