@@ -48,12 +48,12 @@ class Coefficients:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossOutput:
     """``loss``: scalar with gradient. ``sums``: detached sums over the micro-batch's unmasked tokens, by metric;
-    ``maxima``: detached maxima. ``num_tokens``: unmasked tokens."""
+    ``maxima``: detached maxima. ``num_tokens``: unmasked tokens, int64 scalar."""
 
     loss: torch.Tensor
     sums: Mapping[str, torch.Tensor]
     maxima: Mapping[str, torch.Tensor]
-    num_tokens: int
+    num_tokens: torch.Tensor
 
 
 def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coefficients) -> LossOutput:
@@ -88,7 +88,7 @@ def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coeffici
         }
         if coefficients.kl > 0.0:
             sums["kl/ref"] = k3(d).sum()
-    return LossOutput(loss=(weights * token_loss).sum(), sums=sums, maxima=mismatch_maxima, num_tokens=int(mask.sum()))
+    return LossOutput(loss=(weights * token_loss).sum(), sums=sums, maxima=mismatch_maxima, num_tokens=mask.sum())
 
 
 @torch.no_grad()

@@ -70,5 +70,5 @@ class PolicyTerms:
         self.totals.add(output)
         if self.tracks_reference:
             # Not kl/ref of the loss: KL in the reward is in no loss, and that of its rewards is measured before.
-            self.totals.add_ref_kl(float(k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum()))
+            self.totals.add_ref_kl(k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum())
         return output.loss

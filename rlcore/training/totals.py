@@ -1,9 +1,15 @@
-"""Metrics of one update, gathered over its micro-batches and steps."""
+"""Metrics of one update, gathered over its micro-batches and steps.
+
+What comes as a tensor stays one, float64 on its device, until the update is over: reading a number makes the host wait
+for the GPU, and a micro-batch has a dozen of them for each chunk of its head.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from rlcore.algorithms.objective import LossOutput
 from rlcore.config import UpdateConfig
@@ -18,43 +24,47 @@ class UpdateStats:
     metrics: Mapping[str, float]
 
 
+Figure = float | torch.Tensor  # a number, or a float64 scalar on the device that computed it
+
+
 class Totals:
     """Sums over tokens, maxima, losses summed over the micro-batches of a step, and figures per step."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._maxima: dict[str, float] = {}
-        self._losses: dict[str, float] = {}
+        self._sums: dict[str, Figure] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
+        self._losses: dict[str, Figure] = {}
         self._steps: dict[str, list[float]] = {}
-        self._num_tokens = 0
-        self._epoch_ref_kl = 0.0
-        self._epoch_start: tuple[dict[str, float], int] = ({}, 0)
+        self._num_tokens: Figure = 0.0
+        self._epoch_ref_kl: Figure = 0.0
+        self._epoch_start: tuple[dict[str, Figure], Figure] = ({}, 0.0)
 
     def add(self, output: LossOutput) -> None:
         """Count one micro-batch of the policy."""
-        self._num_tokens += output.num_tokens
+        self._num_tokens = self._num_tokens + output.num_tokens.double()
         for name, value in output.sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            self._sums[name] = self._sums.get(name, 0.0) + value.double()
         for name, value in output.maxima.items():
-            self._maxima[name] = max(self._maxima.get(name, 0.0), float(value))
-        self.add_loss("loss/policy", float(output.loss.detach()))
+            known = self._maxima.get(name, torch.zeros_like(value, dtype=torch.float64))
+            self._maxima[name] = torch.maximum(known, value.double())
+        self.add_loss("loss/policy", output.loss)
 
-    def add_loss(self, name: str, value: float) -> None:
-        """Add one micro-batch's part of a loss."""
-        self._losses[name] = self._losses.get(name, 0.0) + value
+    def add_loss(self, name: str, value: torch.Tensor) -> None:
+        """Add one micro-batch's part of a loss, a scalar."""
+        self._losses[name] = self._losses.get(name, 0.0) + value.detach().double()
 
     def record(self, name: str, value: float) -> None:
         """Note a figure of one optimizer step."""
         self._steps.setdefault(name, []).append(value)
 
-    def add_ref_kl(self, total: float) -> None:
+    def add_ref_kl(self, total: torch.Tensor) -> None:
         """Add one micro-batch's KL to the reference, summed over its tokens."""
-        self._epoch_ref_kl += total
+        self._epoch_ref_kl = self._epoch_ref_kl + total.double()
 
     @property
     def num_tokens(self) -> int:
         """Tokens that were counted; one that several epochs count is counted in each."""
-        return self._num_tokens
+        return int(self._num_tokens)
 
     def begin_epoch(self) -> None:
         """From here on :meth:`epoch_mean` and :meth:`epoch_ref_kl` count anew."""
@@ -64,11 +74,11 @@ class Totals:
     def epoch_mean(self, name: str) -> float:
         """Mean per token since the epoch began; 0 where nothing was counted."""
         sums, _ = self._epoch_start
-        return (self._sums.get(name, 0.0) - sums.get(name, 0.0)) / self._epoch_tokens
+        return (float(self._sums.get(name, 0.0)) - float(sums.get(name, 0.0))) / self._epoch_tokens
 
     def epoch_ref_kl(self) -> float:
         """Mean KL to the reference per token since the epoch began; 0 where nothing was counted."""
-        return self._epoch_ref_kl / self._epoch_tokens
+        return float(self._epoch_ref_kl) / self._epoch_tokens
 
     def went_far(self, update: UpdateConfig) -> bool:
         """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
@@ -77,17 +87,17 @@ class Totals:
 
     @property
     def _epoch_tokens(self) -> int:
-        return max(1, self._num_tokens - self._epoch_start[1])
+        return max(1, self.num_tokens - int(self._epoch_start[1]))
 
     def means(self) -> dict[str, float]:
         """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""
         num_steps = max((len(values) for values in self._steps.values()), default=1)
-        result = {name: total / max(1, self._num_tokens) for name, total in self._sums.items()}
+        result = {name: float(total) / max(1, self.num_tokens) for name, total in self._sums.items()}
         weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
-        if self._num_tokens:
+        if self.num_tokens:
             result["mismatch/ess"] = weight**2 / squared
             result["clip/fraction"] = result["clip/low"] + result["clip/high"]
-        result |= self._maxima
-        result |= {name: total / num_steps for name, total in self._losses.items()}
+        result |= {name: float(value) for name, value in self._maxima.items()}
+        result |= {name: float(total) / num_steps for name, total in self._losses.items()}
         result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
         return result

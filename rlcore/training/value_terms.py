@@ -26,5 +26,5 @@ def critic_loss(columns: Columns, predicted: torch.Tensor, config: CriticConfig,
         huber_delta=config.huber_delta,
     )
     loss = (columns.weights.to(device) * per_token).sum()
-    totals.add_loss("loss/value", float(loss.detach()))
+    totals.add_loss("loss/value", loss)
     return loss

@@ -17,7 +17,7 @@ def output(num_tokens: int, loss: float = 0.0, **sums: float) -> LossOutput:
         loss=torch.tensor(loss),
         sums={name: torch.tensor(value) for name, value in named.items()},
         maxima={"mismatch/max_abs": torch.tensor(float(num_tokens))},
-        num_tokens=num_tokens,
+        num_tokens=torch.tensor(num_tokens),
     )
 
 
