@@ -51,7 +51,8 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
     torch.manual_seed(seed)
     device, dtype = choose_device_and_dtype(config)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # what takes no device, such as vLLM's senders, takes this one
+        if device.index is not None:
+            torch.cuda.set_device(device)  # what takes no device, such as vLLM's senders, takes this one
         torch.cuda.reset_peak_memory_stats(device)
     try:
         yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)

@@ -32,7 +32,8 @@ def folder(home: Path, stage: str) -> Path:
 def plan_states(home: Path, *overrides: str, cwd: Path = ROOT) -> dict[str, str]:
     done = run_flows("plan", home, *overrides, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    return {line.split()[0]: line.split()[1] for line in done.stdout.strip().splitlines()}
+    lines = [line.split() for line in done.stdout.strip().splitlines() if not line.startswith("memory:")]
+    return {words[0]: words[1] for words in lines}
 
 
 def test_every_stage_leaves_an_artifact_and_the_comparison_names_every_checkpoint(micro_home: Path) -> None:
