@@ -93,7 +93,7 @@ def _read(context: StageContext, start: Path) -> _Data:
 def _trunk(config: TrunkConfig, runtime: Runtime, start: Path, *, seed: int) -> PreTrainedModel | AdaptedModel:
     """The first layers of the SFT checkpoint, or an adapter on all of it, frozen."""
     if config.adapter.rank:
-        return add_adapter(runtime.load_frozen(start), config.adapter, "reward_model", seed=seed)
+        return add_adapter(runtime.load_base(start), config.adapter, "reward_model", seed=seed)
     trunk = runtime.load_trainable(start)
     keep_layers(trunk, config.layers)
     return trunk

@@ -173,7 +173,7 @@ def outside(config: RunConfig, *, section: str) -> str:
 def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrainedModel | AdaptedModel:
     """All of the SFT checkpoint's weights, or an adapter on it, frozen."""
     start, adapter = context.inputs[START] / MODEL, rl.update.adapter
-    model = runtime.load_frozen(start) if adapter.rank else runtime.load_trainable(start)
+    model = runtime.load_base(start) if adapter.rank else runtime.load_trainable(start)
     check_model(model, ChatTokenizer.load(start))
     return add_adapter(model, adapter, "policy", seed=context.seed) if adapter.rank else model
 

@@ -38,6 +38,11 @@ class Runtime:
         model = load_policy(folder, device=self.device, dtype=self.compute_dtype)
         return model.requires_grad_(False)
 
+    def load_base(self, folder: Path) -> PreTrainedModel:
+        """A frozen model that adapters are to learn on."""
+        model = self.load_frozen(folder)
+        return recompute_layers(model) if self.recompute else model
+
 
 @contextlib.contextmanager
 def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:

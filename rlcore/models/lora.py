@@ -70,7 +70,7 @@ class AdaptedModel(nn.Module):
 
     def base_model(self, **inputs: Any) -> Any:
         """The trunk's forward pass with this adapter; the name is that of transformers' models."""
-        _activate(self.base, self.name)
+        activate(self.base, self.name)
         return self.base.base_model(**inputs)
 
     def get_output_embeddings(self) -> nn.Module:
@@ -239,8 +239,15 @@ def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
     return low_rank_linear(inputs, linear.weight, linear.bias, down, up, layer.scaling[name])
 
 
-def _activate(base: PreTrainedModel, name: str) -> None:
-    layers = _layers(base)
+def active_name(base: PreTrainedModel) -> str:
+    """The adapter that is on; ``""`` where none is, or there are none."""
+    layer = next(_layers(base), None) if hasattr(base, "peft_config") else None
+    return "" if layer is None or layer.disable_adapters else str(layer.active_adapters[0])
+
+
+def activate(base: PreTrainedModel, name: str) -> None:
+    """Turn the adapter ``name`` on, or for ``""`` every one off; what learns stays what it was."""
+    layers = list(_layers(base))
     if all(layer.disable_adapters if not name else _serves(layer, name) for layer in layers):
         return
     flags = [(p, p.requires_grad) for layer in layers for p in _all_parameters(layer)]
@@ -256,9 +263,9 @@ def _serves(layer: Any, name: str) -> bool:
     return not layer.disable_adapters and list(layer.active_adapters) == [name]
 
 
-def _layers(base: PreTrainedModel) -> list[Any]:
+def _layers(base: PreTrainedModel) -> Iterator[Any]:
     """The layers that carry adapters."""
-    return [module for module in base.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer")]
+    return (module for module in base.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer"))
 
 
 def _all_parameters(layer: Any) -> list[nn.Parameter]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcore.errors import ModelError
+from rlcore.models.lora import activate, active_name
 
 
 def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
@@ -13,6 +17,9 @@ def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
 
     The library does so in training mode only, which would turn dropout on: so the layers are put into it by
     themselves, and their parts, which hold the dropout, are not. A copy in evaluation mode decodes as usual.
+
+    Adapters may be put on the model afterwards: what is computed again has the adapter of its forward pass, whichever
+    is on by then.
 
     Raises:
         ModelError: the architecture cannot.
@@ -23,7 +30,29 @@ def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
             f"{type(model).__name__} cannot compute its layers again",
             fix="set hardware.recompute_layers = false, and lower tokens_per_microbatch",
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(_contexts, model)}
+    model.gradient_checkpointing_enable(settings)
     for layer in layers:
         layer.training = True
     return model
+
+
+class _Adapter(AbstractContextManager[None]):
+    """``base`` with the adapter ``name`` on; afterwards as it was. May be entered again."""
+
+    def __init__(self, base: PreTrainedModel, name: str) -> None:
+        self._base, self._name, self._before = base, name, name
+
+    def __enter__(self) -> None:
+        self._before = active_name(self._base)
+        if self._before != self._name:  # looking through the whole model costs time
+            activate(self._base, self._name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._name:
+            activate(self._base, self._before)
+
+
+def _contexts(model: PreTrainedModel) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What a layer's forward pass stands in, and what its repetition does."""
+    return nullcontext(), _Adapter(model, active_name(model))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
+from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
 from rlcore.memory import measuring
+from rlcore.models.lora import AdaptedModel, active_name, add_adapter
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.recompute import recompute_layers
-from rlcore.packing import pack
+from rlcore.packing import PackedBatch, pack
 from tests import strategies
 from tests.rlcore.models.test_policy import gradients, packed_loss
 from tests.rlcore.models.test_tree_attention import tree_llama
@@ -54,3 +57,49 @@ def test_an_architecture_that_cannot_is_refused() -> None:
     model.supports_gradient_checkpointing = False
     with pytest.raises(ModelError, match="recompute_layers = false"):
         recompute_layers(model)
+
+
+def adapted(base: LlamaForCausalLM, name: str) -> AdaptedModel:
+    """An adapter that changes something."""
+    model = add_adapter(base, AdapterConfig(rank=3), name, seed=0)
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+BETWEEN: dict[str, Callable[[AdaptedModel, AdaptedModel, PackedBatch], object]] = {
+    "nothing": lambda policy, other, batch: None,
+    "another adapter": lambda policy, other, batch: completion_logprobs(other, batch),
+    "the reference": lambda policy, other, batch: completion_logprobs(AdaptedModel(policy.base, ""), batch),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_is_computed_again_has_the_adapter_of_its_forward_pass(between: str, twice: bool) -> None:
+    (batch,) = pack(strategies.random_sequences(1, max_tokens=9), tokens_per_microbatch=10_000)
+    found = []
+    for base in (tree_llama(), recompute_layers(tree_llama())):
+        policy, other = adapted(base, "policy"), adapted(base, "critics")
+        loss = completion_logprobs(policy, batch)[0].sum()
+        BETWEEN[between](policy, other, batch)
+        before = active_name(base)
+        for _ in range(1 + twice):
+            loss.backward(retain_graph=True)
+        assert active_name(base) == before  # the next pass finds what it left
+        assert all(parameter.grad is None for parameter in other.parameters())
+        found.append(torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]))
+    assert float(found[0].norm()) > 0.1
+    assert torch.equal(*found)
+
+
+def test_two_adapters_may_wait_for_their_backward_passes_at_once() -> None:
+    (batch,) = pack(strategies.random_sequences(1, max_tokens=9), tokens_per_microbatch=10_000)
+    found = []
+    for base in (tree_llama(), recompute_layers(tree_llama())):
+        models = [adapted(base, "policy"), adapted(base, "critics")]
+        sum(completion_logprobs(model, batch)[0].sum() for model in models).backward()
+        found.append(torch.cat([parameter.grad.flatten() for model in models for parameter in model.parameters()]))
+    assert torch.equal(*found)
