@@ -18,6 +18,7 @@ from rlcore.sampling.vllm_control import ControlGroup
 
 class _Sent(Protocol):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class WeightSource:
 
     def metadata(self) -> list[TensorMeta]:
         """Name, type and shape of every tensor, in the order in which they are sent."""
-        return [TensorMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+        assert self.weights is not None
+        return [TensorMeta(name, dtype, shape) for name, dtype, shape in self.weights.listed()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         assert self.weights is not None

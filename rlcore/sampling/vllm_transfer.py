@@ -171,9 +171,8 @@ class GlooTransfer:
 
     def send(self, weights: Weights) -> None:
         """See :class:`Transfer`. A server that refuses leaves the sender waiting: the group ends with the server."""
-        listed = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in weights.tensors()]
-        names, dtypes, shapes = zip(*listed, strict=True)
-        update = {"names": names, "dtypes": [dtype.removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
+        names, dtypes, shapes = zip(*weights.listed(), strict=True)
+        update = {"names": names, "dtypes": [str(dtype).removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
         self._group.ask("/start_weight_update", {})
         sending = in_background(lambda: self._broadcast(weights))
         self._group.ask("/update_weights", {"update_info": update})

@@ -40,6 +40,12 @@ class Weights:
         """Every tensor by its name in the checkpoint, always in the same order."""
         return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
 
+    def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Name, type and shape of every tensor, in the order of :meth:`tensors`; live ones are not made for it."""
+        if self.live is not None:
+            return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
+        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
+
     def stored(self) -> Path:
         """Where a server finds them; a file is written where there is none.
 

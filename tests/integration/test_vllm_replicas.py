@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import TransferKind
+from rlcore.config import GpuConfig, TransferKind
 from rlcore.errors import StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers, take_metrics
-from rlcore.sampling.vllm_server import VllmSampler
+from rlcore.sampling.vllm_server import VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
@@ -48,6 +48,18 @@ def transfer(request: pytest.FixtureRequest) -> TransferKind:
 def trained(checkpoint: Path, transfer: TransferKind) -> PreTrainedModel:
     """The learner's model, a fresh one for each pair of servers; the tests move its weights."""
     return load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_one_server_of_two_parts_is_sent_the_whole_by_each_way(
+    checkpoint: Path, tokenizer: ChatTokenizer, trained: PreTrainedModel, prompts: list[Prompt], transfer: TransferKind
+) -> None:
+    spec = vllm_runs.make_spec(checkpoint, transfer=transfer)
+    config = replace(spec.config, gpus=GpuConfig(tensor_parallel=2))
+    with open_vllm(replace(spec, config=config, max_concurrent=4), tokenizer, say) as engine:
+        for version in (1, 2):
+            engine.load_weights(move(trained, version, 0.03), policy_version=version)
+            native = NativeSampler(trained, tokenizer)
+            assert worst_difference(engine, native, prompts, seed=version) <= TOLERANCE
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,11 @@
-"""How a stage loads what it trains: recomputed layers are a setting of every model that learns, adapters' base too."""
+"""How a stage loads what it trains, and that what it leaves on a GPU is given back before the next one computes.
+
+Recomputed layers are a setting of every model that learns, adapters' base too.
+"""
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import AdapterConfig, TrunkConfig
+from rlcore.config import AdapterConfig, HardwareConfig, TrunkConfig
 from rlcore.memory import measuring
 from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
 from rlcore.packing import pack
 from tasks import reward_model, rl_run
-from tasks.runtime import Runtime
+from tasks.runtime import Runtime, free_memory, open_runtime
 from tasks.stages import MODEL
 from tests import strategies
 from tests.learners import update_config
@@ -68,3 +72,42 @@ def test_what_learns_whole_is_recomputed_and_what_only_scores_is_not(start: Path
     made = runtime(recompute=recompute)
     assert made.load_trainable(start / MODEL).is_gradient_checkpointing == recompute
     assert not made.load_frozen(start / MODEL).is_gradient_checkpointing
+
+
+CPU = HardwareConfig(device="cpu")
+
+
+class Layer:
+    """Holds itself, as an adapter's layer does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether a layer that nothing uses was gone, each time that the cache of a GPU was emptied."""
+    found: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append(unused() is None))
+    unused = weakref.ref(Layer())
+    return found
+
+
+def test_what_holds_itself_is_gone_when_the_cache_is_emptied(emptied: list[bool]) -> None:
+    free_memory()
+    assert emptied == [True]
+
+
+def test_a_stage_begins_and_ends_with_free_memory_also_when_it_fails(emptied: list[bool]) -> None:
+    with pytest.raises(ZeroDivisionError), open_runtime(CPU, seed=0):
+        assert emptied == [True]
+        raise ZeroDivisionError
+    assert emptied == [True, True]
+
+
+def test_without_a_gpu_there_is_nothing_to_free(emptied: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with open_runtime(CPU, seed=0):
+        pass
+    assert emptied == []
