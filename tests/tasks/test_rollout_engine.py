@@ -166,6 +166,14 @@ def test_the_longest_text_is_the_longest_prompt_with_a_whole_completion() -> Non
     assert longest(prompts, 10) == 17
 
 
+def test_a_section_samples_with_its_own_engine_or_the_runs() -> None:
+    config = open_preset("reasoning", ("engine.kind=vllm", "evaluation.engine.kind=vllm_inprocess"))
+    assert config.rejection is not None
+    assert config.engine_of(config.evaluation).kind == "vllm_inprocess"
+    assert config.engine_of(config.rejection.sampling).kind == "vllm"
+    assert open_preset("tiny").engine.kind == "native"
+
+
 def test_rejection_sampling_has_no_updates_to_run_ahead_of() -> None:
     with pytest.raises(ConfigError, match="has no updates to run ahead of"):
         RejectionConfig(num_samples=1, rewards=(), sampling=SamplingConfig(max_new_tokens=8, staleness=1))

@@ -37,6 +37,18 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
         assert torch.equal(tensor, model.state_dict()[name].bfloat16())
 
 
+@pytest.mark.parametrize("length", range(1, 9))
+def test_the_tensors_begin_at_a_multiple_of_8_bytes_as_the_format_has_it(length: int, tmp_path: Path) -> None:
+    state = {"n" * length: torch.tensor(2.5), "empty": torch.zeros(0, 3)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    path = tmp_path / "w.safetensors"
+    write_weights(Converted(state, shapes=shapes, dtype=torch.float16), path)
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+    read = load_file(path)
+    assert {name: tensor.tolist() for name, tensor in read.items()} == {"n" * length: 2.5, "empty": []}
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_weights_that_are_not_the_whole_model_are_named(checkpoint: Path, model: PreTrainedModel) -> None:
     shapes, state = checkpoint_shapes(checkpoint), model.state_dict()
     norm = "model.norm.weight"
