@@ -24,7 +24,9 @@ def changed(*overrides: str, start: tuple[str, ...] = (), preset: str = "tiny") 
 
 def test_the_runs_engine_is_in_the_key_of_everything_that_is_sampled_and_of_nothing_else() -> None:
     evaluations = {f"evaluate_{name}" for name in ("base", "sft", "grpo", "ppo")}
-    assert changed(VLLM) == {"prepare_preferences", "grpo", "ppo", *evaluations}
+    assert changed(VLLM) == {"grpo", "ppo", *evaluations}
+    sampled = ("preferences.adapter=policy",)
+    assert changed(VLLM, start=sampled) == {"prepare_preferences", "grpo", "ppo", *evaluations}
     reasoning = changed(VLLM, preset="reasoning")
     assert {"rejection", "grpo_mixed"} <= reasoning
     assert not {"import_sft", "sft", "sft_kept", "compare"} & reasoning
@@ -33,7 +35,7 @@ def test_the_runs_engine_is_in_the_key_of_everything_that_is_sampled_and_of_noth
 def test_an_engine_of_an_evaluations_own_changes_no_training() -> None:
     assert {name.partition("_")[0] for name in changed("evaluation.engine.kind=vllm")} == {"evaluate"}
     assert changed("grpo.sampling.engine.kind=vllm") == {"grpo"}
-    assert changed(VLLM, start=("evaluation.engine.kind=native",)) == {"prepare_preferences", "grpo", "ppo"}
+    assert changed(VLLM, start=("evaluation.engine.kind=native",)) == {"grpo", "ppo"}
 
 
 @pytest.mark.parametrize("override", ["engine.dtype=float16", "engine.gpus.tensor_parallel=2", "engine.eager=false"])
