@@ -24,8 +24,6 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.runtime import Runtime, free_memory
 
-_SCORED = 16  # tokens after a prompt that a canary may ask for, however short the completions are
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
@@ -85,7 +83,7 @@ def open_engine(
     if config.kind == "vllm_inprocess":
         own = () if cards.trainer is None else (cards.trainer,)
         (fraction,) = memory_fractions(config, [own], cards)
-        alone = replace(whole, memory_fraction=fraction)
+        alone = replace(whole, devices=own, memory_fraction=fraction)
         turns = bool(own) and work.learns
         with open_in_process(alone, tokenizer, sleeps=turns, free=free_memory, progress=progress) as in_process:
             yield in_process
@@ -145,4 +143,4 @@ def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
         raise ConfigError(
             f"the model has {positions} positions", where="engine.max_model_len", fix="0 takes what the run needs"
         )
-    return config.max_model_len or min(positions, work.max_tokens + _SCORED + 1)
+    return config.max_model_len or min(positions, work.max_tokens + 1)

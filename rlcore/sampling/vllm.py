@@ -211,22 +211,28 @@ def _start(spec: ServerSpec, *, sleeps: bool) -> Any:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     from vllm import LLM
 
-    config = spec.config
-    cache = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)} if config.kv_cache_gib > 0.0 else {}
-    return LLM(
-        str(spec.model),
-        dtype=spec.dtype,
-        skip_tokenizer_init=True,
-        max_model_len=spec.max_model_len,
-        max_num_seqs=spec.max_concurrent,
-        gpu_memory_utilization=spec.memory_fraction,
-        enforce_eager=spec.eager,
-        enable_chunked_prefill=spec.prefill_in_parts,
-        enable_sleep_mode=sleeps,
-        logprobs_mode="processed_logprobs",
-        max_logprobs=-1,
-        generation_config="vllm",
-        worker_extension_cls=WORKER_CLASS,
-        seed=0,
-        **cache,
-    )
+    return LLM(str(spec.model), **arguments(spec, sleeps=sleeps))
+
+
+def arguments(spec: ServerSpec, *, sleeps: bool) -> dict[str, Any]:
+    """What vLLM is told beside the model; on another GPU than the first it is told which."""
+    chosen: dict[str, Any] = {
+        "dtype": spec.dtype,
+        "skip_tokenizer_init": True,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_concurrent,
+        "gpu_memory_utilization": spec.memory_fraction,
+        "enforce_eager": spec.eager,
+        "enable_chunked_prefill": spec.prefill_in_parts,
+        "enable_sleep_mode": sleeps,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
+        "generation_config": "vllm",
+        "worker_extension_cls": WORKER_CLASS,
+        "seed": 0,
+    }
+    if spec.devices not in ((), (0,)):
+        chosen["device_ids"] = list(spec.devices)
+    if spec.config.kv_cache_gib > 0.0:
+        chosen["kv_cache_memory_bytes"] = int(spec.config.kv_cache_gib * 2**30)
+    return chosen

@@ -140,7 +140,7 @@ def test_the_canary_allows_what_the_coarser_precision_of_the_two_needs() -> None
     assert sync_dtype(EngineConfig(kind="vllm_inprocess", dtype="bfloat16"), CPU) == torch.bfloat16
 
 
-@pytest.mark.parametrize(("max_tokens", "named", "expected"), [(40, 0, 57), (120, 0, 128), (40, 100, 100)])
+@pytest.mark.parametrize(("max_tokens", "named", "expected"), [(40, 0, 41), (128, 0, 128), (40, 100, 100)])
 def test_an_engine_has_room_for_the_longest_text_of_the_run_and_no_more(
     max_tokens: int, named: int, expected: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

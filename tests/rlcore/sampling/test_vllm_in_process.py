@@ -22,7 +22,7 @@ from rlcore.config import EngineConfig
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm import InProcessSampler, process_state, rest
+from rlcore.sampling.vllm import InProcessSampler, arguments, process_state, rest
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -194,6 +194,26 @@ def test_weights_are_not_copied_as_a_whole(
     with torch.no_grad():
         state["model.norm.weight"].fill_(7.0)
     assert llm.handed["model.norm.weight"].unique().tolist() == [7.0]
+
+
+def test_vllm_is_told_how_much_of_which_gpu_is_its_own(checkpoint: Path) -> None:
+    spec = ServerSpec(
+        model=checkpoint,
+        exchange=Path(),
+        config=EngineConfig(kind="vllm_inprocess", kv_cache_gib=0.5),
+        dtype="float16",
+        max_model_len=32,
+        max_concurrent=4,
+        devices=(2,),
+        memory_fraction=0.4,
+        eager=False,
+    )
+    told = arguments(spec, sleeps=True)
+    assert (told["device_ids"], told["gpu_memory_utilization"], told["enable_sleep_mode"]) == ([2], 0.4, True)
+    assert (told["dtype"], told["enforce_eager"], told["kv_cache_memory_bytes"]) == ("float16", False, 2**29)
+    first = arguments(dataclasses.replace(spec, devices=(0,), config=EngineConfig()), sleeps=False)
+    assert not {"device_ids", "kv_cache_memory_bytes"} & first.keys()
+    assert not first["enable_sleep_mode"]
 
 
 def test_what_vllm_changes_in_the_process_is_put_back() -> None:
