@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.errors import SamplingError
+from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
@@ -25,6 +27,7 @@ from rlcore.seeding import generator
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
+logger = logging.getLogger(__name__)
 MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens of one forward pass: bounds its activations
 
 
@@ -58,7 +61,11 @@ class NativeSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt. Raises SamplingError where the model computes NaN or infinity."""
+        """A group of completions per prompt.
+
+        Raises:
+            SamplingError: the model computes NaN or infinity, or not even one sequence fits into memory.
+        """
         groups = [
             [_Request(prompt, place, sample) for sample in range(params.num_samples)]
             for prompt, place in zip(prompts, range(len(prompts)) if places is None else places, strict=True)
@@ -68,17 +75,38 @@ class NativeSampler:
             if obstacle := self._obstacle(request.prompt, params):
                 made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
         possible = [request for group in groups for request in group if request not in made]
-        choose = choose_likeliest if params.greedy else partial(draw, temperature=params.temperature)
-        for block in _blocks(possible, self._max_concurrent):
-            decoded = decode(
+        waiting = list(_blocks(possible, self._max_concurrent))
+        while waiting:
+            decoded = self._decode(waiting[0], params, seed=seed)
+            if decoded is None:  # out of memory: the draws do not depend on what is decoded together
+                waiting = list(_blocks(list(itertools.chain(*waiting)), self._max_concurrent))
+            else:
+                block = waiting.pop(0)
+                made |= zip(block, self._rollouts(block, decoded), strict=True)
+        return [[made[request] for request in group] for group in groups]
+
+    def _decode(self, block: Sequence[_Request], params: SamplingParams, *, seed: int) -> Decoded | None:
+        """The completions of a block; None where memory ran out, and fewer are decoded together from here on."""
+        try:
+            return decode(
                 self._model,
                 [request.prompt.token_ids for request in block],
                 _uniforms(block, params.max_new_tokens, seed=seed).to(self._model.device),
-                choose=choose,
+                choose=choose_likeliest if params.greedy else partial(draw, temperature=params.temperature),
                 eos_ids=self._eos_ids,
             )
-            made |= zip(block, self._rollouts(block, decoded), strict=True)
-        return [[made[request] for request in group] for group in groups]
+        except torch.OutOfMemoryError as error:
+            if len(block) == 1:
+                raise SamplingError(
+                    f"out of memory with a single sequence: {error}",
+                    fix="lower sampling.max_new_tokens, or leave the engine more of the GPU: an adapter "
+                    "(update.adapter.rank), optim.kind = 'adamw_8bit'",
+                ) from error
+        free_cached()  # out here, where the error no longer holds the cache
+        self._max_concurrent = len(block) // 2
+        advice = "out of memory: from here on at most %d sequences are decoded together; set max_concurrent to it"
+        logger.warning(advice, self._max_concurrent)
+        return None
 
     @torch.no_grad()
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from rlcore.models.loading import load_policy
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling import native
 from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.decoding import decode
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -95,6 +97,37 @@ def test_draws_do_not_depend_on_what_else_is_decoded(
     apart = NativeSampler(model, stopping, max_concurrent=max_concurrent)
     assert tokens_of(rollouts_of(apart, prompts)) == together
     assert tokens_of(rollouts_of(apart, prompts[:2])) == together[:6]
+
+
+def test_where_memory_runs_out_fewer_are_decoded_together_and_the_rollouts_are_the_same(
+    model: PreTrainedModel,
+    stopping: ChatTokenizer,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried: list[int] = []
+
+    def with_room_for_two(
+        model: PreTrainedModel, prompt_ids: list[tuple[int, ...]], *rest: Any, **settings: Any
+    ) -> Any:
+        tried.append(len(prompt_ids))
+        if len(prompt_ids) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return decode(model, prompt_ids, *rest, **settings)
+
+    expected = tokens_of(rollouts_of(NativeSampler(model, stopping), prompts))
+    sampler, room = NativeSampler(model, stopping), 2
+    monkeypatch.setattr(native, "decode", with_room_for_two)
+    assert tokens_of(rollouts_of(sampler, prompts)) == expected
+    assert tried[0] > 2 and max(tried[-len(expected) // 2 :]) <= 2
+    assert "set max_concurrent to it" in caplog.text
+    before = len(tried)
+    rollouts_of(sampler, prompts)
+    assert max(tried[before:]) <= 2  # it is remembered
+    room = 0
+    with pytest.raises(SamplingError, match="a single sequence"):
+        sampler.sample(prompts, PARAMS, seed=5)
 
 
 def test_a_repeated_prompt_gets_draws_of_its_own(
