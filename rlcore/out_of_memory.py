@@ -82,5 +82,5 @@ def _hopeless(error: torch.OutOfMemoryError, longest: int) -> TrainingError:
     return TrainingError(
         f"out of memory with a single sequence of {longest} tokens: {error}",
         fix="set hardware.recompute_layers = true, shorten prompts or completions, train an adapter (adapter.rank), or "
-        "leave the engine less of the GPU (sampling.engine.memory_fraction)",
+        "leave the engine less of the GPU (engine.gpus.memory_fraction)",
     )

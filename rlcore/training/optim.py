@@ -170,6 +170,6 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
         raise TrainingError(
             f"out of memory in the optimizer's step: {error}",
             fix="set optim.kind = 'adamw_8bit', train an adapter (adapter.rank), or leave the engine less of the GPU "
-            "(sampling.engine.memory_fraction)",
+            "(engine.gpus.memory_fraction)",
         ) from error
     optimizer.zero_grad(set_to_none=True)
