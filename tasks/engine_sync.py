@@ -54,6 +54,7 @@ def _truth(run: RlRun) -> Truth:
         state=merged_state(learner.policy),
         policy_version=learner.policy_version,
         score=score,
+        temperature=sampling.temperature,
         dtype=sync_dtype(run.engine_config, run.runtime),
     )
 

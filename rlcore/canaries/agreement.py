@@ -2,8 +2,8 @@
 
 Rounding disturbs logits, all of them about alike. A disturbance δ_v of the logits moves the log-probability of a token
 by δ_x - Σ p_v δ_v, so by about (1 - p)·δ: next to nothing where the policy is sure, everything where it is not. Divided
-by 1 - p the difference is that of the log-odds, and its noise no longer depends on the token. (Between one and √2 times
-the noise of a logit, by how the rest is spread.) Two figures follow:
+by 1 - p the difference is that of the log-odds, and times the temperature, which divides logits, its noise depends on
+neither token nor temperature. (Between one and √2 times the noise of a logit, by how the rest is spread.) Two figures:
 
 - **spread**: mean and 95 % quantile of |difference| / (1 - p). Against the same figures of a sound engine *before any
   update*, when both hold the same weights: that is the noise of this model, these kernels and this precision.
@@ -35,8 +35,8 @@ class Agreement:
     """What the comparison of N tokens found.
 
     ``max_abs``: largest difference of a log-probability, nats. ``mean_odds``, ``high_odds``: mean and 95 % quantile of
-    the differences of log-odds, in nats. ``temperature``: the engine's, over the trainer's; ``temperature_error``: its
-    standard error.
+    the differences of log-odds times the temperature, nats. ``temperature``: the engine's, over the trainer's;
+    ``temperature_error``: its standard error.
     """
 
     num_tokens: int
@@ -79,8 +79,10 @@ LIMITS: Mapping[torch.dtype, Limits] = MappingProxyType(
 )
 
 
-def agreement(engine: torch.Tensor, learner: torch.Tensor, entropy: torch.Tensor) -> Agreement:
-    """Compare log-probabilities of the same tokens, [N] each, at the temperature that they were sampled at.
+def agreement(
+    engine: torch.Tensor, learner: torch.Tensor, entropy: torch.Tensor, *, temperature: float = 1.0
+) -> Agreement:
+    """Compare log-probabilities of the same tokens, [N] each, at the ``temperature`` that they were sampled at.
 
     ``entropy``: of the learner's distributions, nats. NaN in any of them is NaN in what comes out.
 
@@ -92,7 +94,7 @@ def agreement(engine: torch.Tensor, learner: torch.Tensor, entropy: torch.Tensor
     engine, learner, entropy = engine.double(), learner.double(), entropy.double()
     difference = engine - learner
     room = (-torch.expm1(learner)).clamp(min=ROOM)
-    odds = (difference / room).abs()
+    odds = temperature * (difference / room).abs()
     slope, error = _slope((learner + entropy) / room, difference / room)
     return Agreement(
         num_tokens=len(engine),

@@ -34,13 +34,14 @@ class Truth:
     """What an engine has to agree with.
 
     ``state``: the learner's weights, under ``policy_version``. ``score``: from N completions the learner's
-    log-probability and entropy of each of their tokens, nats, one after another, [T] each. ``dtype``: the coarser
-    precision of engine and learner.
+    log-probability and entropy of each of their tokens at ``temperature``, nats, one after another, [T] each.
+    ``dtype``: the coarser precision of engine and learner.
     """
 
     state: Mapping[str, torch.Tensor]
     policy_version: int
     score: Callable[[Sequence[Rollout]], tuple[torch.Tensor, torch.Tensor]]
+    temperature: float
     dtype: torch.dtype
 
 
@@ -131,7 +132,7 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
 def _compare(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> Agreement:
     _require_version(engine, probes, truth)
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])
-    return agreement(reported, *truth.score(probes))
+    return agreement(reported, *truth.score(probes), temperature=truth.temperature)
 
 
 def _require_version(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> None:

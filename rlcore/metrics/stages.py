@@ -71,7 +71,7 @@ ENGINE = (
     ),
     Metric(
         name="sync/log_odds",
-        formula="mean of |engine's - learner's log-probability| / max(1 - p, 0.01) over the same tokens",
+        formula="mean of temperature · |engine's - learner's log-probability| / max(1 - p, 0.01) over the same tokens",
         unit="nats",
         healthy="of the size that it had before the first update; at most 4 times that, or what the precision allows",
         meaning="Rounding of a logit: a scale on which tokens count alike, however sure the policy is of them.",

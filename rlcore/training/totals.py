@@ -17,7 +17,7 @@ from rlcore.config import UpdateConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateStats:
-    """What one update did. ``moved``: whether any policy weight changed, so the engine must be seen to move too."""
+    """What one update did. ``moved``: whether any policy weight changed."""
 
     policy_version: int
     moved: bool

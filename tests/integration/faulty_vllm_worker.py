@@ -12,7 +12,7 @@ _CHOSEN, _REPACK_HEAD = vllm_worker.chosen, vllm_worker.repack_head
 
 
 class FaultyReceiver(vllm_worker.WeightReceiver):  # type: ignore[misc]  # as above
-    """Loses the tensor of a name, everything (``stale``), or the news for the tied head's packed copy (``head``).
+    """Loses tensors by the beginning of their names, all (``stale``), or the news for the tied head's copy (``head``).
 
     ``refuse`` breaks off in the middle.
     """
@@ -24,7 +24,7 @@ class FaultyReceiver(vllm_worker.WeightReceiver):  # type: ignore[misc]  # as ab
             for number, (name, tensor) in enumerate(weights):
                 if what == "refuse" and number == 5:
                     raise RuntimeError("this worker refuses")
-                if what not in ("stale", name):
+                if what != "stale" and not name.startswith(what):
                     yield name, tensor
 
         def repack_head(model: Any) -> None:

@@ -82,7 +82,8 @@ class Run:
         self.engine.load_weights(self.model.state_dict(), policy_version=version)
         seconds = time.perf_counter() - started
         score = partial(token_scores, self.model, temperature=0.8, tokens_per_microbatch=4096)
-        truth = Truth(state=self.model.state_dict(), policy_version=version, score=score, dtype=torch.float32)
+        state = self.model.state_dict()
+        truth = Truth(state=state, policy_version=version, score=score, temperature=0.8, dtype=torch.float32)
         probes = sample_probes(self.engine, self.prompts, PARAMS, seed=version)
         sync_canary(self.engine, probes, truth, Baseline(noise=Spread(0.0, 0.0), hidden=frozenset()))
         return seconds

@@ -131,7 +131,13 @@ def prove(engine: Sampler, policy: PreTrainedModel | AdaptedModel, prompts: list
     """The canary's figures of a sync that has just been made."""
     score = partial(token_scores, policy, temperature=PARAMS.temperature, tokens_per_microbatch=4096)
     version = engine.policy_version
-    truth = Truth(state=merged_state(policy), policy_version=version, score=score, dtype=getattr(torch, DTYPE))
+    truth = Truth(
+        state=merged_state(policy),
+        policy_version=version,
+        score=score,
+        temperature=PARAMS.temperature,
+        dtype=getattr(torch, DTYPE),
+    )
     return sync_canary(engine, sample_probes(engine, prompts, PARAMS, seed=version), truth, SOUND)
 
 

@@ -47,6 +47,25 @@ def test_a_sure_policys_rounding_counts_as_much_as_a_doubtful_ones() -> None:
     assert sharp.mean_odds == pytest.approx(flat.mean_odds, rel=0.35)
 
 
+def test_rounding_is_of_one_size_at_any_temperature() -> None:
+    """Logits divided by T have their noise divided too: at T = 0.1 log-odds differ by ten times as much."""
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(2000, 50, generator=draws, dtype=torch.float64)
+    disturbed = logits + 0.03 * torch.randn(logits.shape, generator=draws)
+    found = []
+    for temperature in (1.0, 0.1):
+        ours, theirs = ((values / temperature).log_softmax(-1) for values in (logits, disturbed))
+        tokens = torch.multinomial(ours.exp(), 1, generator=draws)
+        figures = agreement(
+            theirs.gather(1, tokens)[:, 0],
+            ours.gather(1, tokens)[:, 0],
+            -(ours * ours.exp()).sum(-1),
+            temperature=temperature,
+        )
+        found.append(figures.mean_odds)
+    assert found[1] == pytest.approx(found[0], rel=0.35)
+
+
 @pytest.mark.parametrize("factor", [0.9, 1.1, 1.0 / 0.7])
 def test_the_engines_temperature_is_found(factor: float) -> None:
     assert drawn(1, noise=0.03, factor=factor, sharpness=1.0).temperature == pytest.approx(factor, rel=0.05)

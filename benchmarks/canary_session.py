@@ -1,0 +1,172 @@
+"""A learner and a rollout engine, sound or with a planted fault, and the canary between them, sync after sync."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
+from rlcore.config import AdapterConfig
+from rlcore.models.lora import AdaptedModel, MergedState, add_adapter, merged_state
+from rlcore.models.policy import completion_logprobs
+from rlcore.models.precision import compute_in
+from rlcore.packing import TokenSequence, pack
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+MAX_GRADIENT = 1.0
+
+
+class Stale(NativeSampler):
+    """Takes the version and keeps its weights."""
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+
+class LosesALayer(NativeSampler):
+    """Keeps the old weights of layer 1."""
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        kept = {name: tensor.clone() for name, tensor in self._model.state_dict().items() if "layers.1." in name}
+        super().load_weights({**state, **kept}, policy_version=policy_version)
+
+
+class LosesTheHead(NativeSampler):
+    """Multiplies by a copy of the tied head that no sync renews, as vLLM does on a CPU."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any) -> None:
+        super().__init__(model, tokenizer)
+        head = self._model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        head = {"lm_head.weight": self._model.get_output_embeddings().weight.detach().clone()}
+        super().load_weights({**state, **head}, policy_version=policy_version)
+
+
+class ServesTheBase(NativeSampler):
+    """Never applies the adapter."""
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        whole = merged_state(AdaptedModel(state.adapted.base, "")) if isinstance(state, MergedState) else state
+        super().load_weights(whole, policy_version=policy_version)
+
+
+class Warmer(NativeSampler):
+    """Samples at a temperature that is 0.1 too high."""
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        return super().sample(prompts, replace(params, temperature=params.temperature + 0.1), seed=seed, places=places)
+
+
+FAULTS: Mapping[str, type[NativeSampler]] = MappingProxyType(
+    {
+        "stale": Stale,
+        "layer missing": LosesALayer,
+        "adapter never applied": ServesTheBase,
+        "tied head not repacked": LosesTheHead,
+        "temperature + 0.1": Warmer,
+    }
+)
+
+
+def native(
+    model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, kind: Callable[..., NativeSampler] = NativeSampler
+) -> NativeSampler:
+    """An engine of that kind on its own copy of ``model`` in ``dtype``."""
+    return kind(copy.deepcopy(model).to(dtype), tokenizer)
+
+
+class Session:
+    """A learner of ``model``'s weights in ``dtype`` beside an engine that serves them.
+
+    ``rank``: of an adapter on a frozen base in ``dtype``; 0: all weights learn.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        engine: Sampler,
+        prompts: Sequence[Prompt],
+        dtype: torch.dtype,
+        *,
+        rank: int = 0,
+        params: SamplingParams,
+    ) -> None:
+        self.engine, self.prompts, self.dtype, self.params = engine, prompts, dtype, params
+        self.policy: Any = compute_in(copy.deepcopy(model), dtype)
+        if rank:
+            frozen = copy.deepcopy(model).to(dtype)
+            self.policy = add_adapter(frozen, AdapterConfig(rank=rank, alpha=4 * rank), "policy", seed=0)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=0.0, weight_decay=0.0)
+        self.version = engine.policy_version
+        self.baseline: Baseline
+
+    @property
+    def truth(self) -> Truth:
+        """What the engine has to agree with now."""
+        temperature = self.params.temperature
+        return Truth(
+            state=merged_state(self.policy),
+            policy_version=self.version,
+            score=partial(token_scores, self.policy, temperature=temperature, tokens_per_microbatch=4096),
+            temperature=temperature,
+            dtype=self.dtype,
+        )
+
+    def probes(self) -> list[Rollout]:
+        """Completions that the engine samples now."""
+        return sample_probes(self.engine, self.prompts, self.params, seed=self.version)
+
+    def begin(self) -> Baseline:
+        """The canary before any update."""
+        self.baseline = first_canary(self.engine, self.probes(), self.truth)
+        return self.baseline
+
+    def learn(self, learning_rate: float) -> None:
+        """A policy-gradient step on completions of the policy, with advantages that are drawn."""
+        draws = torch.Generator().manual_seed(self.version)
+        texts = [
+            TokenSequence(prompt_ids=prompt.token_ids, completion_ids=tuple(_text(prompt, draws)))
+            for prompt in self.prompts
+        ]
+        (batch,) = pack(texts, tokens_per_microbatch=65_536)
+        logprobs, _ = completion_logprobs(self.policy, batch)
+        advantages = torch.randn(len(logprobs), generator=draws)
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        self.optimizer.zero_grad()
+        (-(advantages * logprobs).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT)
+        self.optimizer.step()
+        self.version += 1
+
+    def push(self) -> None:
+        """Hand the weights to the engine."""
+        self.engine.load_weights(merged_state(self.policy), policy_version=self.version)
+
+    def prove(self) -> dict[str, float]:
+        """The canary after a sync."""
+        return sync_canary(self.engine, self.probes(), self.truth, self.baseline)
+
+    def step(self, learning_rate: float) -> dict[str, float]:
+        """Learn, push, prove."""
+        self.learn(learning_rate)
+        self.push()
+        return self.prove()
+
+
+def _text(prompt: Prompt, draws: torch.Generator) -> list[int]:
+    """Some tokens to learn from: those of the prompt in another order, which are of the model's vocabulary."""
+    order = torch.randperm(len(prompt.token_ids), generator=draws).tolist()
+    return [prompt.token_ids[place] for place in order]

@@ -1,0 +1,133 @@
+"""The canary's experiment through a real vLLM server, whose worker can be told to lose weights."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.canary_session import Session
+from benchmarks.canary_work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, sound
+from rlcore.config import EngineConfig
+from rlcore.sampling import weight_sync
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.vllm_control import publish
+from rlcore.sampling.vllm_http import call
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+WORKER = Path(__file__).parents[1] / "tests" / "integration" / "faulty_vllm_worker.py"
+LOST = {"stale": "stale", "layer missing": "model.layers.1.", "tied head not repacked": "head"}
+RANK = 4
+Cells = dict[tuple[str, str, str, float], Cell]  # by engine, precision, fault ("" for none) and learning rate
+
+
+class WarmServer:
+    """A server that is asked for a temperature that is 0.1 too high."""
+
+    def __init__(self, server: VllmSampler) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        warmer = replace(params, temperature=params.temperature + 0.1)
+        return self._server.sample(prompts, warmer, seed=seed, places=places)
+
+
+def measure_vllm(work: Work, python: str, cells: Cells, *, syncs: int, trials: int) -> None:
+    """Sound syncs and faults in each precision: all weights through one server, adapters through another."""
+    for name, dtype in DTYPES.items():
+        with _server(work, python, name, rank=0) as server:
+            _whole(work, server, cells, dtype, syncs=syncs, trials=trials)
+        with _server(work, python, name, rank=RANK) as server:
+            _adapters(work, server, cells, dtype, syncs=syncs, trials=trials)
+
+
+def _whole(work: Work, server: VllmSampler, cells: Cells, dtype: torch.dtype, *, syncs: int, trials: int) -> None:
+    name = str(dtype).removeprefix("torch.")
+    for rate in LEARNING_RATES:
+        session = _restarted(work, server, dtype)
+        sound(session, cells.setdefault(("vllm", name, "", rate), Cell()), rate, syncs=syncs)
+        for fault, lost in LOST.items():
+            if lost == "head" and dtype == torch.float16:
+                continue  # on a CPU vLLM packs no head in float16: there is nothing to forget
+            for _ in range(trials):
+                session = _restarted(work, server, dtype)
+                session.begin()
+                _lose(server, lost)
+                detect(session, cells.setdefault(("vllm", name, fault, rate), Cell()), rate)
+                _lose(server, "")
+        for _ in range(trials):
+            session = _restarted(work, server, dtype)
+            session.begin()
+            session.engine = WarmServer(server)  # type: ignore[assignment]  # it hands everything else on
+            detect(session, cells.setdefault(("vllm", name, "temperature + 0.1", rate), Cell()), rate)
+
+
+def _adapters(work: Work, server: VllmSampler, cells: Cells, dtype: torch.dtype, *, syncs: int, trials: int) -> None:
+    """The fault: the server is given the adapter of before, or requests are for its base, in turn."""
+    name = str(dtype).removeprefix("torch.")
+    for rate in LEARNING_RATES:
+        session = Session(work.model, server, work.prompts, dtype, rank=RANK, params=PARAMS)
+        session.version = server.policy_version
+        if server.served.is_adapter:  # of the rate before: a fresh one takes its place
+            session.version += 1
+            session.push()
+        sound(session, cells.setdefault(("vllm, adapter", name, "", rate), Cell()), rate, syncs=syncs)
+        cell = cells.setdefault(("vllm, adapter", name, "adapter never applied", rate), Cell())
+        for _ in range(trials):
+            with tempfile.TemporaryDirectory() as folder, _deaf(server, Path(folder)):
+                detect(session, cell, rate)
+            session.version += 1
+            session.push()
+
+
+def _restarted(work: Work, server: VllmSampler, dtype: torch.dtype) -> Session:
+    """A learner at its start, and the server with its weights."""
+    session = Session(work.model, server, work.prompts, dtype, params=PARAMS)
+    session.version = server.policy_version + 1
+    session.push()
+    return session
+
+
+@contextmanager
+def _deaf(server: VllmSampler, folder: Path) -> Iterator[None]:
+    """Inside, every adapter that is sent is the one of now."""
+    kept = replace(server.served, path=Path(shutil.copytree(server.served.path, folder / "kept")))
+    with patch.object(weight_sync, "publish", lambda group, _, version, send: publish(group, kept, version, send)):
+        yield
+
+
+@contextmanager
+def _server(work: Work, python: str, dtype: str, *, rank: int) -> Iterator[VllmSampler]:
+    spec = ServerSpec(
+        model=work.folder,
+        exchange=Path(tempfile.mkdtemp()),
+        config=EngineConfig(kind="vllm", python=python, kv_cache_gib=0.25),
+        dtype=dtype,
+        max_model_len=128,
+        max_concurrent=16,
+        adapter_rank=rank,
+        worker_file=WORKER,
+        worker_class="faulty_vllm_worker.FaultyReceiver",
+    )
+    with open_vllm(spec, work.tokenizer, print) as server:
+        yield server
+
+
+def _lose(server: VllmSampler, what: str) -> None:
+    status, answer = call(server._control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
+    if status != 200:
+        raise RuntimeError(str(answer))
