@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
@@ -107,8 +108,8 @@ class WeightSync:
             self._served = replace(self._served, live=None)  # the trainer's weights are the new ones by now
             for server in self._servers:
                 server.served = self._served
-        for server in self._servers:
-            server.start()
+        with ThreadPoolExecutor(len(self._servers)) as threads:
+            list(threads.map(lambda server: server.start(), self._servers))
 
     def _discard(self, weights: Weights) -> None:
         if weights.path != self._spec.model:
