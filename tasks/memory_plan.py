@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, LlamaConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from rlcore.config import EngineConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
@@ -15,7 +15,7 @@ from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
 from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
-from rlcore.models.scratch import make_tokenizer
+from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers
 from tasks.artifacts import ArtifactRef
 from tasks.rl_run import resolve_algorithm
@@ -85,15 +85,7 @@ def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> 
         return _read(home.root / refs["import_sft"].uri / MODEL)
     if config.model.source == "scratch":
         shape = config.model.shape
-        return LlamaConfig(
-            vocab_size=len(make_tokenizer(max_positions=shape.max_positions)),
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_kv_heads,
-            tie_word_embeddings=True,
-        )
+        return make_config(shape, make_tokenizer(max_positions=shape.max_positions))
     if config.model.source == "folder" and (Path(config.model.path) / "config.json").is_file():
         return _read(Path(config.model.path))
     return None

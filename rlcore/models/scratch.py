@@ -43,13 +43,9 @@ def make_tokenizer(*, max_positions: int) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
-    """A float32 Llama of ``shape`` with tied embeddings; the same seed gives the same weights, bit for bit.
-
-    Matrices are drawn from N(0, 2 / (5 * hidden_size)), the small initialisation of Nguyen and Salazar (2019).
-    """
-    std = math.sqrt(2 / (5 * shape.hidden_size))
-    config = LlamaConfig(
+def make_config(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """The configuration of a Llama of ``shape``."""
+    return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -57,17 +53,25 @@ def make_model(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast, *, seed: 
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_kv_heads,
         max_position_embeddings=shape.max_positions,
-        initializer_range=std,
+        initializer_range=math.sqrt(2 / (5 * shape.hidden_size)),
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+
+
+def make_model(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
+    """A float32 Llama of ``shape`` with tied embeddings; the same seed gives the same weights, bit for bit.
+
+    Matrices are drawn from N(0, 2 / (5 * hidden_size)), the small initialisation of Nguyen and Salazar (2019).
+    """
+    config = make_config(shape, tokenizer)
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights of its own from the global generator
         model = LlamaForCausalLM(config)
     draws = generator(seed, "scratch")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:  # the others are the scales of norms, which start at 1
-                parameter.copy_(torch.randn(parameter.shape, generator=draws) * std)
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * config.initializer_range)
     return model
