@@ -87,7 +87,7 @@ def run_iteration(run: RlRun, iteration: int) -> Verdict:
     drawn = draw_groups(run, iteration, seconds)
     scored = drawn.groups
     if run.rl.sampling.max_replacements:
-        metrics |= replacement_metrics(drawn)
+        metrics |= replacement_metrics(drawn, truncated=run.rl.update.truncated)
     if run.rl.sampling.episodes.tools:
         metrics |= episode_metrics([item.rollout for group in scored for item in group])
     if run.rl.sampling.staleness:

@@ -61,10 +61,10 @@ def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
     return has_signal(torch.tensor(rewards, dtype=torch.float64))
 
 
-def replacement_metrics(drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
-    """What dynamic sampling cost, and the mean reward of everything that was drawn."""
+def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
+    """What dynamic sampling cost, and the mean reward of everything that was drawn and could be trained on."""
     everything = [item for group in (*drawn.groups, *drawn.replaced) for item in group]
-    values = [item.score.value for item in everything if item.score.value is not None]
+    values = [reward_of(item, truncated) for item in everything if is_usable(item, truncated)]
     return {
         "groups/replaced": float(len(drawn.replaced)),
         "rollouts/extra": float(sum(map(len, drawn.replaced))),

@@ -222,5 +222,10 @@ class RlConfig:
             raise ConfigError("sampling.staleness = 1 needs update.mismatch: older weights sampled than are trained")
         if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:
             raise ConfigError("update.max_ref_kl needs kl.coefficient > 0: without it there is no reference")
+        if self.critic.gae.bootstrap_truncated and self.update.truncated != "score":
+            raise ConfigError(
+                "critic.gae.bootstrap_truncated lets a completion that was cut go on, "
+                f"update.truncated = {self.update.truncated!r} lets it end with nothing: choose one"
+            )
         if self.critic.placement == "adapter" and self.update.adapter.rank == 0:
             raise ConfigError("critic.placement = 'adapter' needs update.adapter.rank > 0: a frozen base to be on")

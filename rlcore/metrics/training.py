@@ -7,7 +7,7 @@ from rlcore.metrics.base import Metric
 TRAINING = (
     Metric(
         name="reward/mean",
-        formula="Σ R_i / n over the rollouts that are trained on",
+        formula="Σ R_i / n over the rollouts that are trained on; a cut one under update.truncated = 'zero' is 0",
         unit="reward",
         healthy="rises, then levels off",
         meaning="What the policy is paid, all terms together.",
@@ -232,7 +232,7 @@ TRAINING = (
     ),
     Metric(
         name="reward/drawn_mean",
-        formula="mean of R_i over every scored rollout of the iteration, those of replaced groups included",
+        formula="mean of R_i over every rollout that could be trained on, those of replaced groups included",
         unit="reward",
         healthy="rises, then levels off",
         meaning="What reward/mean is without dynamic sampling, which picks groups of mixed rewards.",

@@ -92,6 +92,8 @@ def build_experience(
     )
     samples = _samples(rollouts, masks, passes, episodes, algorithm)
     metrics = _metrics(numbered, kept, samples, episodes, uses_critic=algorithm.uses_critic)
+    rewards = torch.tensor([reward_of(item, truncated) for _, item in kept], dtype=torch.float64)
+    metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(unbiased=False))}
     if in_reward:
         metrics["kl/ref"] = float(torch.cat([k3(gap)[mask] for gap, mask in zip(gaps, masks, strict=True)]).mean())
     mean_kl = float(torch.stack([gap.sum() for gap in gaps]).mean())
@@ -258,15 +260,12 @@ def _metrics(
     *,
     uses_critic: bool,
 ) -> dict[str, float]:
-    scores = torch.tensor([float(item.score.value or 0.0) for _, item in kept], dtype=torch.float64)
     lengths = [len(item.rollout.completion_ids) for _, item in numbered]
     cut = [item.rollout.finish_reason == "length" for _, item in numbered]
     numbers = torch.tensor([number for number, _ in kept])
     without_signal = [not has_signal(episodes.rewards[numbers == number]) for number in set(numbers.tolist())]
     advantages = torch.cat([sample.advantages[sample.loss_mask] for sample in samples])
     metrics = {
-        "reward/mean": float(scores.mean()),
-        "reward/std": float(scores.std(unbiased=False)),
         "reward/errors": float(sum(not _is_scored(item) for _, item in numbered)),
         "completion/length": sum(lengths) / len(lengths),
         "completion/truncated": sum(cut) / len(cut),

@@ -23,6 +23,7 @@ from rlcore.config import (
 )
 from rlcore.errors import ConfigError
 from rlcore.strict import build
+from tests import strategies
 
 PRESET = """
 name = "test"
@@ -285,3 +286,11 @@ def test_a_preset_may_leave_sections_of_its_base_out(tmp_path: Path) -> None:
 def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_preset(extended(tmp_path, text))
+
+
+@pytest.mark.parametrize("truncated", ["mask", "zero"])
+def test_a_cut_completion_cannot_both_go_on_and_end_with_nothing(truncated: Any) -> None:
+    critic = config.CriticConfig(gae=config.GaeConfig(bootstrap_truncated=True))
+    strategies.rl_config("ppo", critic=critic)
+    with pytest.raises(ConfigError, match="bootstrap_truncated lets a completion that was cut go on"):
+        strategies.rl_config("ppo", critic=critic, update=config.UpdateConfig(truncated=truncated))

@@ -137,7 +137,7 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
 def test_what_was_replaced_is_counted_and_stands_in_the_rollout_table() -> None:
     first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompts_of(1)]
     drawn = draw_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
-    metrics = replacement_metrics(drawn)
+    metrics = replacement_metrics(drawn, truncated="score")
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.
     assert metrics == {"groups/replaced": 1.0, "rollouts/extra": 3.0, "reward/drawn_mean": pytest.approx(7 / 15)}
     check_names(metrics)

@@ -302,6 +302,14 @@ def test_the_metrics_say_what_happened_to_rewards_lengths_and_groups() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("setting", "mean", "std"), [("score", 0.6, 0.432), ("zero", 1 / 3, 0.4714), ("mask", 0.5, 0.5)]
+)
+def test_the_mean_reward_is_what_the_completions_are_paid(setting: str, mean: float, std: float) -> None:
+    metrics = build([truncated_group()], truncated=setting).metrics  # 1.0, 0.0 and 0.8, which was cut
+    assert (metrics["reward/mean"], metrics["reward/std"]) == (pytest.approx(mean), pytest.approx(std, abs=1e-3))
+
+
 def test_the_entropy_of_the_policy_that_sampled_is_estimated_over_every_token_of_its_own() -> None:
     # -(-0.5 - 1.5) and -(-1.0) over three tokens of a silent and a mixed group: 3.0 / 3; tool output does not count.
     two, one = {"completion_ids": (3, 4, 5), "loss_mask": (True, False, True)}, {"completion_ids": (3,)}
