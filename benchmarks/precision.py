@@ -1,6 +1,6 @@
 """Does half precision learn the same? The tiny preset in float32, bfloat16 and float16 over several seeds.
 
-    python -m benchmarks.precision [--preset tiny] [--precisions float32 bfloat16 float16] [--seeds 0 1 2]
+    python -m benchmarks.precision [--preset tiny] [--precisions float32 bfloat16 float16] [--seeds 0 1 2] [--arms ...]
 
 Prints a Markdown table for docs/benchmarks.md: held-out greedy accuracy after SFT, GRPO and PPO, with the critic on a
 trunk of its own, on the policy's, and with policy and critic as adapters, and the reward model's held-out accuracy. The
@@ -14,7 +14,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ def main() -> int:
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16", "float16"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     options = parser.parse_args()
     home = find_home()
     configure_environment(home)
     rows = [
-        measure(options.preset, precision, seed, home.root)
+        measure(options.preset, precision, seed, options.arms, home.root)
         for seed in options.seeds
         for precision in options.precisions
     ]
@@ -50,11 +51,11 @@ def main() -> int:
     return 0
 
 
-def measure(preset: str, precision: str, seed: int, root: Path) -> Row:
-    """All arms of one seed in one precision."""
+def measure(preset: str, precision: str, seed: int, arms: Sequence[str], root: Path) -> Row:
+    """Some arms of one seed in one precision."""
     row: Row = {"seed": seed, "precision": precision}
-    for arm, settings in ARMS.items():
-        overrides = (f"hardware.dtype={precision}", f"seed={seed}", *settings)
+    for arm in arms:
+        overrides = (f"hardware.dtype={precision}", f"seed={seed}", *ARMS[arm])
         refs = run_targets(preset, overrides, targets_of_post_training(preset, overrides))
         for name, ref in refs.items():
             if name.startswith("evaluate_"):
@@ -84,12 +85,10 @@ def render(rows: list[Row]) -> str:
     precisions = list(dict.fromkeys(row["precision"] for row in rows))
     for precision in precisions:
         own = [row for row in rows if row["precision"] == precision]
-        values = [[*(row[arm, name] for _, arm, name in columns), row["reward_model"]] for row in own]
+        values = [[*(row.get((arm, name)) for _, arm, name in columns), row.get("reward_model")] for row in own]
         for row, cells in zip(own, values, strict=True):
-            shown = [_cell(cell) for cell in cells]
-            lines.append(f"| {precision} | {row['seed']} | " + " | ".join(shown) + " |")
-        means = [statistics.fmean(_figure(cells[i]) for cells in values) for i in range(len(columns) + 1)]
-        lines.append(f"| {precision} | mean | " + " | ".join(f"**{mean:.3f}**" for mean in means) + " |")
+            lines.append(f"| {precision} | {row['seed']} | " + " | ".join(map(_cell, cells)) + " |")
+        lines.append(f"| {precision} | mean | " + " | ".join(map(_mean, zip(*values, strict=True))) + " |")
     return "\n".join(lines)
 
 
@@ -97,11 +96,15 @@ def _name(figures: Mapping[str, float]) -> str:
     return "rm/eval_accuracy" if "rm/eval_accuracy" in figures else "eval/accuracy"
 
 
-def _figure(figures: Mapping[str, float]) -> float:
-    return figures[_name(figures)]
+def _mean(cells: Sequence[Mapping[str, float] | None]) -> str:
+    """The mean over the seeds; a dash where a figure is missing."""
+    found = [cell[_name(cell)] for cell in cells if cell is not None]
+    return f"**{statistics.fmean(found):.3f}**" if len(found) == len(cells) else "–"
 
 
-def _cell(figures: Mapping[str, float]) -> str:
+def _cell(figures: Mapping[str, float] | None) -> str:
+    if figures is None:
+        return "–"
     name = _name(figures)
     return f"{figures[name]:.3f} [{figures[name + '_low']:.3f}, {figures[name + '_high']:.3f}]"
 
