@@ -1,4 +1,4 @@
-"""The stages that sample beside RL, through real vLLM servers: an evaluation, preference pairs, rejection sampling.
+"""Every stage that samples, through real vLLM servers: RL, an evaluation, preference pairs, rejection sampling.
 
 `make test-engine` runs it; the interpreter of the engine's environment is in ENGINE_PYTHON.
 """
@@ -20,12 +20,11 @@ from tests.integration import vllm_runs
 
 pytestmark = pytest.mark.engine
 
-STAGES = ("evaluate_sft", "prepare_preferences", "rejection")
+STAGES = ("evaluate_sft", "prepare_preferences", "rejection")  # which starts from GRPO's policy
 VLLM = ("engine.kind=vllm", f"engine.python={vllm_runs.PYTHON}", "engine.kv_cache_gib=0.25")
 SETTINGS = (
     *OVERRIDES,
     "hardware.dtype=float32",
-    "grpo.sampling.engine.kind=native",
     "preferences.adapter=policy",
     "rejection.num_prompts=64",
 )
@@ -66,6 +65,13 @@ def test_pairs_and_demonstrations_are_sampled_by_vllm_and_pass_their_contracts(h
         (record,) = records(home, stage)
         assert record["ref"]["rows"] > 0
         assert record["ref"]["contract"]
+
+
+def test_rl_is_sampled_by_vllm_and_every_sync_is_proved(home: Path) -> None:
+    (record,) = records(home, "grpo")
+    history = json.loads((home / record["ref"]["uri"] / "history.json").read_text())
+    assert len(history) == 2
+    assert all("engine/asked_again" in row and "sync/max_abs" in row for row in history)
 
 
 def test_only_what_samples_with_the_runs_engine_hangs_on_it(home: Path) -> None:
