@@ -76,8 +76,8 @@ def open_engine(
         dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
         max_model_len=_model_length(model, config, work),
         max_concurrent=work.max_concurrent,
-        prefill_in_parts=runtime.device.type != "cpu",
-        eager=config.eager if config.eager is not None else runtime.device.type == "cpu",
+        prefill_in_parts=cards.count > 0,
+        eager=config.eager if config.eager is not None else cards.count == 0,
         trainer_moves=work.learns_meanwhile,
     )
     if config.kind == "vllm_inprocess":
