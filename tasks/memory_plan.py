@@ -16,9 +16,11 @@ from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
 from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.scratch import make_config, make_tokenizer
-from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers
+from rlcore.sampling.placement import Cards
+from rlcore.sampling.vllm_gpu import is_installed
 from tasks.artifacts import ArtifactRef
 from tasks.rl_run import resolve_algorithm
+from tasks.rollout_engine import place
 from tasks.settings import Home
 from tasks.stages import MODEL
 
@@ -166,17 +168,18 @@ def _engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -
     """What vLLM servers that are started here take of the trainer's device; one in this process sleeps meanwhile.
 
     Raises:
-        ConfigError: the servers' GPUs are not there.
+        ConfigError: the servers' GPUs are not there, or weights cannot get to them the way that is named.
     """
-    if engine.kind != "vllm" or engine.urls or device.type != "cuda":
+    if engine.kind != "vllm":
         return 0
-    cards = Cards(count=max(1, torch.cuda.device_count()), trainer=device.index or 0, learns=True)
-    dealt = deal(engine, cards)
-    total, weights = total_bytes(device) or 0, size.num_parameters * (4 if engine.dtype == "float32" else 2)
+    is_cuda, count = device.type == "cuda", torch.cuda.device_count()
+    cards = Cards(count=max(int(is_cuda), count), trainer=device.index or 0 if is_cuda else None, learns=True)
+    weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
+    placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
+    total = (total_bytes(device) or 0) if is_cuda else 0
     with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
-    fractions = memory_fractions(engine, dealt, cards)
-    shares = on_the_trainers(dealt, cards)
-    return sum(with_cache or int(fraction * total) for fraction, here in zip(fractions, shares, strict=True) if here)
+    here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
+    return sum(with_cache or int(part * total) for part in here)
 
 
 def _moments(path: str, kind: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlcore.config import AdapterConfig, EngineConfig
+from rlcore.config import AdapterConfig, EngineConfig, TransferKind
 from rlcore.errors import ConfigError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
@@ -69,17 +69,7 @@ def open_engine(
         return
     free_memory()  # what is free is what the engine may take
     cards = visible_cards(runtime.device, learns=work.learns)
-    whole = ServerSpec(
-        model=model.resolve(),
-        exchange=Path(),  # of servers alone
-        config=config,
-        dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
-        max_model_len=_model_length(model, config, work),
-        max_concurrent=work.max_concurrent,
-        prefill_in_parts=cards.count > 0,
-        eager=config.eager if config.eager is not None else cards.count == 0,
-        trainer_moves=work.learns_meanwhile,
-    )
+    whole = _whole_spec(model, config, work, runtime, cards)
     if config.kind == "vllm_inprocess":
         own = () if cards.trainer is None else (cards.trainer,)
         (fraction,) = memory_fractions(config, [own], cards)
@@ -93,6 +83,32 @@ def open_engine(
         yield servers
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """For each server its GPUs, its part of them, and whether one is the trainer's; how weights get to all of them."""
+
+    dealt: Sequence[tuple[int, ...]]
+    fractions: Sequence[float]
+    shares: Sequence[bool]
+    transfer: TransferKind
+
+
+def place(config: EngineConfig, cards: Cards, device: torch.device, *, num_bytes: int, can_send: bool) -> Placement:
+    """Where servers go, for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
+
+    Raises:
+        ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
+    """
+    dealt = [() for _ in config.urls] or deal(config, cards)
+    shares = [] if config.urls else on_the_trainers(dealt, cards)
+    return Placement(
+        dealt=dealt,
+        fractions=memory_fractions(config, dealt, cards),
+        shares=shares,
+        transfer=choose_transfer(config, device, num_bytes=num_bytes, shares=shares, can_send=can_send),
+    )
+
+
 def server_specs(
     whole: ServerSpec, cards: Cards, device: torch.device, *, adapter_rank: int, can_send: bool
 ) -> list[ServerSpec]:
@@ -102,24 +118,22 @@ def server_specs(
         ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
     """
     config = whole.config
-    dealt = [() for _ in config.urls] or deal(config, cards)
-    fractions = memory_fractions(config, dealt, cards)
-    shares = [] if config.urls else on_the_trainers(dealt, cards)
     num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
-    transfer = choose_transfer(config, device, num_bytes=num_bytes, shares=shares, can_send=can_send)
+    placed = place(config, cards, device, num_bytes=num_bytes, can_send=can_send)
     exchange = exchange_folder(config.exchange, num_bytes=num_bytes)
+    urls = config.urls or ("",) * len(placed.dealt)
     return [
         replace(
             whole,
             exchange=exchange,
-            max_concurrent=-(-whole.max_concurrent // len(dealt)),
+            max_concurrent=-(-whole.max_concurrent // len(placed.dealt)),
             url=url,
-            transfer=transfer,
+            transfer=placed.transfer,
             devices=devices,
             memory_fraction=fraction,
             adapter_rank=0 if url or adapter_rank > ADAPTER_RANKS[-1] else adapter_rank,
         )
-        for url, devices, fraction in zip(config.urls or ("",) * len(dealt), dealt, fractions, strict=True)
+        for url, devices, fraction in zip(urls, placed.dealt, placed.fractions, strict=True)
     ]
 
 
@@ -134,6 +148,21 @@ def engine_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
 def sync_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
     """The coarser precision of engine and trainer: it bounds how well the two can agree."""
     return max(engine_dtype(config, runtime), runtime.compute_dtype, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: Cards) -> ServerSpec:
+    """What one server would serve that has all of the work."""
+    return ServerSpec(
+        model=model.resolve(),
+        exchange=Path(),  # of servers alone
+        config=config,
+        dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
+        max_model_len=_model_length(model, config, work),
+        max_concurrent=work.max_concurrent,
+        prefill_in_parts=cards.count > 0,
+        eager=config.eager if config.eager is not None else cards.count == 0,
+        trainer_moves=work.learns_meanwhile,
+    )
 
 
 def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
