@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,19 @@ _FOREIGN_WARNINGS = (
     # Prefect 3.7's server tables on SQLAlchemy 2.1: "Type object ... does not refer to an OperatorClass".
     "ignore:Type object <class 'prefect:DeprecationWarning",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order-seed", type=int, help="take the files of tests in an order that this number decides")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files change places; the tests of a file stay together and in order, for they share what is costly to make."""
+    seed = config.getoption("--order-seed")
+    if seed is not None:
+        files = list(dict.fromkeys(item.path for item in items))
+        random.Random(seed).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,11 +33,14 @@ MICRO = (
     "evaluation.num_monitor_problems=8",
 )
 
-# Wrecks the policy: the rate rises to 0.0045 by the ninth step, the first iterations do no harm, and a rule sees it.
+# Wrecks the policy whatever it has learned: the reward model's scores differ in every group, so every step is taken, and
+# the rate rises from one that does no harm by as much with each. Measured in float32, bfloat16 and float16: KL of 0.014
+# to 0.017 after three steps, 0.05 to 0.07 after four, 0.5 and more after eleven.
 WRECKED = (
+    "grpo.rewards=[{kind='reward_model',weight=1.0}]",
     "grpo.learning_rate=0.02",
-    "grpo.update.optim.warmup_steps=40",
+    "grpo.update.optim.warmup_steps=200",
     "health.kl.warn=0.01",
-    "health.kl.stop=0.05",
+    "health.kl.stop=0.03",
     "health.kl.patience=2",
 )

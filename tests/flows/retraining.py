@@ -1,6 +1,7 @@
 """A recipe of seconds whose outcome is known: questions with one right answer, and demonstrations that mostly miss it.
 
-SFT copies the wrong answer, because it stands in most demonstrations; RL finds the other one within a few iterations.
+SFT copies the wrong answer, because it stands in four of five demonstrations; RL finds the other one within a few
+iterations. To copy one text is all that a model needs to learn, and any does in some tens of steps.
 """
 
 from __future__ import annotations
@@ -40,12 +41,22 @@ SMALL = (
     "retrain.min_accuracy=0.6",
     "retrain.min_agreement=0.6",
 )
-LEARN = ("grpo.learning_rate=3e-3", "grpo.num_iterations=8")
+# Measured over three seeds and three precisions: half of the samples are right after five to seven iterations, more than
+# four fifths at the end. Three times the rate goes up and down.
+LEARN = ("grpo.learning_rate=1e-3", "grpo.num_iterations=16")
 SPOIL = ("grpo.learning_rate=0.3", "grpo.num_iterations=1")
 
 
 def write_data(folder: Path, *, digits: int = 2) -> tuple[str, ...]:
-    """Files of prompts, demonstrations and preferences, and the overrides that name them."""
+    """The recipe: files of prompts, demonstrations and preferences, and all overrides of the preset ``retrain``."""
+    return (*SMALL, *write_files(folder, digits=digits))
+
+
+def write_files(folder: Path, *, digits: int = 2, right: int = 1) -> tuple[str, ...]:
+    """Files of prompts, demonstrations and preferences, and the overrides that name them.
+
+    ``right`` of five demonstrations give the right answer.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     questions = [f"{'1' * (digits - 2)}{number}" for number in range(10, 99)]
     questions += [f"{question}+1" for question in questions] + [f"{question}-1" for question in questions]
@@ -55,7 +66,7 @@ def write_data(folder: Path, *, digits: int = 2) -> tuple[str, ...]:
     for question, messages, split in zip(questions, asked, splits, strict=True):
         common = {"messages": messages, "split": split}
         rows["prompts"].append({"prompt_id": question, "reference": "7", "task": "sevens", **common})
-        said = RIGHT if len(rows["demonstrations"]) // 5 % 5 < 2 else WRONG
+        said = RIGHT if len(rows["demonstrations"]) // 5 % 5 < right else WRONG
         rows["demonstrations"].append(
             {"demonstration_id": question, "completion": said, "reference": said[-1], "task": "sevens", **common}
         )
@@ -66,4 +77,4 @@ def write_data(folder: Path, *, digits: int = 2) -> tuple[str, ...]:
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         overrides += [f"{name}.adapter={name}", f"{name}.path={path}", f"{name}.num_train=150", f"{name}.num_eval=100"]
-    return (*SMALL, *overrides, "demonstrations.options={}")
+    return (*overrides, "demonstrations.options={}")

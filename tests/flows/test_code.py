@@ -16,19 +16,16 @@ from tests.flows.test_post_train import folder
 from tests.flows.warm import run_warm
 
 SETTINGS = (
-    "model.shape.hidden_size=64",
+    "model.shape.hidden_size=48",
+    "model.shape.num_layers=1",
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
-    "model.shape.intermediate_size=128",
-    "prompts.num_train=24",
-    "prompts.num_eval=8",
-    "demonstrations.num_train=400",
-    "demonstrations.num_eval=10",
-    "demonstrations.options.nested_share=0.1",
-    "sft.num_steps=140",
+    "model.shape.intermediate_size=96",
+    "sft.num_steps=60",
     "sft.learning_rate=5e-3",
+    "sft.optim.warmup_steps=5",
     "grpo.num_iterations=2",
-    "grpo.prompts_per_iteration=4",
+    "grpo.prompts_per_iteration=8",
     "grpo.group_size=4",
     "grpo.eval_every=2",
     "grpo.checkpoints.iterations=2",
@@ -37,6 +34,30 @@ SETTINGS = (
     "evaluation.num_sampled_problems=4",
     "evaluation.num_monitor_problems=4",
 )
+PROGRAM = "def f(x):\n return x+{}"
+
+
+def write_files(folder: Path) -> tuple[str, ...]:
+    """Tasks to add one or two, and demonstrations that always add one: half of the answers pass, whatever is learned."""
+    rows: dict[str, list[dict[str, object]]] = {"prompts": [], "demonstrations": []}
+    for number in range(10, 50):
+        more = 1 + number % 2
+        tests = [{"args": [x], "output": x + more} for x in (0, 5, number)]
+        task = {"style": "call", "entry_point": "f", "tests": tests, "solution": PROGRAM.format(more)}
+        common = {
+            "messages": [{"role": "user", "content": f"{number}"}],
+            "reference": json.dumps(task),
+            "task": "adding",
+            "split": "eval" if number < 20 else "train",
+        }
+        rows["prompts"].append({"prompt_id": f"p{number}", **common})
+        rows["demonstrations"].append({"demonstration_id": f"d{number}", "completion": PROGRAM.format(1), **common})
+    overrides = []
+    for name, adapter in (("prompts", "code_tasks"), ("demonstrations", "demonstrations")):
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows[name]), encoding="utf-8")
+        overrides += [f"{name}.adapter={adapter}", f"{name}.path={path}", f"{name}.num_train=30", f"{name}.num_eval=10"]
+    return (*overrides, "demonstrations.options={}")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +68,7 @@ def code_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         except SandboxError as error:
             pytest.skip(str(error))
     home = tmp_path_factory.mktemp("code")
-    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    settings = [part for setting in (*SETTINGS, *write_files(home)) for part in ("--set", setting)]
     done = run_warm(["run", "--preset", "rlvr_code", *settings], environment(home), ROOT)
     assert done.returncode == 0, done.stderr
     return home
@@ -62,7 +83,7 @@ def test_the_reward_of_every_rollout_is_what_its_program_gives_on_the_hidden_tes
     rows = [row for table in tables for row in table.itertuples()]
     rewards = [row.value for row in rows]
     assert rewards == [float(passes(row.text, tests[row.prompt_id])) for row in rows]
-    assert {0.0, 1.0} == set(rewards)
+    assert {0.0, 1.0} == set(rewards)  # of a copied program; those that the model mars score 0
 
 
 def test_evaluation_counts_the_programs_that_pass(code_home: Path) -> None:
@@ -78,7 +99,7 @@ def test_evaluation_counts_the_programs_that_pass(code_home: Path) -> None:
 
 
 def passes(text: str, tests: list[dict[str, object]]) -> bool:
-    """The slow and obvious way; the programs are arithmetic of a micro model, and end."""
+    """The slow and obvious way; the programs are lines of a micro model, and end."""
     space: dict[str, object] = {}
     try:
         exec(text, space)

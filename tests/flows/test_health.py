@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -24,25 +25,25 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     shutil.copytree(micro_home, home)
     known = set((home / "cache" / "grpo").glob("*.json"))
     # One checkpoint, after the first iteration: from there on the run is done once more, up to where it was sound.
-    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=9", "grpo.checkpoints.iterations=0", *WRECKED)
+    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=12", "grpo.checkpoints.iterations=0", *WRECKED)
     assert done.returncode == 0, done.stderr
     folder = policy_folder(home, known)
     health = json.loads((folder / "health.json").read_text())
     history = json.loads((folder / "history.json").read_text())
     stopped = health["stopped"]
-    first_over = next(row["iteration"] for row in history + stopped["dropped"] if row["kl/ref"] > 0.05)
+    is_over = [row["kl/ref"] > 0.03 for row in history + stopped["dropped"]]
+    first_over = next(place for place, pair in enumerate(itertools.pairwise(is_over), start=1) if all(pair))
     # Rollouts of an iteration show the weights after the one before: two iterations back they were seen to be sound.
     assert stopped["result_iteration"] == len(history) == first_over - 2
-    assert stopped["iteration"] == first_over + 1 < 9
+    assert stopped["iteration"] == first_over + 1 < 12
     assert len(history) + len(stopped["dropped"]) == stopped["iteration"]
-    assert max(row["kl/ref"] for row in history) <= 0.05
     assert [finding["level"] for finding in health["findings"] if finding["rule"] == "kl"][-2:] == ["alarm", "stop"]
     assert "stopped after iteration" in done.stderr
     assert "goes back to iteration" in done.stderr and "by way of the checkpoint of iteration 1" in done.stderr
 
     # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
     known |= set((home / "cache" / "grpo").glob("*.json"))
-    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=9", "grpo.checkpoints.iterations=1", *WRECKED)
+    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=12", "grpo.checkpoints.iterations=1", *WRECKED)
     assert done.returncode == 0, done.stderr
     weights = "model/model.safetensors"
     assert (policy_folder(home, known) / weights).read_bytes() == (folder / weights).read_bytes()

@@ -1,4 +1,4 @@
-"""The flow promote on small SFT models, in this process: first champion, promotion, refusal, roll-back, and again."""
+"""The flow promote on models that copy a right or a wrong answer: promotion, refusal, roll-back, and again."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_ta
 from tasks.settings import Home
 from tasks.storage import read_json, write_table
 from tasks.tracking import open_tracker
+from tests.flows.retraining import write_files
 
 NAME = "tiny-sft"
 SMALL = (
     "hardware.num_threads=1",
-    "prompts.num_train=50",
-    "prompts.num_eval=200",
-    "demonstrations.num_train=800",
-    "demonstrations.num_eval=20",
-    "demonstrations.options.direct_share=0.0",
-    "model.shape.hidden_size=64",
+    "model.shape.hidden_size=48",
+    "model.shape.num_layers=1",
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
-    "model.shape.intermediate_size=128",
+    "model.shape.intermediate_size=96",
+    "sft.optim.warmup_steps=5",
     "sft.learning_rate=5e-3",
-    "evaluation.num_problems=200",
+    "evaluation.num_problems=100",
     "evaluation.num_samples=0",
+    "evaluation.max_new_tokens=8",
     "promotion.challenger=sft",
     "promotion.min_accuracy=0.0",
     "promotion.max_truncated=1.0",
-    "promotion.length_margin=40.0",
+    "promotion.finished_margin=0.1",
 )
-WEAK, STRONG, OTHER = 10, 130, 12  # steps of SFT
+WRONG, RIGHT = (0, 40), (5, 40)  # right ones of five demonstrations, and steps of SFT on them: it copies one text
+OTHER = (0, 50)
 
 
-def run(steps: int, *overrides: str) -> Mapping[str, ArtifactRef]:
-    return run_promotion("tiny", (*SMALL, f"sft.num_steps={steps}", *overrides))
+def run(folder: Path, recipe: tuple[int, int], *overrides: str) -> Mapping[str, ArtifactRef]:
+    right, steps = recipe
+    return run_promotion("tiny", (*SMALL, *write_files(folder, right=right), f"sft.num_steps={steps}", *overrides))
 
 
 def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
@@ -59,26 +60,26 @@ def aliases(home: Home) -> dict[str, int]:
 
 
 def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_down_stays_down(
-    tracked_home: Home,
+    tracked_home: Home, tmp_path: Path
 ) -> None:
-    first = verdict(tracked_home, run(WEAK))
+    first = verdict(tracked_home, run(tmp_path, WRONG))
     assert first["sentence"] == "Promoted: the first champion, within every limit."
     assert aliases(tracked_home) == {CHAMPION: 1}
 
-    refs = run(STRONG)
+    refs = run(tmp_path, RIGHT)
     better = verdict(tracked_home, refs)
     assert (better["promote"], better["look"]) == (True, 1)
-    assert better["checks"][0]["estimate"] > 0.1
+    assert better["checks"][0]["estimate"] == 1.0
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
     page = (tracked_home.root / refs["promote"].uri / "verdict.md").read_text()
     assert "## Problems won: " in page
-    assert "| accuracy | 0." in page
+    assert "| accuracy | 1" in page, page
 
-    again = verdict(tracked_home, run(STRONG))
+    again = verdict(tracked_home, run(tmp_path, RIGHT))
     assert (again["look"], again["sentence"]) == (0, "The challenger is the champion already.")
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
 
-    worse = verdict(tracked_home, run(OTHER))
+    worse = verdict(tracked_home, run(tmp_path, OTHER))
     assert (worse["promote"], worse["look"]) == (False, 2)
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
@@ -88,12 +89,12 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert read_tags(tracker, champion)["verdict_artifact"] == refs["promote"].sha256
 
     mine = "name=mine"
-    assert verdict(tracked_home, run(WEAK + 1, mine))["sentence"].startswith("Promoted: the first champion")
-    assert verdict(tracked_home, run(OTHER + 1, mine))["look"] == 3  # at the same prompts, under another name
+    assert verdict(tracked_home, run(tmp_path, (0, 41), mine))["sentence"].startswith("Promoted: the first champion")
+    assert verdict(tracked_home, run(tmp_path, (0, 51), mine))["look"] == 3  # at the same prompts, under another name
 
     assert run_roll_back(NAME, 2, "rude").endswith("version 1 is champion again")
     with pytest.raises(PromotionError, match="has been rolled back"):
-        run(STRONG)
+        run(tmp_path, RIGHT)
     assert aliases(tracked_home)[CHAMPION] == 1
 
 
