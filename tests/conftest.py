@@ -20,6 +20,10 @@ for _name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLO
     del os.environ[_name]
 configure_environment(_SESSION_HOME)
 
+# On the CPU, also where there is a GPU: bits are compared. tests/gpu has a configuration of its own.
+if "ENGINE_PYTHON" not in os.environ:  # `make test-engine` puts vLLM on the GPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # A deadline for each example would measure the machine's other work, not ours.
 if hypothesis.settings.get_current_profile_name() == "default":  # benchmarks.mutation has one of its own
     hypothesis.settings.register_profile("rlcore", deadline=None)

@@ -8,13 +8,14 @@ import tempfile
 from pathlib import Path
 
 from tests.flows.conftest import run_flows
-from tests.flows.test_post_train import GOLDEN, curve, machine
+from tests.flows.golden import GOLDEN, STAGES, machine, record
+from tests.flows.test_post_train import folder
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_flows("run", Path(folder))
+    with tempfile.TemporaryDirectory() as home:
+        done = run_flows("run", Path(home))
         sys.stderr.write(done.stderr)
         if done.returncode == 0:
-            text = json.dumps({"machine": machine(), "curve": curve(Path(folder))}, indent=1)
-            GOLDEN.write_text(text + "\n", encoding="utf-8")
+            found = record({stage: folder(Path(home), stage) for stage in STAGES})
+            GOLDEN.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n", encoding="utf-8")
     sys.exit(done.returncode)

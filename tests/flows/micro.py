@@ -33,9 +33,9 @@ MICRO = (
     "evaluation.num_monitor_problems=8",
 )
 
-# Wrecks the policy whatever it has learned: the reward model's scores differ in every group, so every step is taken, and
-# the rate rises from one that does no harm by as much with each. Measured in float32, bfloat16 and float16: KL of 0.014
-# to 0.017 after three steps, 0.05 to 0.07 after four, 0.5 and more after eleven.
+# Wrecks the policy whatever it has learned: the reward model's scores differ in every group, so every step is taken,
+# and the rate rises from one that does no harm by as much with each. Measured in float32, bfloat16 and float16: a KL
+# of 0.014 to 0.017 after three steps, 0.05 to 0.07 after four, 0.5 and more after eleven.
 WRECKED = (
     "grpo.rewards=[{kind='reward_model',weight=1.0}]",
     "grpo.learning_rate=0.02",

@@ -18,7 +18,9 @@ from tests.flows.conftest import ROOT, environment
 from tests.flows.test_post_train import folder
 from tests.flows.warm import run_warm
 
+# Measured over precisions and seeds: 9 to 14 of 16 episodes call the calculator.
 SETTINGS = (
+    "hardware.dtype=float32",
     "model.shape.hidden_size=64",
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",

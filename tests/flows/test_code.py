@@ -38,7 +38,7 @@ PROGRAM = "def f(x):\n return x+{}"
 
 
 def write_files(folder: Path) -> tuple[str, ...]:
-    """Tasks to add one or two, and demonstrations that always add one: half of the answers pass, whatever is learned."""
+    """Tasks to add one or two, and demonstrations that always add one: half of what copies them passes."""
     rows: dict[str, list[dict[str, object]]] = {"prompts": [], "demonstrations": []}
     for number in range(10, 50):
         more = 1 + number % 2

@@ -1,0 +1,49 @@
+"""What the committed curve holds of a micro run, and the machine that it was computed on."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.config import HardwareConfig
+from rlcore.machine import find_machine
+from tasks.storage import read_table
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "micro_curve.json"
+STAGES = ("grpo", "ppo")
+
+
+def machine() -> dict[str, Any]:
+    """What decides the last bits of the micro run: two machines that are equal here compute the same ones."""
+    found = asdict(find_machine(HardwareConfig(device="cpu", num_threads=1)))
+    return {**found, "torch": torch.__version__, "system": platform.system()}
+
+
+def record(folders: dict[str, Path]) -> dict[str, Any]:
+    """The curve of each RL run, and the rollouts of its first iteration; ``folders``: artifacts of :data:`STAGES`."""
+    return {
+        "curve": {stage: curve(folder) for stage, folder in folders.items()},
+        "first": {stage: first_rollouts(folder) for stage, folder in folders.items()},
+    }
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    """Everything that an RL run measured, without times and bytes."""
+    return [
+        {name: value for name, value in row.items() if "second" not in name and "memory" not in name}
+        for row in json.loads((folder / "history.json").read_text())
+    ]
+
+
+def first_rollouts(folder: Path) -> list[dict[str, Any]]:
+    """Tokens of the first iteration and the engine's log-probabilities of them."""
+    table = read_table(folder / "rollouts" / "iteration-00001.parquet")
+    return [
+        {"prompt_id": row.prompt_id, "tokens": list(row.completion_ids), "logprobs": list(row.sampler_logprobs)}
+        for row in table.itertuples()
+    ]
