@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.canaries import Baseline
 from rlcore.config import RejectionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
+from rlcore.models.architectures import max_positions
 from rlcore.models.check import check_model
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
@@ -72,7 +74,8 @@ class RlRun:
         held_out = tokenize_prompts(read_prompts(prompts / "eval.parquet"), tokenizer)
         self.monitor_prompts = held_out[: context.config.evaluation.num_monitor_problems]
         self._max_tokens = longest([*self.prompts, *held_out], rl.sampling.max_new_tokens)
-        check_context(policy.config.max_position_embeddings, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
+        positions = max_positions(policy.config) or sys.maxsize
+        check_context(positions, [*self.prompts, *held_out], rl.sampling.max_new_tokens)
         self.rollouts = RolloutKeeper(context.work, context.tracker)
         self.checkpoints = Checkpoints(context.work / "checkpoints", rl, stage_key=context.stage_key)
         self.history: list[dict[str, float]] = []

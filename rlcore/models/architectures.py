@@ -18,7 +18,7 @@ _TREE_LAYERS = frozenset(("full_attention", "sliding_attention", "sparse", "dens
 _OTHER_ATTENTION = ("attn_logit_softcapping", "kv_lora_rank", "alibi", "attention_chunk_size")
 # What the final logits are capped at.
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-_OWN_MASK = frozenset(("doge",))
+_OWN_ATTENTION = frozenset(("diffllama", "doge", "nemotron"))  # they do not say so
 _WINDOW_IN_MASK = frozenset(("phimoe", "qwen2_moe"))  # their layers do not say how far they look back
 _SCALES: dict[str, Callable[[Any], float]] = {
     "granite": lambda config: 1.0 / config.logits_scaling,
@@ -56,7 +56,7 @@ def shares_prompts(model: Any) -> bool:
         and not is_recurrent(base)
         and not any(getattr(config, name, None) for name in _OTHER_ATTENTION)
         and not (config.model_type in _WINDOW_IN_MASK and _has_window(config))
-        and config.model_type not in _OWN_MASK
+        and config.model_type not in _OWN_ATTENTION
         and base._can_set_attn_implementation()  # otherwise its attention is its own code
         and base._supports_attention_backend  # otherwise its layers do not hand on what our kernels need
         and base._supports_sdpa

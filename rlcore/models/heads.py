@@ -67,18 +67,18 @@ class ScalarModel(nn.Module):
 
     def train_last_layers(self, count: int) -> None:
         """Freeze the trunk but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""
-        layers = getattr(self.backbone.base_model, "layers", None)
+        layers, norm = (getattr(self.backbone.base_model, name, None) for name in ("layers", "norm"))
         if count < 0:
             return
-        if layers is None:
+        if layers is None or norm is None:
             raise ModelError(
-                f"{type(self.backbone).__name__} has no list of layers to freeze",
+                f"{type(self.backbone).__name__} has no list of layers with a norm behind them",
                 fix="set reward_model.trunk.trainable_layers = -1",
             )
         self.backbone.requires_grad_(False)
         if count:
             layers[-count:].requires_grad_(True)
-            self.backbone.base_model.norm.requires_grad_(True)
+            norm.requires_grad_(True)
 
 
 def _new_head(backbone: PreTrainedModel) -> nn.Linear:

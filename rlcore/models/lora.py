@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 
 from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
+from rlcore.models.adapter_targets import choose_targets, say_coverage
+from rlcore.models.architectures import trunk
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.precision import at_least_float32
 from rlcore.models.saving import weights_digest
@@ -71,7 +73,7 @@ class AdaptedModel(nn.Module):
     def base_model(self, **inputs: Any) -> Any:
         """The trunk's forward pass with this adapter; the name is that of transformers' models."""
         activate(self.base, self.name)
-        return self.base.base_model(**inputs)
+        return trunk(self.base)(**inputs)
 
     def get_output_embeddings(self) -> nn.Module:
         """The head of the base, which has no adapter."""
@@ -107,17 +109,9 @@ def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, na
         ModelError: peft is missing, or no layer has one of the targets' names.
     """
     base = model.base if isinstance(model, AdaptedModel) else model
-    known = _linear_names(base)
-    missing = sorted(set(config.targets) - known)
-    if missing or not config.rank:
-        raise ModelError(
-            f"the model has no linear layer {', '.join(missing)}"
-            if missing
-            else "an adapter needs a rank of 1 or more",
-            where="adapter.targets" if missing else "adapter.rank",
-            fix=f"choose among {', '.join(sorted(known))}" if missing else "set adapter.rank",
-        )
-    _inject(base, _peft_config(config, sorted(known)), name)
+    if not config.rank:
+        raise ModelError("an adapter needs a rank of 1 or more", where="adapter.rank", fix="set adapter.rank")
+    _inject(base, _peft_config(config, choose_targets(base, config.targets)), name)
     draws = generator(seed, "adapter", name)
     with torch.no_grad():
         for path, parameter in _parameters(base, name):
@@ -125,7 +119,9 @@ def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, na
             if ".lora_A." in path:
                 uniform = torch.rand(parameter.shape, generator=draws) * 2.0 - 1.0
                 parameter.copy_(uniform / math.sqrt(parameter.shape[1]))
-    return AdaptedModel(base, name)
+    adapted = AdaptedModel(base, name)
+    say_coverage(base, sum(outputs * inputs for outputs, inputs in adapted.adapter_shapes().values()))
+    return adapted
 
 
 def load_adapter(model: PreTrainedModel | AdaptedModel, checkpoint: Path, name: str) -> AdaptedModel:
@@ -197,12 +193,11 @@ class MergedState(Mapping[str, torch.Tensor]):
         return len(self._keys)
 
 
-def _peft_config(config: AdapterConfig, linear_names: list[str]) -> Any:
+def _peft_config(config: AdapterConfig, targets: list[str]) -> Any:
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise ModelError(f"adapters need peft: {error}", fix="pip install 'rlcore[lora]'") from error
-    targets = list(config.targets) or linear_names
     return LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, bias="none", target_modules=targets)
 
 
@@ -220,7 +215,10 @@ def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
     # peft draws weights of its own from the global generator, and warns of a second adapter, which is meant.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
-        inject_adapter_in_model(config, base, adapter_name=name)
+        try:
+            inject_adapter_in_model(config, base, adapter_name=name)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ModelError(f"peft refuses the adapter: {error}", where="adapter.targets") from error
     base.requires_grad_(False)
     for layer in _layers(base):
         layer.forward = functools.partial(_forward, layer)  # peft's own takes three times as long for the same
@@ -275,12 +273,6 @@ def _all_parameters(layer: Any) -> list[nn.Parameter]:
 def _parameters(base: PreTrainedModel, name: str) -> list[tuple[str, nn.Parameter]]:
     ends = (f".lora_A.{name}.weight", f".lora_B.{name}.weight")
     return [(path, parameter) for path, parameter in base.named_parameters() if path.endswith(ends)]
-
-
-def _linear_names(base: PreTrainedModel) -> set[str]:
-    """Last names of the trunk's linear layers, with or without an adapter on them."""
-    paths = [path for path, module in base.base_model.named_modules() if isinstance(module, nn.Linear)]
-    return {path.removesuffix(".base_layer").rpartition(".")[2] for path in paths if ".lora_" not in path}
 
 
 def _file_key(path: str, name: str) -> str:

@@ -16,7 +16,8 @@ def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
     """Let every layer of the trunk keep its input alone; returns the model itself. About a third more time.
 
     The library does so in training mode only, which would turn dropout on: so the layers are put into it by
-    themselves, and their parts, which hold the dropout, are not. A copy in evaluation mode decodes as usual.
+    themselves, without a dropout of their own, and their parts, which hold the rest of it, are not. A copy in
+    evaluation mode decodes as usual.
 
     Adapters may be put on the model afterwards: what is computed again has the adapter of its forward pass, whichever
     is on by then.
@@ -34,6 +35,9 @@ def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
     model.gradient_checkpointing_enable(settings)
     for layer in layers:
         layer.training = True
+        for field, value in vars(layer).items():
+            if "dropout" in field and isinstance(value, float):  # a few layers drop by themselves
+                setattr(layer, field, 0.0)
     return model
 
 

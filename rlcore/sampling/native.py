@@ -1,7 +1,8 @@
 """The built-in rollout engine: batched decoding of a Hugging Face causal language model with plain torch.
 
 One prefill per distinct prompt, whose keys and values are then shared out to the samples of its group; sequences that
-have ended leave the batch in lots. A block of sequences is decoded to its end before the next one begins.
+have ended leave the batch in lots. A block of sequences is decoded to its end before the next one begins. Models whose
+rows cannot share a prompt are decoded by the library, slower.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
+from rlcore.models.architectures import max_positions, shares_prompts
 from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.sampling.weight_sums import part_of
 from rlcore.seeding import generator
 from rlcore.tokenization import ChatTokenizer
@@ -52,7 +55,10 @@ class NativeSampler:
     ) -> None:
         self.policy_version = policy_version
         self._model = copy.deepcopy(model).requires_grad_(False).eval()
-        self._model.set_attn_implementation(GROUPED_ATTENTION)
+        self._shares_prompts = shares_prompts(model)
+        if self._shares_prompts:
+            self._model.set_attn_implementation(GROUPED_ATTENTION)
+        self._model.generation_config = GenerationConfig()  # a model's own may filter what is sampled
         self._tokenizer = tokenizer
         self._max_concurrent = max_concurrent
         self._eos_ids = torch.tensor(tokenizer.eos_ids, device=self._model.device)
@@ -88,7 +94,7 @@ class NativeSampler:
     def _decode(self, block: Sequence[_Request], params: SamplingParams, *, seed: int) -> Decoded | None:
         """The completions of a block; None where memory ran out, and fewer are decoded together from here on."""
         try:
-            return decode(
+            return (decode if self._shares_prompts else decode_by_library)(
                 self._model,
                 [request.prompt.token_ids for request in block],
                 _uniforms(block, params.max_new_tokens, seed=seed).to(self._model.device),
@@ -133,7 +139,8 @@ class NativeSampler:
         """Log-probability of each completion token under the weights that are being served."""
         tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=self._model.device)
         count = len(completion_ids)
-        logits = self._model(tokens, use_cache=False, logits_to_keep=count + 1).logits[0, :-1]
+        kept = {"logits_to_keep": count + 1} if self._shares_prompts else {}
+        logits = self._model(tokens, use_cache=False, **kept).logits[0, -count - 1 : -1]
         distribution = (logits.float() / temperature).log_softmax(-1)
         result: list[float] = distribution.gather(-1, tokens[0, -count:, None])[:, 0].tolist()
         return result
@@ -146,11 +153,11 @@ class NativeSampler:
 
     def _obstacle(self, prompt: Prompt, params: SamplingParams) -> str:
         """Why a prompt cannot be completed; empty when it can."""
-        positions = self._model.config.max_position_embeddings
+        positions = max_positions(self._model.config)
         needed = len(prompt.token_ids) + params.max_new_tokens
         if not prompt.token_ids:
             return "the prompt has no tokens"
-        if needed > positions:
+        if positions is not None and needed > positions:
             return f"prompt and completion need {needed} positions, the model has {positions}"
         return ""
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from rlcore.errors import SamplingError
+from rlcore.models.weight_names import as_stored
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.vllm_gpu import is_installed
 from rlcore.sampling.vllm_process import ServerSpec
@@ -77,6 +78,7 @@ class InProcessSampler:
         Raises:
             SamplingError: other names or shapes; the engine then serves what it served before.
         """
+        state = as_stored(state, self._spec.model)
         if problems := misfits(self._shapes, state):
             raise SamplingError(
                 f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",

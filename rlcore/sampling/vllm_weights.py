@@ -12,6 +12,7 @@ import torch
 from rlcore.config import TransferKind
 from rlcore.errors import SamplingError
 from rlcore.models.lora import MergedState
+from rlcore.models.weight_names import as_stored
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.sampling.weight_files import Converted, adapter_misfits, misfits, stored_tensors, write_weights
 
@@ -75,6 +76,7 @@ def pack(
         OSError, SafetensorError: there is no room.
     """
     adapted = state.adapted if isinstance(state, MergedState) and spec.adapter_rank else None
+    state = state if adapted else as_stored(state, spec.model)
     problems = adapter_misfits(shapes, adapted.adapter_shapes()) if adapted else misfits(shapes, state)
     if problems:
         raise SamplingError(

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,9 @@ from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
+from transformers import AutoConfig
+
+from rlcore.models import architectures
 
 _MEMORY = Path("/dev/shm")  # a file there never touches a disk
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
@@ -122,9 +126,8 @@ def fits_in_memory(num_bytes: int) -> bool:
 
 
 def max_positions(folder: Path) -> int:
-    """How many tokens a checkpoint's model reads."""
-    positions: int = json.loads((folder / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
-    return positions
+    """How many tokens a checkpoint's model reads; ``sys.maxsize`` where there is no bound."""
+    return architectures.max_positions(AutoConfig.from_pretrained(folder, local_files_only=True)) or sys.maxsize
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

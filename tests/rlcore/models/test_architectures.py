@@ -1,0 +1,231 @@
+"""Every architecture that users bring: right in training, sampling, saving and with adapters, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from rlcore.config import AdapterConfig
+from rlcore.errors import ModelError
+from rlcore.models import adapter_targets, batches
+from rlcore.models.architectures import shares_prompts
+from rlcore.models.batches import choose_attention, pack_for
+from rlcore.models.check import check_model
+from rlcore.models.loading import load_policy
+from rlcore.models.lora import add_adapter, merged_state
+from rlcore.models.policy import completion_logprobs
+from rlcore.models.recompute import recompute_layers
+from rlcore.models.weight_names import as_stored
+from rlcore.packing import TokenSequence
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.weight_files import checkpoint_shapes, max_positions, misfits, stored_tensors
+from rlcore.types import Prompt, Rollout
+from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
+
+DOCS = Path(__file__).parents[3] / "docs" / "models.md"
+EOS = 2
+RIGHT = [each for each in ARCHITECTURES if not each.refused]
+REFUSED = [each for each in ARCHITECTURES if each.refused]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # GPT-BigCode's
+
+
+def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("architecture", architectures, ids=[each.model_type for each in architectures])
+
+
+@pytest.fixture(autouse=True)
+def _said_once() -> Iterator[None]:
+    batches._say_slow.cache_clear()
+    yield
+
+
+def tokens(count: int, generator: torch.Generator) -> tuple[int, ...]:
+    return tuple(torch.randint(3, VOCABULARY, (count,), generator=generator).tolist())
+
+
+def sequences() -> list[TokenSequence]:
+    """Two prompts with three completions each; some rows are padded."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = tokens(6, generator), tokens(3, generator)
+    return [
+        TokenSequence(prompt_ids=prompt, completion_ids=tokens(length, generator))
+        for prompt, lengths in zip(prompts, ((9, 5, 7), (4, 12, 8)), strict=True)
+        for length in lengths
+    ]
+
+
+def one_by_one(model: PreTrainedModel, sequence: TokenSequence) -> torch.Tensor:
+    """Log-probabilities [T] from a plain forward pass with the model's own logits."""
+    ids = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])
+    count = len(sequence.completion_ids)
+    logits = model(ids, use_cache=False).logits[0, -count - 1 : -1].float()
+    return logits.log_softmax(-1).gather(-1, ids[0, -count:, None])[:, 0]
+
+
+def eager(model: PreTrainedModel) -> PreTrainedModel:
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation("eager")
+    return model
+
+
+def gradient(logprobs: list[torch.Tensor], model: PreTrainedModel) -> torch.Tensor:
+    """Of a weighted sum, flat."""
+    loss = sum((torch.linspace(0.3, 1.0, len(each)) * each).sum() for each in logprobs)
+    assert isinstance(loss, torch.Tensor)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parts = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat(
+        [torch.zeros_like(p).flatten() if g is None else g.flatten() for g, p in zip(parts, parameters, strict=True)]
+    )
+
+
+def packed(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Log-probabilities of all completions from micro-batches of several rows."""
+    results: dict[int, torch.Tensor] = {}
+    for batch in pack_for(model, sequences(), tokens_per_microbatch=64):
+        logprobs, _ = completion_logprobs(model, batch)
+        results |= {number: logprobs[batch.sequence_index == number] for number in batch.sequences.tolist()}
+    return [results[number] for number in sorted(results)]
+
+
+@each_of(RIGHT)
+def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(architecture: Architecture) -> None:
+    model = make(architecture)
+    choose_attention(model)
+    assert shares_prompts(model) == architecture.shares
+    check_model(model)
+    ours = packed(model)
+    our_gradient = gradient(ours, model)
+    theirs = [one_by_one(eager(model), sequence) for sequence in sequences()]
+    their_gradient = gradient(theirs, model)
+    assert max(float((one - other).detach().abs().max()) for one, other in zip(ours, theirs, strict=True)) < 2e-5
+    assert float((our_gradient - their_gradient).norm() / their_gradient.norm()) < 1e-5
+
+
+@each_of(RIGHT)
+def test_layers_that_are_computed_again_give_the_same_gradient(architecture: Architecture) -> None:
+    model = make(architecture)
+    choose_attention(model)
+    expected = gradient(packed(model), model)
+    found = gradient(packed(recompute_layers(model)), model)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class Tokenizer:
+    eos_ids = (EOS,)
+
+    def decode(self, ids: list[int]) -> str:
+        return ""
+
+
+@each_of(RIGHT)
+def test_native_sampling_equals_the_librarys(architecture: Architecture) -> None:
+    model = make(architecture)
+    choose_attention(model)
+    generator = torch.Generator().manual_seed(3)
+    ids = [tokens(count, generator) for count in (6, 3, 9, 3)]
+    prompts = [
+        Prompt(prompt_id=str(place), messages=(), token_ids=each, reference="", task="")
+        for place, each in enumerate(ids)
+    ]
+    sampler = NativeSampler(model, Tokenizer())
+    eager(model).generation_config = GenerationConfig()
+    likeliest = SamplingParams(temperature=1.0, max_new_tokens=12, num_samples=1, greedy=True)
+    drawn = SamplingParams(temperature=1.0, max_new_tokens=12, num_samples=2)
+    settings = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=EOS, pad_token_id=0, use_cache=True)
+    for prompt, (rollout,) in zip(ids, sampler.sample(prompts, likeliest, seed=0), strict=True):
+        assert isinstance(rollout, Rollout)
+        given = torch.tensor([prompt])
+        expected = model.generate(given, attention_mask=torch.ones_like(given), generation_config=settings)
+        assert list(rollout.completion_ids) == expected[0, len(prompt) :].tolist()
+    for rollout in (each for group in sampler.sample(prompts, drawn, seed=0) for each in group):
+        assert isinstance(rollout, Rollout)
+        whole = TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
+        with torch.no_grad():
+            exact = one_by_one(model, whole)
+        torch.testing.assert_close(
+            torch.tensor(rollout.sampler_logprobs), exact, atol=architecture.decoding_bound, rtol=0
+        )
+        served = sampler.logprobs(whole.prompt_ids, whole.completion_ids, temperature=1.0)
+        torch.testing.assert_close(torch.tensor(served), exact, atol=5e-5, rtol=0)
+
+
+@each_of(RIGHT)
+def test_a_checkpoint_gives_the_weights_back_and_they_have_its_names(
+    architecture: Architecture, tmp_path: Path
+) -> None:
+    model = make(architecture)
+    model.save_pretrained(tmp_path)
+    loaded = load_policy(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    expected, found = model.state_dict(), loaded.state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert max_positions(tmp_path) == (sys.maxsize if "mamba" in architecture.model_type else 256)
+    state = as_stored(loaded.state_dict(), tmp_path)
+    assert misfits(checkpoint_shapes(tmp_path), state) == []
+    assert all(torch.equal(tensor, state[name]) for name, tensor in stored_tensors(tmp_path))
+
+
+@each_of(RIGHT)
+def test_an_adapter_computes_what_its_merged_weights_do(
+    architecture: Architecture,
+) -> None:
+    model = make(architecture)
+    choose_attention(model)
+    config = AdapterConfig(rank=2, alpha=4)
+    if architecture.adapter == "no":
+        with pytest.raises(ModelError, match="no linear layer that an adapter can change"):
+            add_adapter(model, config, "policy", seed=0)
+        return
+    policy = add_adapter(model, config, "policy", seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    ours = packed(policy)
+    sum(each.sum() for each in ours).backward()  # type: ignore[union-attr]
+    assert [name for name, parameter in policy.named_parameters() if parameter.grad is None] == []
+    merged = make(architecture)
+    merged.load_state_dict(dict(merged_state(policy)))
+    choose_attention(merged)
+    for one, other in zip(ours, packed(merged), strict=True):
+        torch.testing.assert_close(one, other, atol=5e-5, rtol=0)
+
+
+@each_of(REFUSED)
+def test_what_is_not_computed_is_refused_before_a_run(architecture: Architecture) -> None:
+    model = make(architecture)
+    choose_attention(model)
+    with pytest.raises(ModelError, match=architecture.refused):
+        check_model(model)
+
+
+def test_a_mixtures_experts_keep_their_weights_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    (mixture,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
+    with caplog.at_level("WARNING", logger=adapter_targets.__name__):
+        policy = add_adapter(make(mixture), AdapterConfig(rank=2, alpha=4), "policy", seed=0)
+    assert "Its experts keep theirs." in caplog.text
+    assert {path.rpartition(".")[0].rpartition(".")[2] for path in policy.adapter_shapes()} == {
+        "q_proj", "k_proj", "v_proj", "o_proj",
+    }  # fmt: skip
+    with pytest.raises(ModelError, match="no linear layer gate_proj that an adapter can change"):
+        add_adapter(make(mixture), AdapterConfig(rank=2, alpha=4, targets=("gate_proj",)), "policy", seed=0)
+
+
+def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    (hybrid,) = [each for each in ARCHITECTURES if each.model_type == "lfm2"]
+    with caplog.at_level("WARNING", logger=batches.__name__):
+        choose_attention(make(hybrid))
+        choose_attention(make(hybrid))
+    assert caplog.text.count("Lfm2ForCausalLM hands a state on from token to token") == 1
+
+
+def test_the_documented_table_is_what_is_tested() -> None:
+    assert table() in DOCS.read_text(encoding="utf-8")
