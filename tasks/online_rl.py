@@ -202,8 +202,8 @@ def finish(run: RlRun, section: str) -> StageResult:
     folder = run.context.folder
     run.rollouts.write()
     run.context.tracker.flush()
-    like_start = not run.context.config.hardware.save_float32
-    save_model(run.learner.policy, run.context.inputs[START] / MODEL, folder / MODEL, like_start=like_start)
+    start = run.context.inputs[START] / MODEL
+    save_model(run.learner.policy, start, folder / MODEL, like_start=run.runtime.narrow)
     shutil.copytree(run.rollouts.folder, folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")
     write_health(run)

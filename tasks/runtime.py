@@ -22,11 +22,13 @@ from rlcore.models.recompute import recompute_layers
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
     """``compute_dtype``: of the matrix products in trunk and head; weights that learn are always float32.
-    ``recompute``: see :class:`rlcore.config.HardwareConfig`."""
+    ``recompute``: see :class:`rlcore.config.HardwareConfig`. ``narrow``: whether what was trained is handed on in the
+    starting checkpoint's precision. Where products are float32 it is not: the engine would serve other numbers then."""
 
     device: torch.device
     compute_dtype: torch.dtype
     recompute: bool = False
+    narrow: bool = False
 
     def load_trainable(self, folder: Path) -> PreTrainedModel:
         """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
@@ -60,7 +62,8 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
             torch.cuda.set_device(device)  # what takes no device, such as vLLM's senders, takes this one
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers)
+        narrow = dtype.itemsize < torch.float32.itemsize and not config.save_float32
+        yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers, narrow=narrow)
     finally:
         free_memory()
 

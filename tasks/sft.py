@@ -39,8 +39,7 @@ def run_sft(context: StageContext, *, section: str, start: str, data: str) -> St
         model = runtime.load_trainable(checkpoint)
         check_model(model, tokenizer)
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
-        like_start = not context.config.hardware.save_float32
-        save_model(model, checkpoint, context.folder / MODEL, like_start=like_start)
+        save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         memory = peak_memory_gib(runtime.device)
     plots.loss_curve(history, "sft/loss", context.folder / "loss.png", title="SFT")
     context.tracker.log_artifact(context.folder / "loss.png", "plots")

@@ -21,7 +21,7 @@ class HardwareConfig:
     matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).
     ``recompute_layers``: keep no activations inside the layers of a model that learns, and compute them a second time
     in the backward pass: less memory for about a third more time. ``save_float32``: checkpoints of SFT and RL in
-    float32, as they learned, where the starting checkpoint is in half precision and they would be too.
+    float32, as they learned, where starting checkpoint and products are in half precision and they would be too.
     """
 
     device: str = "auto"

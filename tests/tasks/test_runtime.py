@@ -111,3 +111,15 @@ def test_without_a_gpu_there_is_nothing_to_free(emptied: list[bool], monkeypatch
     with open_runtime(CPU, seed=0):
         pass
     assert emptied == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "save_float32", "narrow"),
+    [("float32", False, False), ("bfloat16", False, True), ("float16", False, True), ("bfloat16", True, False)],
+)
+def test_only_what_was_computed_in_half_precision_is_handed_on_in_it(
+    dtype: Any, save_float32: bool, narrow: bool
+) -> None:
+    hardware = HardwareConfig(device="cpu", dtype=dtype, save_float32=save_float32)
+    with open_runtime(hardware, seed=0) as opened:
+        assert opened.narrow is narrow
