@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tests.machines.table import MACHINES, ROOT, Emulated, environment_of
 
 FAST = "not slow and not peers and not engine and not services"
-WHAT_COMPUTES = "from rlcore.machine import *; print(describe(vars(find_machine(HardwareConfig(device='cpu')))))"
+WHAT_COMPUTES = "from rlcore.machine import *; print(find_machine(HardwareConfig(device='cpu')))"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,16 +34,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_tests(name: str, machine: Emulated, options: Sequence[str]) -> tuple[int, str]:
     """The exit code of the tests on a machine, and its line of the summary."""
-    environment = environment_of(machine)
-    told = subprocess.run(
-        [sys.executable, "-c", WHAT_COMPUTES], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
-    )
     variables = " ".join(f"{key}={value}" for key, value in machine.variables.items())
-    print(f"\n=== {name}: {machine.says}\n    {variables}\n    {told.stdout.strip()}", flush=True)  # noqa: T201
+    print(f"\n=== {name}: {machine.says}\n    {variables}\n    {what_computes(machine)}", flush=True)  # noqa: T201
     command = [sys.executable, "-m", "pytest", "-q", "-m", FAST, "-n", "2", "--dist", "loadfile", *options]
     started, last = time.monotonic(), ""
     with subprocess.Popen(
-        [*command, "--no-loadscope-reorder"], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [*command, "--no-loadscope-reorder"], env=environment_of(machine), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -51,6 +47,12 @@ def run_tests(name: str, machine: Emulated, options: Sequence[str]) -> tuple[int
             last = line.strip() or last
     verdict = "ok" if process.returncode == 0 else f"FAILED ({process.returncode})"
     return process.returncode, f"{name:<10} {verdict}: {last} [{time.monotonic() - started:.0f} s]"
+
+
+def what_computes(machine: Emulated) -> str:
+    """What the library says of itself on a machine."""
+    command = [sys.executable, "-c", WHAT_COMPUTES]
+    return subprocess.check_output(command, env=environment_of(machine), cwd=ROOT, text=True).strip()
 
 
 if __name__ == "__main__":

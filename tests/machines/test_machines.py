@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.machines.run import main
+from tests.machines.run import main, what_computes
 from tests.machines.table import MACHINES, ROOT, environment_of
 
 ASKED = """
@@ -32,6 +32,10 @@ def test_a_process_and_its_child_see_the_emulated_processor(name: str) -> None:
     assert own[1] == [name == "pretended"] * 3
     if name in HIGHEST and own[0] in ORDER:  # other families of processors have names of their own
         assert ORDER.index(own[0]) <= ORDER.index(HIGHEST[name])
+
+
+def test_the_library_says_which_machine_it_is_taken_for() -> None:
+    assert "instructions='DEFAULT'" in what_computes(MACHINES["default"])
 
 
 def test_a_machine_that_is_not_in_the_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
