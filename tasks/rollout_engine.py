@@ -11,6 +11,7 @@ import torch
 
 from rlcore.config import AdapterConfig, EngineConfig, TransferKind
 from rlcore.errors import ConfigError
+from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers, visible_cards
@@ -22,7 +23,7 @@ from rlcore.sampling.vllm_transfer import choose_transfer
 from rlcore.sampling.weight_files import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.runtime import Runtime, free_memory
+from tasks.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ def open_engine(
     if config.kind == "native":
         yield NativeSampler(runtime.load_frozen(model), tokenizer, max_concurrent=work.max_concurrent)
         return
-    free_memory()  # what is free is what the engine may take
+    free_cached()  # what is free is what the engine may take
     cards = visible_cards(runtime.device, learns=work.learns)
     whole = _whole_spec(model, config, work, runtime, cards)
     if config.kind == "vllm_inprocess":
@@ -75,7 +76,7 @@ def open_engine(
         (fraction,) = memory_fractions(config, [own], cards)
         alone = replace(whole, devices=own, memory_fraction=fraction)
         turns = bool(own) and work.learns
-        with open_in_process(alone, tokenizer, sleeps=turns, free=free_memory, progress=progress) as in_process:
+        with open_in_process(alone, tokenizer, sleeps=turns, free=free_cached, progress=progress) as in_process:
             yield in_process
         return
     specs = server_specs(whole, cards, runtime.device, adapter_rank=work.adapter.rank, can_send=is_installed())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rlcore.machine import choose_device_and_dtype
 from rlcore.models.loading import load_policy
 from rlcore.models.precision import compute_in
 from rlcore.models.recompute import recompute_layers
+from rlcore.out_of_memory import free_cached
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
 
     What an earlier stage of this process left on the GPU is freed before and, as far as nothing holds it, after.
     """
-    free_memory()
+    free_cached()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     torch.manual_seed(seed)
@@ -65,14 +65,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
         narrow = dtype.itemsize < torch.float32.itemsize and not config.save_float32
         yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers, narrow=narrow)
     finally:
-        free_memory()
-
-
-def free_memory() -> None:
-    """Give back GPU memory that nothing uses: objects that hold each other, as adapters' layers do, and the cache."""
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_cached()
 
 
 def peak_memory_gib(device: torch.device) -> float:

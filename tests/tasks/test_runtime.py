@@ -17,9 +17,10 @@ from rlcore.config import AdapterConfig, HardwareConfig, TrunkConfig
 from rlcore.memory import measuring
 from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
+from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
 from tasks import reward_model, rl_run
-from tasks.runtime import Runtime, free_memory, open_runtime
+from tasks.runtime import Runtime, open_runtime
 from tasks.stages import MODEL
 from tests import strategies
 from tests.learners import update_config
@@ -95,7 +96,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_what_holds_itself_is_gone_when_the_cache_is_emptied(emptied: list[bool]) -> None:
-    free_memory()
+    free_cached()
     assert emptied == [True]
 
 
