@@ -50,7 +50,7 @@ def shares_prompts(model: Any) -> bool:
     ``model``: a language model, or one that has an adapter on.
     """
     base = getattr(model, "base", model)
-    config = base.config
+    config = _text(base.config)
     return (
         set(getattr(config, "layer_types", None) or ()) <= _TREE_LAYERS
         and not is_recurrent(base)
@@ -65,13 +65,13 @@ def shares_prompts(model: Any) -> bool:
 
 def is_recurrent(model: PreTrainedModel) -> bool:
     """Whether a state is handed on from token to token, so that completions in one row would read each other's."""
-    kinds = set(getattr(model.config, "layer_types", None) or ())
+    kinds = set(getattr(_text(model.config), "layer_types", None) or ())
     return bool(model._is_stateful or kinds & {"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 
 
 def library_attention(model: PreTrainedModel) -> str:
     """The library's attention that computes all of what the model asks for: its SDPA drops soft-caps."""
-    caps = getattr(model.config, "attn_logit_softcapping", None)
+    caps = getattr(_text(model.config), "attn_logit_softcapping", None)
     return "sdpa" if model._supports_sdpa and not caps else "eager"
 
 
@@ -82,23 +82,29 @@ def obstacle(model: PreTrainedModel) -> str:
         return "has no language model head"
     if getattr(head, "bias", None) is not None:
         return "adds a bias to its logits, which is not computed"
-    if any(getattr(model.config, name, None) for name in _CAPS):
+    if any(getattr(_text(model.config), name, None) for name in _CAPS):
         return "caps its logits, which is not computed"
     return ""
 
 
 def logit_scale(config: PreTrainedConfig) -> float:
     """What the product of hidden states and head is multiplied by: 1 but for Granite, Cohere, Falcon-H1 and others."""
-    scale = _SCALES.get(config.model_type)
-    return 1.0 if scale is None else float(scale(config))
+    text = _text(config)
+    scale = _SCALES.get(text.model_type)
+    return 1.0 if scale is None else float(scale(text))
 
 
 def max_positions(config: PreTrainedConfig) -> int | None:
     """How many tokens the model reads; None where there is no bound, as in a recurrent model."""
     for name in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length"):
-        if value := getattr(config, name, None):
+        if value := getattr(_text(config), name, None):
             return int(value)
     return None
+
+
+def _text(config: PreTrainedConfig) -> Any:
+    """The part of a configuration that is about text: all of it, but for a model that also sees or hears."""
+    return config.get_text_config(decoder=True)
 
 
 def _has_window(config: PreTrainedConfig) -> bool:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.packing import PackedBatch, TokenSequence, pack, tree_mask
+from rlcore.packing import PackedBatch, TokenSequence, Widths, pack, places, tree_mask
 from tests import strategies
 
 PROMPT = (7, 8, 9)
@@ -126,3 +126,34 @@ def test_an_empty_prompt_or_completion_is_refused(bad: TokenSequence) -> None:
 def test_a_batch_moves_to_another_device_as_a_whole() -> None:
     batch = pack(strategies.random_sequences(0), tokens_per_microbatch=30)[0].to(torch.device("meta"))
     assert {getattr(batch, name).device.type for name in PackedBatch.__slots__} == {"meta"}
+
+
+def test_a_completion_a_row_where_rows_cannot_be_trees() -> None:
+    (batch,) = pack(FAMILY, tokens_per_microbatch=100, share_prompts=False)
+    assert batch.token_ids.tolist() == [[7, 8, 9, 3, 4, 5], [7, 8, 9, 1, 2, 0]]
+    assert batch.sequences.tolist() == [1, 0]
+    assert not batch.shares_prompts
+    assert pack(FAMILY, tokens_per_microbatch=100)[0].shares_prompts
+
+
+def test_rows_are_padded_to_the_widths_that_are_asked_for_within_the_budget() -> None:
+    widths = Widths(multiple=4, least=8)
+    assert [widths.of(length) for length in (1, 8, 9, 12, 13)] == [8, 8, 12, 12, 16]
+    alone = {"share_prompts": False, "widths": widths}
+    assert [batch.token_ids.shape for batch in pack(FAMILY, tokens_per_microbatch=16, **alone)] == [(2, 8)]
+    assert [batch.token_ids.shape for batch in pack(FAMILY, tokens_per_microbatch=15, **alone)] == [(1, 8), (1, 8)]
+
+
+def test_a_window_counts_places_in_the_own_sequence() -> None:
+    # p0 p1 | a2 a3 | b2 b3 | padding: the place of b2 is 2, though it stands fifth in the row.
+    segment = torch.tensor([[0, 0, 1, 1, 2, 2, -1]])
+    assert places(segment)[0, :6].tolist() == [0, 1, 2, 3, 2, 3]
+    assert tree_mask(segment, window=2)[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0, 0],
+        [0, 1, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1],
+    ]
