@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rlcore.models.loading import (
 )
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
+from tests.rlcore.models.zoo import ARCHITECTURES, make
 
 CPU = torch.device("cpu")
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=64)
@@ -119,6 +121,23 @@ def test_of_several_chat_templates_the_plain_one_is_kept(damaged: Path, tmp_path
     backend.save_pretrained(damaged)
     import_folder(damaged, tmp_path / "imported")
     assert ChatTokenizer.load(tmp_path / "imported").backend.chat_template == plain
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"), [("gemma2", "caps its logits"), ("phi", "adds a bias"), ("lfm2", "")]
+)
+def test_a_model_that_is_not_computed_is_refused_when_it_is_imported(
+    model_type: str, reason: str, damaged: Path, tmp_path: Path
+) -> None:
+    (architecture,) = [each for each in ARCHITECTURES if each.model_type == model_type]
+    model = make(replace(architecture, settings={**architecture.settings, "vocab_size": 262}))
+    model.save_pretrained(damaged)
+    if not reason:
+        import_folder(damaged, tmp_path / "imported")
+        return
+    with pytest.raises(ModelError, match=reason):
+        import_folder(damaged, tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
 
 
 def truncate(folder: Path) -> None:
