@@ -44,10 +44,11 @@ def main() -> None:
         for name in DTYPES:
             _native(work, name, cells, syncs=options.syncs, trials=options.trials)
             print(f"native, {name}: {time.process_time() - started:.0f} s of processor time so far", flush=True)
+        _print_tables(cells)
         if options.python:
+            cells.clear()
             measure_vllm(work, options.python, cells, syncs=options.vllm_syncs, trials=options.vllm_trials)
-    _print_alarms(cells)
-    _print_faults(cells)
+            _print_tables(cells)
     print(f"\n{time.process_time() - started:.0f} s of processor time, servers not counted")
 
 
@@ -82,6 +83,11 @@ def _faulty(
         return broken is Warmer or not all(torch.equal(one, other) for one, other in pairs)
 
     return session, is_there
+
+
+def _print_tables(cells: Cells) -> None:
+    _print_alarms(cells)
+    _print_faults(cells)
 
 
 def _print_alarms(cells: Cells) -> None:

@@ -128,6 +128,6 @@ def _server(work: Work, python: str, dtype: str, *, rank: int) -> Iterator[VllmS
 
 
 def _lose(server: VllmSampler, what: str) -> None:
-    status, answer = call(server._control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
+    status, answer = call(server.control.address, "/collective_rpc", {"method": "lose", "args": [what]}, seconds=60.0)
     if status != 200:
         raise RuntimeError(str(answer))

@@ -96,6 +96,34 @@ def test_the_bound_is_four_times_the_noise_within_what_the_precision_allows() ->
     assert bound_of(None, limits) == limits.most
 
 
+def figures(**changes: float) -> Agreement:
+    """What a sound engine in bfloat16 might show."""
+    found = {"max_abs": 0.1, "mean_odds": 0.02, "high_odds": 0.06, "temperature": 1.0, "temperature_error": 0.002}
+    return Agreement(num_tokens=100, **(found | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_fault"),
+    [
+        ({}, False),
+        ({"temperature": 1.02}, False),  # within 2.5 %, however sure that is
+        ({"temperature": 1.05}, True),
+        ({"temperature": 0.95}, True),
+        ({"temperature": 1.05, "temperature_error": 0.01}, False),  # five standard errors
+        ({"temperature": 1.07, "temperature_error": 0.01}, True),
+        ({"mean_odds": 0.11}, True),
+        ({"high_odds": 0.41}, True),  # of the mean alone nothing is seen
+        ({"max_abs": 2.0}, False),  # tails are long in half precision
+    ],
+)
+def test_each_figure_has_its_bound(changes: dict[str, float], is_fault: bool) -> None:
+    if is_fault:
+        with pytest.raises(CanaryError):
+            check_agreement(figures(**changes), noise=Spread(0.02, 0.06), dtype=torch.bfloat16)
+    else:
+        check_agreement(figures(**changes), noise=Spread(0.02, 0.06), dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_few_completions_that_are_computed_otherwise_are_seen_at_the_quantile(dtype: torch.dtype) -> None:
     """One in eight off by 2 nats, as where a cache of old weights serves one prompt: the mean alone might pass."""
