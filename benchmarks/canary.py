@@ -25,13 +25,14 @@ from rlcore.sampling.native import NativeSampler
 SYNCS, TRIALS = 100, 10
 VLLM_SYNCS, VLLM_TRIALS = 10, 3
 RANK = 4
+FIRST_VERSION = 10_000  # it seeds draws: not those on which the bounds were chosen
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default="")
-    parser.add_argument("--syncs", type=int, default=SYNCS, help="sound ones, for each precision and learning rate")
+    parser.add_argument("--syncs", type=int, default=SYNCS, help="sound ones of each kind; 0: vLLM alone")
     parser.add_argument("--trials", type=int, default=TRIALS, help="of each fault, for each of these")
     parser.add_argument("--vllm-syncs", type=int, default=VLLM_SYNCS)
     parser.add_argument("--vllm-trials", type=int, default=VLLM_TRIALS)
@@ -41,10 +42,11 @@ def main() -> None:
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         work = make_work(Path(folder))
-        for name in DTYPES:
+        for name in DTYPES if options.syncs else ():
             _native(work, name, cells, syncs=options.syncs, trials=options.trials)
             print(f"native, {name}: {time.process_time() - started:.0f} s of processor time so far", flush=True)
-        _print_tables(cells)
+        if options.syncs:
+            _print_tables(cells)
         if options.python:
             cells.clear()
             measure_vllm(work, options.python, cells, syncs=options.vllm_syncs, trials=options.vllm_trials)
@@ -57,6 +59,7 @@ def _native(work: Work, name: str, cells: Cells, *, syncs: int, trials: int) -> 
     for rate in LEARNING_RATES:
         for kind, rank, count in (("native", 0, syncs), ("native, adapter", RANK, syncs // 2)):
             engine = native(work.model, work.tokenizer, dtype)
+            engine.policy_version = FIRST_VERSION
             session = Session(work.model, engine, work.prompts, dtype, rank=rank, params=PARAMS)
             sound(session, cells.setdefault((kind, name, "", rate), Cell()), rate, syncs=count)
         for fault, broken in FAULTS.items():

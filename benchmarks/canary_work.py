@@ -101,9 +101,10 @@ def detect(session: Session, cell: Cell, learning_rate: float, *, is_there: Call
         session.learn(learning_rate)
         session.push()
     cell.stopped += _stops(session)
-    hidden = frozenset(session.engine.differing_parts(session.truth.state) or ())
-    session.baseline = replace(session.baseline, hidden=hidden)
+    baseline, hidden = session.baseline, frozenset(session.engine.differing_parts(session.truth.state) or ())
+    session.baseline = replace(baseline, hidden=hidden)
     cell.by_logprobs += _stops(session)
+    session.baseline = baseline
     cell.syncs += 1
 
 

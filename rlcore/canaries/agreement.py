@@ -68,13 +68,14 @@ class Limits:
     max_abs: float = math.inf
 
 
-# benchmarks/canary.py measures them; docs/benchmarks.md has the figures.
+# benchmarks/canary.py measures them; docs/benchmarks.md has the figures. The least are wide because a policy that grows
+# sharper has larger logits, and rounding grows with them: what is small is the weights' comparison to find.
 LIMITS: Mapping[torch.dtype, Limits] = MappingProxyType(
     {
         torch.float64: Limits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
         torch.float32: Limits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
-        torch.float16: Limits(least=Spread(0.0125, 0.05), most=Spread(0.1, 0.4)),
-        torch.bfloat16: Limits(least=Spread(0.1, 0.4), most=Spread(0.4, 1.5)),
+        torch.float16: Limits(least=Spread(0.06, 0.25), most=Spread(0.12, 0.5)),
+        torch.bfloat16: Limits(least=Spread(0.25, 1.0), most=Spread(0.5, 2.0)),
     }
 )
 
