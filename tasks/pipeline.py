@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import ConfigError
-from rlcore.machine import find_machine
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import code_version
 from tasks.engine import FlowRun, current_flow_run, report_link, report_table, task
@@ -108,6 +107,8 @@ def run_pipeline(
     Raises:
         ConfigError: a stage needs more than the GPU has.
     """
+    from rlcore.machine import find_machine  # brings torch: refusing a command needs none
+
     ordered = order_stages(stages, targets)
     machine = describe_machine(to_dict(find_machine(config.hardware)))
     logger.info("machine: %s", machine)

@@ -20,7 +20,6 @@ from typing import Any
 
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import ConfigError
-from rlcore.machine import CHOSEN, find_machine
 from tasks.artifacts import ArtifactRef, ArtifactStore
 from tasks.code_hash import closure_digests, code_version
 from tasks.engine import report_markdown
@@ -149,6 +148,8 @@ def _with_machine(section: object) -> tuple[Any, Mapping[str, Any]]:
     """
     if not isinstance(section, Mapping) or "hardware" not in section:
         return to_dict(section), {}
+    from rlcore.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
+
     kept = {name: value for name, value in to_dict(section["hardware"]).items() if name not in CHOSEN}
     return to_dict({**section, "hardware": kept}), to_dict(find_machine(section["hardware"]))
 

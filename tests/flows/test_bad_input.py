@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import environment, flows_command, run_flows
+from tests.flows.conftest import environment, flows_command, run_flows, states_of
 
 USAGE_ERROR, FAILURE = 2, 1
 BEFORE_RL = ("import_sft", "prepare_prompts", "prepare_demonstrations", "sft", "prepare_preferences", "reward_model")
@@ -46,8 +46,7 @@ def from_folder(folder: Path) -> tuple[str, ...]:
 
 
 def plan_of(home: Path, *overrides: str) -> Mapping[str, str]:
-    lines = run_flows("plan", home, *overrides).stdout.splitlines()
-    return {line.split()[0]: line.split()[1] for line in lines}
+    return states_of(run_flows("plan", home, *overrides).stdout)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from tasks.data import read_pairs
-from tests.flows.conftest import ROOT, environment, flows_command, run_flows
+from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
 from tests.flows.micro import MICRO
 
 GOLDEN = ROOT / "tests" / "golden" / "micro_curve.json"
@@ -30,8 +30,7 @@ def folder(home: Path, stage: str) -> Path:
 def plan_states(home: Path, *overrides: str, cwd: Path = ROOT) -> dict[str, str]:
     done = run_flows("plan", home, *overrides, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.strip().splitlines() if not line.startswith("memory:")]
-    return {words[0]: words[1] for words in lines}
+    return states_of(done.stdout)
 
 
 def test_every_stage_leaves_an_artifact_and_the_comparison_names_every_checkpoint(micro_home: Path) -> None:

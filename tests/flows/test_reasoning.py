@@ -18,7 +18,7 @@ from flows.stages import checkpoints, stages
 from rlcore.errors import ConfigError
 from tasks.data import read_demonstrations, read_prompts
 from tasks.storage import read_table
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
 
@@ -145,7 +145,7 @@ def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(hom
     def states(*overrides: str) -> dict[str, str]:
         done = run(arguments_of("plan", *overrides), home)
         assert done.returncode == 0, done.stderr
-        return {line.split()[0]: line.split()[1] for line in done.stdout.strip().splitlines()}
+        return states_of(done.stdout)
 
     assert set(states().values()) == {"cached"}
     changed = {name for name, state in states("sft_kept.start=policy").items() if state != "cached"}
