@@ -186,7 +186,7 @@ def _reference(
 ) -> PreTrainedModel | AdaptedModel:
     """The SFT checkpoint: the policy's base with every adapter off, where it has one."""
     is_adapted = isinstance(policy, AdaptedModel)
-    return AdaptedModel(policy.base, "") if is_adapted else runtime.load_frozen(context.inputs[START] / MODEL)
+    return AdaptedModel(policy.base, "") if is_adapted else runtime.load_reference(context.inputs[START] / MODEL)
 
 
 def _critic(

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rlcore.config import HardwareConfig
 from rlcore.machine import choose_device_and_dtype
 from rlcore.models.loading import load_policy
-from rlcore.models.precision import compute_in
+from rlcore.models.precision import compute_in, narrow_linears
 from rlcore.models.recompute import recompute_layers
 from rlcore.out_of_memory import free_cached
 
@@ -39,6 +39,14 @@ class Runtime:
         """A model for inference alone, in the compute precision."""
         model = load_policy(folder, device=self.device, dtype=self.compute_dtype)
         return model.requires_grad_(False)
+
+    def load_reference(self, folder: Path) -> PreTrainedModel:
+        """A frozen model that computes what :meth:`load_trainable` computes at first, bit for bit.
+
+        With all weights and states in half precision it would differ by rounding, and a KL penalty would train on that.
+        """
+        model = load_policy(folder, device=self.device, dtype=torch.float32)
+        return narrow_linears(model, self.compute_dtype).requires_grad_(False)
 
     def load_base(self, folder: Path) -> PreTrainedModel:
         """A frozen model that adapters are to learn on."""

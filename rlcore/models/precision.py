@@ -24,6 +24,19 @@ def compute_in(model: Model, dtype: torch.dtype) -> Model:
     return model
 
 
+def narrow_linears(model: Any, dtype: torch.dtype) -> Any:
+    """Keep the weights of linear layers in ``dtype``, and let the products of ``model`` be computed in it; returns it.
+
+    Autocast casts no other weights, so the model computes bit for bit what it would with all of them in float32: what a
+    policy computes that starts from the same checkpoint. A head that is the embedding's own tensor stays as it is.
+    """
+    embedding = model.get_input_embeddings().weight
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight is not embedding:
+            module.to(dtype)
+    return compute_in(model, dtype)
+
+
 def compute_dtype(model: Any) -> torch.dtype:
     """The precision of the model's products: what :func:`compute_in` said, else that of its weights."""
     dtype: torch.dtype = getattr(getattr(model, "base", model), _MARK, model.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import OptimConfig, SamplingConfig, SftConfig
+from rlcore.config import KlConfig, OptimConfig, SamplingConfig, SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import hidden_states
-from rlcore.models.precision import autocast, compute_dtype, compute_in
+from rlcore.models.precision import autocast, compute_dtype, compute_in, narrow_linears
 from rlcore.models.recompute import recompute_layers
 from rlcore.packing import TokenSequence, pack
 from rlcore.training.checkpoint import load_newest, save_checkpoint
@@ -23,6 +24,7 @@ from rlcore.training.experience import Judges, build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
 from rlcore.training.sft import train_sft
+from rlcore.types import Score
 from tests import strategies
 from tests.learners import gradients_of, on_policy_samples, update_config, weights_of
 from tests.rlcore.models.test_tree_attention import tree_llama
@@ -111,6 +113,34 @@ def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
     metrics = subject.update(experience.samples, seed=0).metrics
     assert metrics["clip/fraction"] == 0.0
     assert metrics["kl/old"] < 1e-10
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype: torch.dtype, tied: bool) -> None:
+    policy = compute_in(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
+    reference = narrow_linears(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
+    assert reference.model.layers[0].mlp.up_proj.weight.dtype == dtype
+    config = strategies.rl_config("grpo", kl=KlConfig(coefficient=0.1), update=update_config())
+    subject = Learner(policy, None, algorithm=ALGORITHMS["grpo"], config=config)
+    groups = strategies.random_groups(policy, 3, num_prompts=4, group_size=4)
+    equal = [[replace(item, score=Score(value=1.0, parts={})) for item in group] for group in groups]
+    judges = Judges(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
+    experience = build_experience(
+        equal,
+        subject.algorithm,
+        judges,
+        kl=config.kl,
+        kl_coefficient=0.1,
+        truncated="score",
+        need_old_logprobs=False,
+    )
+    before = weights_of(policy)
+    stats = subject.update(experience.samples, seed=0)
+    assert stats.metrics["kl/ref"] < 1e-12
+    # Adam would make a whole step of any gradient, however small.
+    assert not stats.moved
+    assert torch.equal(weights_of(policy), before)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
