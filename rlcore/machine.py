@@ -79,6 +79,20 @@ def find_machine(config: HardwareConfig) -> Machine:
     )
 
 
+def why_slow(machine: Machine) -> str:
+    """A sentence where this CPU computes half precision much slower than float32; empty elsewhere.
+
+    The figures are those of docs/operations.md: bfloat16 needs AVX-512 at least, float16 units of its own.
+    """
+    needed = {"bfloat16": "AVX512", "float16": "amx_fp16"}.get(machine.precision)
+    if machine.device != "cpu" or needed is None or needed in machine.instructions:
+        return ""
+    return (
+        f"this processor has no instructions for {machine.precision}: it takes 16 to 24 times as long as float32; "
+        "set hardware.dtype = 'float32' where the precision itself is not to be tried"
+    )
+
+
 def settings_of(machine: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that ask for a recorded machine, as far as one can ask: for CUDA only where there is a card."""
     if not machine:

@@ -107,11 +107,14 @@ def run_pipeline(
     Raises:
         ConfigError: a stage needs more than the GPU has.
     """
-    from rlcore.machine import find_machine  # brings torch: refusing a command needs none
+    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
 
     ordered = order_stages(stages, targets)
-    machine = describe_machine(to_dict(find_machine(config.hardware)))
+    found = find_machine(config.hardware)
+    machine = describe_machine(to_dict(found))
     logger.info("machine: %s", machine)
+    if slow := why_slow(found):
+        logger.warning("%s", slow)
     for line in heal(home):
         logger.warning("%s", line)
     flow_run = current_flow_run()

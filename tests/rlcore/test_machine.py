@@ -13,7 +13,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
-from rlcore.machine import Machine, _arithmetic, choose_device_and_dtype, find_machine, settings_of
+from rlcore.machine import Machine, _arithmetic, choose_device_and_dtype, find_machine, settings_of, why_slow
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +113,25 @@ def test_units_for_half_precision_belong_to_half_precision_alone(monkeypatch: py
     (with_units, named), (without, bare) = found
     assert with_units == without
     assert named == f"{bare} + avx512_bf16 + amx_tile + amx_fp16"
+
+
+@pytest.mark.parametrize(
+    ("precision", "instructions", "is_slow"),
+    [
+        ("float32", "DEFAULT", False),
+        ("bfloat16", "AVX2", True),
+        ("bfloat16", "AVX512", False),
+        ("bfloat16", "AVX512 + avx512_bf16", False),
+        ("float16", "AVX512 + avx512_bf16", True),
+        ("float16", "AVX512 + amx_tile + amx_fp16", False),
+    ],
+)
+def test_a_precision_that_a_processor_computes_slowly_is_named(
+    precision: str, instructions: str, is_slow: bool
+) -> None:
+    found = why_slow(Machine(device="cpu", precision=precision, instructions=instructions))
+    assert (precision in found) == is_slow
+    assert not why_slow(Machine(device="cuda", precision=precision))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

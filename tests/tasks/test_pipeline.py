@@ -140,6 +140,15 @@ def test_a_run_says_first_what_it_computes_with(tracked_home: Home, caplog: pyte
     assert caplog.records[0].getMessage() == f"machine: {tag}"
 
 
+def test_a_run_warns_of_a_precision_that_its_processor_computes_slowly(
+    tracked_home: Home, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_amx_fp16_supported", lambda: False)
+    hardware = HardwareConfig(device="cpu", dtype="float16", num_threads=1)
+    run(tracked_home, "data", hardware=hardware)
+    assert [r.levelname for r in caplog.records if "no instructions for float16" in r.getMessage()] == ["WARNING"]
+
+
 @pytest.mark.parametrize(
     ("changed", "expected", "reruns"),
     [
