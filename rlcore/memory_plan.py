@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rlcore.config import AdapterConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
 from rlcore.memory import FLOAT32, Footprint, Plan, Recipe, expected
+from rlcore.models.adapter_targets import linear_names
 from rlcore.models.logprobs import CHUNK_SIZE
 
 _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
@@ -27,7 +28,11 @@ _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """What the figures are made of. ``linear``: (last name, inputs, outputs) of the trunk's linear layers."""
+    """What the figures are made of.
+
+    ``linear``: (last name, inputs, outputs) of the trunk's linear layers; ``adaptable``: the names among them that an
+    adapter can change.
+    """
 
     num_parameters: int
     num_layers: int
@@ -36,6 +41,7 @@ class ModelSize:
     feed_forward: int
     vocabulary: int
     linear: tuple[tuple[str, int, int], ...]
+    adaptable: frozenset[str]
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> ModelSize:
@@ -54,11 +60,13 @@ class ModelSize:
             feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
             vocabulary=config.vocab_size,
             linear=tuple((path.rpartition(".")[2], m.in_features, m.out_features) for path, m in layers),
+            adaptable=frozenset(linear_names(model)),
         )
 
     def adapter_parameters(self, adapter: AdapterConfig) -> int:
         """Parameters of an adapter, 0 where there is none."""
-        chosen = [(i, o) for name, i, o in self.linear if not adapter.targets or name in adapter.targets]
+        names = adapter.targets or self.adaptable
+        chosen = [(inputs, outputs) for name, inputs, outputs in self.linear if name in names]
         return adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
 
 

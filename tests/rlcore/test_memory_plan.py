@@ -115,7 +115,14 @@ def rl(name: str = "grpo", **settings: Any) -> Any:
 
 
 SIZE = ModelSize(
-    num_parameters=100, num_layers=2, hidden=4, keys=2, feed_forward=8, vocabulary=5, linear=(("q", 4, 6),)
+    num_parameters=100,
+    num_layers=2,
+    hidden=4,
+    keys=2,
+    feed_forward=8,
+    vocabulary=5,
+    linear=(("q", 4, 6),),
+    adaptable=frozenset(("q",)),
 )
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     # weights in bytes: learning at 4, frozen at 2; the engine has a copy

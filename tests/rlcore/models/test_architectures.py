@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
+from rlcore.memory_plan import ModelSize
 from rlcore.models import adapter_targets, batches
 from rlcore.models.architectures import shares_prompts
 from rlcore.models.batches import choose_attention, pack_for
@@ -185,6 +186,8 @@ def test_an_adapter_computes_what_its_merged_weights_do(
             add_adapter(model, config, "policy", seed=0)
         return
     policy = add_adapter(model, config, "policy", seed=0)
+    planned = ModelSize.of(model.config).adapter_parameters(config)
+    assert planned == sum(parameter.numel() for parameter in policy.parameters())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
