@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tasks.artifacts import ArtifactRef
 from tasks.stage_keys import StageCache
 from tasks.storage import read_table, write_table
 from tests.flows.conftest import ROOT
+from tests.quick import within_seconds
 
 ATTACK = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -119,8 +119,7 @@ def test_a_price_adds_a_cost_per_stage_and_in_all(micro_home: Path, monkeypatch:
     }  # fmt: skip
 
 
-def test_the_report_takes_less_than_two_seconds_of_the_processor(micro_home: Path) -> None:
+def test_the_report_takes_no_minutes_of_the_processor(micro_home: Path) -> None:
     page_of(micro_home)  # the template is compiled once
-    started = time.thread_time()
-    page_of(micro_home)
-    assert time.thread_time() - started < 2.0
+    with within_seconds():
+        page_of(micro_home)

@@ -108,7 +108,8 @@ def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(ar
     theirs = [one_by_one(eager(model), sequence) for sequence in sequences()]
     their_gradient = gradient(theirs, model)
     assert max(float((one - other).detach().abs().max()) for one, other in zip(ours, theirs, strict=True)) < 2e-5
-    assert float((our_gradient - their_gradient).norm() / their_gradient.norm()) < 1e-5
+    # Two roundings: Granite's, with AVX2, are 1.3e-5 apart, ours 1.1e-5 from float64 and the library's 1.3e-5.
+    assert float((our_gradient - their_gradient).norm() / their_gradient.norm()) < 2e-5
 
 
 @each_of(RIGHT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +19,7 @@ from rlcore.rewards.answers import (
     marked_answers,
 )
 from rlcore.types import Rollout
+from tests.quick import within_seconds
 
 PIECES = ["\\boxed{", "\\box{", "{", "}", "\\{", "\\", "####", "\n", "<answer>", "</answer>", "5", "x", " ", "$"]
 messy_texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
@@ -180,7 +180,6 @@ def test_a_last_line_of_hashes_wins_over_all_before_it(text: str, number: int) -
     ids=lambda text: text[:10],
 )
 def test_reading_is_quick_for_any_text(text: str) -> None:
-    started = time.thread_time()
-    last_marked_answer(text)
-    last_number(text)
-    assert time.thread_time() - started < 2.0
+    with within_seconds():
+        last_marked_answer(text)
+        last_number(text)

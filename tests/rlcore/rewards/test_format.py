@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from rlcore.errors import ConfigError
 from rlcore.rewards.format import FormatOptions, FormatReward, has_format
 from rlcore.types import Rollout
+from tests.quick import within_seconds
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,8 @@ def test_the_reward_is_one_or_zero(make_rollout: Callable[..., Rollout]) -> None
 @pytest.mark.parametrize("style", ["boxed", "answer_tag", "hashes", "think_answer"])
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", "\\boxed{", "#### \n", " "])
 def test_checking_is_quick_for_any_text(style: Any, piece: str) -> None:
-    started = time.thread_time()  # not the process's: other tests may have left threads behind
-    has_format(piece * 30_000, FormatOptions(style=style))
-    assert time.thread_time() - started < 5.0  # it takes 0.2 s; what grows with the square of the length takes minutes
+    with within_seconds():
+        has_format(piece * 30_000, FormatOptions(style=style))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from data_contracts.public_adapters import gsm8k_demonstrations, gsm8k_prompts
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.math_answer import MathOptions, MathReward, decide
 from rlcore.types import Rollout
+from tests.quick import within_seconds
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k_train.jsonl"
 
@@ -199,11 +199,10 @@ def test_plain_numbers_start_no_process(make_rollout: Callable[..., Rollout]) ->
     assert reward._pool._nursery is None
 
 
-def test_short_answers_are_scored_faster_than_500_a_second(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[..., Rollout]) -> None:
     rollouts = [make_rollout(f"Step by step: {i} + 1. So \\boxed{{{i}}}.", str(i + i % 2)) for i in range(1_000)]
-    started = time.thread_time()
-    scores = MathReward()(rollouts)
-    assert time.thread_time() - started < 2.0
+    with within_seconds():
+        scores = MathReward()(rollouts)
     assert sum(score.value or 0.0 for score in scores) == 500.0
 
 
