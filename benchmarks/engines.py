@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import run_targets
-from tasks.settings import configure_environment, find_home
+from tasks.home.settings import configure_environment, find_home
 
 RUNS = ("grpo", "ppo")
 ENGINES = ("native", "vllm")

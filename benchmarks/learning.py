@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import run_targets, targets_of_post_training
-from tasks.settings import configure_environment, find_home
+from tasks.home.settings import configure_environment, find_home
 
 COLUMNS = ("base", "sft", "grpo", "ppo")
 

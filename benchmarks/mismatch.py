@@ -34,8 +34,8 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
-from tasks import rl_run
-from tasks.settings import configure_environment, find_home
+from tasks.home.settings import configure_environment, find_home
+from tasks.steps.rl import run as rl_run
 
 # The largest integer that a weight is rounded to; 0: not rounded.
 ARMS: Mapping[str, int] = {"float32": 0, "int8": 127, "int4": 7, "5 levels": 2}

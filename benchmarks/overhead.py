@@ -130,7 +130,7 @@ def seconds_per_task(*, count: int) -> list[float]:
     """Wall seconds of empty tasks in a flow of their own."""
     from prefect import flow
 
-    from tasks.engine import call_flow, task
+    from tasks.pipeline.bridge import call_flow, task
 
     @task(name="empty")
     def empty() -> None:
@@ -151,8 +151,8 @@ def seconds_per_task(*, count: int) -> list[float]:
 def measure(preset: str, overrides: tuple[str, ...]) -> dict[str, object]:
     """Run the pipeline in a fresh home and give the shares, the seconds per iteration and the cost of a task."""
     from flows.post_train import post_train
-    from tasks.engine import call_flow
-    from tasks.settings import find_home
+    from tasks.home.settings import find_home
+    from tasks.pipeline.bridge import call_flow
 
     looker = Looker()
     looker.start()
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--home", type=Path, help="an empty folder to keep the run's state in; else it is temporary")
     options = parser.parse_args(arguments)
-    from tasks.settings import Home, configure_environment, configure_logging
+    from tasks.home.settings import Home, configure_environment, configure_logging
 
     with tempfile.TemporaryDirectory(prefix="rlcore-overhead-", ignore_cleanup_errors=True) as folder:
         configure_environment(Home(options.home or Path(folder)))

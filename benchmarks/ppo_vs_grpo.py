@@ -19,8 +19,8 @@ from pathlib import Path
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import run_targets
-from tasks.head_to_head import Budget, Standing, at_equal, head_to_head_curves, head_to_head_table, standings
-from tasks.settings import configure_environment, find_home
+from tasks.home.settings import configure_environment, find_home
+from tasks.report.head_to_head import Budget, Standing, at_equal, head_to_head_curves, head_to_head_table, standings
 
 RUNS = {"GRPO": "grpo", "PPO": "ppo"}
 

@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import run_targets, targets_of_post_training
-from tasks.settings import configure_environment, find_home
+from tasks.home.settings import configure_environment, find_home
 
 ADAPTERS = ("grpo.update.adapter.rank=8", "ppo.update.adapter.rank=8", "ppo.critic.placement=adapter")
 #: what differs from the preset, by the name of a column's group

@@ -31,14 +31,14 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
-from tasks.data import read_prompts
-from tasks.evaluate import answers
-from tasks.promote import compared
-from tasks.rewards import verifier
-from tasks.runtime import open_runtime
-from tasks.settings import configure_environment, find_home
-from tasks.stages import MODEL
-from tasks.tokens import tokenize_prompts
+from tasks.home.settings import configure_environment, find_home
+from tasks.pipeline.stages import MODEL
+from tasks.steps.data import read_prompts
+from tasks.steps.evaluate import answers
+from tasks.steps.promote import compared
+from tasks.steps.rewards import verifier
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import tokenize_prompts
 
 NUM_PAIRS, NUM_PROBLEMS = 40, 200
 OVERRIDES = ("promotion.min_gain=0.0",)

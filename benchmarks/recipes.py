@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import run_targets, targets_of_post_training
-from tasks.settings import configure_environment, find_home
+from tasks.home.settings import configure_environment, find_home
 
 RECIPES = ("rlhf_ppo", "rlhf_grpo", "rlvr_grpo", "rlvr_ppo", "reasoning", "agentic", "rlvr_code")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rlcore.errors import ConfigError, RlcoreError
-from tasks.settings import configure_environment, configure_logging, find_home
+from tasks.home.settings import configure_environment, configure_logging, find_home
 
 USAGE_ERROR, FAILURE = 2, 1
 FLOWS = ("post_train", "reasoning")
@@ -33,9 +33,9 @@ def _run(options: argparse.Namespace) -> int:
     from flows.post_train import post_train
     from flows.reasoning import reasoning
     from flows.run import TARGETS
-    from tasks.engine import call_flow
-    from tasks.live_view import live_view
-    from tasks.summary import summarise
+    from tasks.pipeline.bridge import call_flow
+    from tasks.pipeline.live_view import live_view
+    from tasks.report.summary import summarise
 
     TARGETS[options.flow](options.preset, options.set)  # refused here: a preset without the flow's sections
     flow = {"post_train": post_train, "reasoning": reasoning}[options.flow]
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from flows.run import TARGETS, plan_memory, plan_targets
-    from tasks.pipeline import format_plan
+    from tasks.pipeline.run import format_plan
 
     targets = TARGETS[options.flow](options.preset, options.set)
     sys.stdout.write(format_plan(plan_targets(options.preset, options.set, targets)) + "\n")
@@ -57,7 +57,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _ui(options: argparse.Namespace) -> int:
-    from tasks.interfaces import serve
+    from tasks.pipeline.interfaces import serve
 
     return serve(find_home(), mlflow_port=options.mlflow_port, prefect_port=options.prefect_port)
 
@@ -67,7 +67,7 @@ def _promote(options: argparse.Namespace) -> int:
 
     open_preset(options.preset, options.set)  # refused here, before anything is started
     from flows.promote import promote
-    from tasks.engine import call_flow
+    from tasks.pipeline.bridge import call_flow
 
     refs = call_flow(promote, preset=options.preset, overrides=tuple(options.set))
     sys.stdout.write((find_home().root / refs["promote"].uri / "verdict.md").read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def _retrain(options: argparse.Namespace) -> int:
     config = open_preset(options.preset, options.set)
     config.section("retrain", RetrainConfig)  # refused here, before anything is started
     from flows.retrain import retrain
-    from tasks.engine import call_flow
+    from tasks.pipeline.bridge import call_flow
 
     done = call_flow(retrain, preset=options.preset, overrides=tuple(options.set))
     sys.stdout.write(f"{done.page}\n{done.outcome}\n")
@@ -90,14 +90,14 @@ def _retrain(options: argparse.Namespace) -> int:
 
 def _rollback(options: argparse.Namespace) -> int:
     from flows.rollback import rollback
-    from tasks.engine import call_flow
+    from tasks.pipeline.bridge import call_flow
 
     sys.stdout.write(call_flow(rollback, options.model, options.version, options.reason) + "\n")
     return 0
 
 
 def _lineage(options: argparse.Namespace) -> int:
-    from tasks.lineage import draw, find_lineage, tree_text
+    from tasks.tracking.lineage import draw, find_lineage, tree_text
 
     tags, root = find_lineage(find_home(), options.model)
     sys.stdout.write(tree_text(tags, root))

@@ -8,7 +8,7 @@ from prefect import flow
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_targets
-from tasks.artifacts import ArtifactRef
+from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="online-rl", flow_run_name="{algorithm} {preset}", persist_result=False)

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_targets, targets_of_post_training
-from tasks.artifacts import ArtifactRef
+from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)

@@ -7,7 +7,7 @@ from prefect import flow
 from flows.parameters import Overrides, Preset
 from flows.run import run_targets
 from flows.stages import DATASETS
-from tasks.artifacts import ArtifactRef
+from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)

@@ -11,7 +11,7 @@ from prefect import flow
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_targets, targets_of_reasoning
-from tasks.artifacts import ArtifactRef
+from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="reasoning", flow_run_name="reasoning {preset}", persist_result=False)

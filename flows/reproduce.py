@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from flows.presets import open_preset
 from flows.stages import retrain_stages, stages
-from tasks.pipeline import run_pipeline
-from tasks.reproduce import changes, compare, config_of, find_origin, machines, scratch_home
-from tasks.retrain import Past
-from tasks.settings import find_home
+from tasks.home.settings import find_home
+from tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home
+from tasks.pipeline.retrain import Past
+from tasks.pipeline.run import run_pipeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_retrain
-from tasks.retrain import Retraining
+from tasks.pipeline.retrain import Retraining
 
 
 @flow(name="retrain", flow_run_name="retrain {preset}", persist_result=False)

@@ -9,18 +9,18 @@ from flows.presets import open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
 from rlcore.errors import ConfigError
-from tasks.artifacts import ArtifactRef
-from tasks.disk import full_disk_named
-from tasks.engine import report_markdown
-from tasks.memory_plan import memory_lines
-from tasks.pipeline import PlanRow, cached_refs, order_stages, plan, run_pipeline
-from tasks.promote import current_champion, settle
-from tasks.registry import ModelVersion, roll_back
-from tasks.report import publish_report
-from tasks.retrain import Retraining, page_of, past_of, recipe_of
-from tasks.settings import Home, configure_environment, configure_logging, find_home
-from tasks.stages import Stage, ingredients_of
-from tasks.tracking import open_tracker
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.disk import full_disk_named
+from tasks.home.settings import Home, configure_environment, configure_logging, find_home
+from tasks.pipeline.bridge import report_markdown
+from tasks.pipeline.memory_plan import memory_lines
+from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
+from tasks.pipeline.run import PlanRow, cached_refs, order_stages, plan, run_pipeline
+from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.report.run_page import publish_report
+from tasks.steps.promote import current_champion, settle
+from tasks.tracking.registry import ModelVersion, roll_back
+from tasks.tracking.runs import open_tracker
 
 logger = logging.getLogger("tasks.promotion")  # below "tasks", whose lines are shown
 

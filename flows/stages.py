@@ -8,29 +8,29 @@ from typing import Any
 
 from rlcore.config import PromotionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
-from tasks.compare import run_compare
-from tasks.drift import run_drift
-from tasks.episodes import evaluation_corpus, evaluation_section
-from tasks.evaluate import run_evaluate
-from tasks.import_sft import import_section, run_import_sft, source_files
-from tasks.online_rl import run_online_rl
-from tasks.prepare import (
+from tasks.pipeline.retrain import Past
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import section_of
+from tasks.steps.compare import run_compare
+from tasks.steps.drift import run_drift
+from tasks.steps.episodes import evaluation_corpus, evaluation_section
+from tasks.steps.evaluate import run_evaluate
+from tasks.steps.import_sft import import_section, run_import_sft, source_files
+from tasks.steps.online_rl import run_online_rl
+from tasks.steps.prepare import (
     demonstrations_source,
     prompts_source,
     run_prepare_demonstrations,
     run_prepare_prompts,
 )
-from tasks.prepare_preferences import preferences_section, preferences_source, run_prepare_preferences
-from tasks.promote import run_champion, run_promote
-from tasks.registry import ModelVersion
-from tasks.rejection import needs_reward_model, run_rejection
-from tasks.retrain import Past
-from tasks.retrain_reward import run_reward_gate
-from tasks.reward_model import run_reward_model
-from tasks.rl_run import outside, uses_reward_model
-from tasks.sft import run_sft
-from tasks.stage_sections import section_of
-from tasks.stages import Stage
+from tasks.steps.prepare_preferences import preferences_section, preferences_source, run_prepare_preferences
+from tasks.steps.promote import run_champion, run_promote
+from tasks.steps.rejection import needs_reward_model, run_rejection
+from tasks.steps.reward_gate import run_reward_gate
+from tasks.steps.reward_model import run_reward_model
+from tasks.steps.rl.run import outside, uses_reward_model
+from tasks.steps.sft import run_sft
+from tasks.tracking.registry import ModelVersion
 
 DATASETS = ("prepare_prompts", "prepare_demonstrations", "prepare_preferences")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tasks.settings import Home, configure_environment
+from tasks.home.settings import Home, configure_environment
 
 # Set before any test module imports Prefect or MLflow; nothing may reach the state of the person who runs the tests.
 _SESSION_HOME = Home(Path(tempfile.mkdtemp(prefix="rlcore-tests-")))
@@ -78,7 +78,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 @pytest.fixture(scope="session")
 def _empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with MLflow's tables: to make them takes two seconds, to copy them none."""
-    from tasks.tracking import open_tracker
+    from tasks.tracking.runs import open_tracker
 
     home = Home(tmp_path_factory.mktemp("mlflow"))
     previous = os.environ.pop("MLFLOW_TRACKING_URI")

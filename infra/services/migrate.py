@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.services.layout import Layout, database
 from rlcore.errors import ServiceError
-from tasks.settings import Home
+from tasks.home.settings import Home
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table

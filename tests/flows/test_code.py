@@ -9,8 +9,8 @@ import pytest
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox.pool import SandboxPool
-from tasks.data import read_prompts
-from tasks.storage import read_table
+from tasks.home.storage import read_table
+from tasks.steps.data import read_prompts
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_post_train import folder
 from tests.flows.warm import run_warm

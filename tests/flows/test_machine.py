@@ -12,10 +12,10 @@ import torch
 from flows.presets import FOLDER, open_preset
 from flows.stages import promotion_stages, stages
 from rlcore.config import RunConfig
-from tasks.code_hash import closure
-from tasks.data import POLICY, resolve_adapter
-from tasks.stage_keys import function_of, key_of
-from tasks.stages import Stage, ingredients_of
+from tasks.home.code_hash import closure
+from tasks.pipeline.keys import function_of, key_of
+from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.steps.data import POLICY, resolve_adapter
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -45,7 +45,9 @@ def reasons(plan: str) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_stage_that_loads_a_model_to_compute_has_the_machine_in_its_key(name: str) -> None:
     config = open_preset(name)
-    computing = {stage.name for stage in stages_of(config) if "tasks.runtime" in closure(function_of(stage.run)[0])}
+    computing = {
+        stage.name for stage in stages_of(config) if "tasks.steps.runtime" in closure(function_of(stage.run)[0])
+    }
     if config.preferences and resolve_adapter(config.preferences) != POLICY:
         computing -= {"prepare_preferences"}  # pairs of a file: the code that would sample them is not run
     with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.section(config)}  # type: ignore[operator]

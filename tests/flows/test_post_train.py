@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.data import read_pairs
+from tasks.steps.data import read_pairs
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
 from tests.flows.micro import MICRO
 

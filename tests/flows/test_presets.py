@@ -11,7 +11,7 @@ import pytest
 from flows.presets import FOLDER, open_preset
 from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.pipeline import order_stages
+from tasks.pipeline.run import order_stages
 
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
 

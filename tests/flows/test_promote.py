@@ -13,12 +13,12 @@ from flows.presets import open_preset
 from flows.run import run_promotion, run_roll_back
 from rlcore.config import PromotionConfig
 from rlcore.errors import ConfigError, DataError, PromotionError
-from tasks.artifacts import ArtifactRef
-from tasks.promote import compared, limits_of, prompt_set
-from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
-from tasks.settings import Home
-from tasks.storage import read_json, write_table
-from tasks.tracking import open_tracker
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.home.storage import read_json, write_table
+from tasks.steps.promote import compared, limits_of, prompt_set
+from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from tasks.tracking.runs import open_tracker
 from tests.flows.retraining import write_files
 
 NAME = "tiny-sft"

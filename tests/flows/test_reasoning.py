@@ -16,8 +16,8 @@ import pytest
 from flows.presets import FOLDER, open_preset
 from flows.stages import checkpoints, stages
 from rlcore.errors import ConfigError
-from tasks.data import read_demonstrations, read_prompts
-from tasks.storage import read_table
+from tasks.home.storage import read_table
+from tasks.steps.data import read_demonstrations, read_prompts
 from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm

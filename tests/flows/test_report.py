@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import RunConfig, load_preset
-from tasks import report
-from tasks.artifacts import ArtifactRef
-from tasks.stage_keys import StageCache
-from tasks.storage import read_table, write_table
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.storage import read_table, write_table
+from tasks.pipeline.keys import StageCache
+from tasks.report import run_page as report
 from tests.flows.conftest import ROOT
 from tests.quick import within_seconds
 

@@ -11,7 +11,7 @@ from flows.__main__ import main
 from flows.reproduce import run_reproduce
 from flows.run import run_targets
 from rlcore.errors import ModelError
-from tasks.settings import Home
+from tasks.home.settings import Home
 from tests.flows.retraining import write_data
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import tasks.promote
+import tasks.steps.promote
 from flows.presets import open_preset
 from flows.run import run_retrain
 from rlcore.errors import ConfigError, DataError
-from tasks.lineage import find_lineage, tree_text
-from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
-from tasks.settings import Home
-from tasks.tracking import open_tracker
+from tasks.home.settings import Home
+from tasks.tracking.lineage import find_lineage, tree_text
+from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from tasks.tracking.runs import open_tracker
 from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
 
 
@@ -27,7 +27,9 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, int]] = []  # inline there is no server to tell
-    monkeypatch.setattr(tasks.promote, "tell_of_refusal", lambda model, version, text: told.append((model, version)))
+    monkeypatch.setattr(
+        tasks.steps.promote, "tell_of_refusal", lambda model, version, text: told.append((model, version))
+    )
     data = write_data(tmp_path / "data")
 
     first = run_retrain("retrain", data)

@@ -6,8 +6,8 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from tasks.code_hash import closure
-from tasks.stage_keys import function_of
+from tasks.home.code_hash import closure
+from tasks.pipeline.keys import function_of
 
 CLOSURES = {stage.name: closure(function_of(stage.run)[0]) for stage in stages(open_preset("tiny"))}
 # Of each module, the stages of the preset that a change of it computes again.
@@ -22,9 +22,9 @@ DEPENDENTS = {
         *EVALUATIONS,
         "prepare_preferences",
     },  # pairs that the policy samples are graded
-    "tasks.import_sft": {"import_sft"},
-    "tasks.prepare": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
-    "tasks.compare": {"compare"},
+    "tasks.steps.import_sft": {"import_sft"},
+    "tasks.steps.prepare": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
+    "tasks.steps.compare": {"compare"},
 }
 
 

@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NEEDED = (
     "flows.post_train",
     "flows.reasoning",
-    "tasks.live_view",
-    "tasks.summary",
+    "tasks.pipeline.live_view",
+    "tasks.report.summary",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
     "transformers.models.llama.modeling_llama",
@@ -101,8 +101,8 @@ def _in_child(work: Callable[[], int | None]) -> int:
 
 def _make_database(folder: Path) -> None:
     """An empty MLflow database: to make its tables costs seconds."""
-    from tasks.settings import Home, configure_environment
-    from tasks.tracking import open_tracker
+    from tasks.home.settings import Home, configure_environment
+    from tasks.tracking.runs import open_tracker
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     os.environ.pop("MLFLOW_TRACKING_URI", None)

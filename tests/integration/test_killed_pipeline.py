@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.settings import Home
-from tasks.tracking import open_tracker
+from tasks.home.settings import Home
+from tasks.tracking.runs import open_tracker
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
 
@@ -30,10 +30,10 @@ PIPELINE = """
 import time
 from dataclasses import dataclass
 from prefect import flow
-from tasks.engine import call_flow
-from tasks.pipeline import run_pipeline
-from tasks.settings import find_home
-from tasks.stages import Stage, StageResult
+from tasks.pipeline.bridge import call_flow
+from tasks.pipeline.run import run_pipeline
+from tasks.home.settings import find_home
+from tasks.pipeline.stages import Stage, StageResult
 
 @dataclass
 class Config:
@@ -58,7 +58,7 @@ def main():
     print("finished", flush=True)
 """
 MAIN = """
-from tasks.settings import configure_environment, configure_logging, find_home
+from tasks.home.settings import configure_environment, configure_logging, find_home
 configure_environment(find_home())
 configure_logging()
 import toy_pipeline

@@ -19,9 +19,10 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Running
 
 from rlcore.errors import CanaryError, ConfigError, TrainingError
-from tasks.artifacts import ArtifactRef
-from tasks.engine import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
-from tasks.events import (
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
+from tasks.pipeline.events import (
     FAILED,
     REFUSED,
     SNAPSHOT,
@@ -31,9 +32,8 @@ from tasks.events import (
     tell_of_stop,
     told_if_it_fails,
 )
-from tasks.leases import crash_flow_run, heal
-from tasks.settings import Home
-from tasks.tracking import open_tracker
+from tasks.pipeline.leases import crash_flow_run, heal
+from tasks.tracking.runs import open_tracker
 
 pytestmark = pytest.mark.prefect
 

@@ -91,9 +91,9 @@ def test_a_second_start_changes_nothing_and_no_password_is_to_be_seen(services: 
 
 EMBEDDED = """
 from pathlib import Path
-from tasks.registry import register_model, set_alias
-from tasks.settings import configure_environment, find_home
-from tasks.tracking import open_tracker
+from tasks.tracking.registry import register_model, set_alias
+from tasks.home.settings import configure_environment, find_home
+from tasks.tracking.runs import open_tracker
 configure_environment(find_home())
 tracker = open_tracker(find_home())
 folder = find_home().root / "weights"
@@ -109,7 +109,7 @@ print(run.run_id)
 FETCH = """
 import sys
 from pathlib import Path
-from tasks.registry import download_model
+from tasks.tracking.registry import download_model
 print((download_model("models:/old-grpo@champion", Path(sys.argv[1])) / "model.safetensors").read_text())
 """
 

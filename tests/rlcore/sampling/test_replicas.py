@@ -24,7 +24,7 @@ from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
-from tasks.engine_sync import compare_engines, sync_weights
+from tasks.steps.rl.sync import compare_engines, sync_weights
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
 CPU = torch.device("cpu")

@@ -1,0 +1,174 @@
+"""Which of our code a stage runs, and a digest of it that formatting and comments do not change.
+
+The closure of a module is found without importing it: every import statement is followed, at the top of a file or
+inside a function, as long as it leads into the same top-level packages.
+
+Limits: ``importlib.import_module`` is followed only for a literal name, and files that are not Python (presets,
+templates) are not code: they enter a stage's key through its configuration or its ``external`` digest.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from rlcore.errors import StorageError
+
+PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
+
+# These move bytes, record and schedule, or hold values that enter the key themselves (rlcore.config, rlcore.machine):
+# what they do cannot change a stage's result, so a change in them recomputes nothing.
+NEUTRAL = frozenset(
+    {"rlcore.config", "rlcore.errors", "rlcore.machine"}
+    | {
+        f"tasks.{name}"
+        for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks", "logs")
+    }
+    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry", "environment", "disk")}
+    | {"tasks.pipeline.events", "tasks.pipeline.exporter"}
+)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def closure(module: str, *, root: Path | None = None) -> frozenset[str]:
+    """The modules of our packages that ``module`` imports, directly or not, and itself.
+
+    ``root`` is the folder that holds the packages (default: that of this installation). A module outside our
+    packages (a user's stage) is followed within its own top-level package too.
+
+    Raises:
+        StorageError: the source of ``module`` cannot be found.
+    """
+    return frozenset(_reach(module, root))
+
+
+def closure_digests(module: str, *, root: Path | None = None) -> Mapping[str, str]:
+    """The digest of each module of the closure, by name."""
+    return {name: _digest(path.read_text(encoding="utf-8")) for name, path in sorted(_reach(module, root).items())}
+
+
+def closure_digest(module: str, *, root: Path | None = None) -> str:
+    """One SHA-256 over the names and digests of the whole closure."""
+    pairs = "\n".join(f"{name} {digest}" for name, digest in closure_digests(module, root=root).items())
+    return hashlib.sha256(pairs.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The commit of this checkout (``+dirty`` with uncommitted changes), else what ``RLCORE_CODE_VERSION`` says of an
+    image that was built from one, else the version of the package.
+    """
+    # An installation may lie inside somebody else's repository: only our own has this file tracked.
+    if _git("ls-files", "--error-unmatch", __file__):
+        commit = _git("rev-parse", "HEAD")
+        return f"{commit}+dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
+    if os.environ.get("RLCORE_CODE_VERSION"):
+        return os.environ["RLCORE_CODE_VERSION"]
+    try:
+        return f"rlcore {metadata.version('rlcore')}"
+    except metadata.PackageNotFoundError:  # run from a copy of the sources
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _reach(module: str, root: Path | None) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    packages = {*PACKAGES, module.partition(".")[0]}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = None if name in found or _is_neutral(name) else _source(name, root)
+        if path is None:
+            continue
+        found[name] = path
+        parents = [name.rpartition(".")[0]] if "." in name else []  # a package's __init__ runs first
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        imported = _imports(path.read_text(encoding="utf-8"), package)
+        waiting += [target for target in (*parents, *imported) if target.partition(".")[0] in packages]
+    if module not in found:
+        raise StorageError(
+            f"the source of {module!r} cannot be found, so its results cannot be cached",
+            fix="define the stage's function in a module that can be imported",
+        )
+    return found
+
+
+def _is_neutral(module: str) -> bool:
+    return module in NEUTRAL or module.rpartition(".")[0] in NEUTRAL
+
+
+def _source(module: str, root: Path | None) -> Path | None:
+    """The file of a module, or None when the name is not a module (``from x import a_function``)."""
+    top, *rest = module.split(".")
+    folder = (root or _ROOT) / top if top in PACKAGES else _foreign(top)
+    if folder is None:
+        return None
+    base = folder.joinpath(*rest)
+    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
+
+
+def _foreign(top: str) -> Path | None:
+    """Where a top-level module or package outside ours lies, without its suffix."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # __main__ of an interactive session
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin).with_suffix("") if spec.has_location and spec.origin else None
+
+
+# Cached by the text itself and not by time of change, which is too coarse for two edits in one tick.
+@lru_cache(maxsize=1024)
+def _imports(source: str, package: str) -> frozenset[str]:
+    return frozenset(target for node in ast.walk(ast.parse(source)) for target in _targets(node, package))
+
+
+def _targets(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        base = ".".join(part for part in (parent, node.module) if part)
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and _called_name(node) == "import_module" and node.args:
+        argument = node.args[0]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield argument.value
+
+
+def _called_name(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+@lru_cache(maxsize=1024)
+def _digest(source: str) -> str:
+    return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(ast.parse(source))).encode()).hexdigest()
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops every statement that is a bare string; such a tree is for comparison, it need not compile."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node

@@ -1,0 +1,136 @@
+"""Where state lives (one folder), and what the environment says before Prefect and MLflow are imported.
+
+This module imports neither: both read their settings when they are imported, so it has to come first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from rlcore.errors import ConfigError, StorageError
+from tasks.home.logs import shorten_user_errors
+
+Engine = Literal["prefect", "inline"]
+
+# Nothing calls home, results are JSON, nothing is unpickled, and a slow machine may take its time to start the API.
+_DEFAULTS = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,rlcore",  # our progress lines stand on the flow run's page
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines outside of a flow run
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database tells of its tables
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "GIT_PYTHON_REFRESH": "quiet",  # MLflow's git library complains on machines without git
+}
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder that holds all state; it may be moved while nothing runs.
+
+    ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``work/`` unfinished stages,
+    ``leases/`` runs that are alive, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the two tools' own state.
+    """
+
+    root: Path
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def leases(self) -> Path:
+        return self.root / "leases"
+
+    @property
+    def prefect(self) -> Path:
+        return self.root / "prefect"
+
+    @property
+    def mlartifacts(self) -> Path:
+        return self.root / "mlartifacts"
+
+    @property
+    def tracking_uri(self) -> str:
+        """Where MLflow keeps runs unless ``MLFLOW_TRACKING_URI`` says otherwise."""
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+
+def find_home() -> Home:
+    """The home named by ``RLCORE_HOME``, else ``.rlcore/`` below the current directory."""
+    return Home(Path(os.environ.get("RLCORE_HOME") or ".rlcore").absolute())
+
+
+def configure_environment(home: Home) -> None:
+    """Make the home's folders and set what Prefect and MLflow read; what the user has set already stays.
+
+    Raises:
+        StorageError: the home cannot be made or written.
+    """
+    _make_writable(home)
+    os.environ["RLCORE_HOME"] = str(home.root)  # for processes that this one starts
+    placed = {
+        "PREFECT_HOME": str(home.prefect),
+        # Prefect looks for this file in ~/.prefect, whatever its home is.
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(home.prefect / "memo_store.toml"),
+        "MLFLOW_TRACKING_URI": home.tracking_uri,
+    }
+    for name, value in (_DEFAULTS | placed).items():
+        os.environ.setdefault(name, value)
+
+
+def engine_name() -> Engine:
+    """What runs the flows: ``RLCORE_ENGINE``, ``prefect`` when it is not set.
+
+    Raises:
+        ConfigError: an unknown engine.
+    """
+    name = os.environ.get("RLCORE_ENGINE") or "prefect"
+    if name in get_args(Engine):
+        return cast(Engine, name)
+    raise ConfigError(f"unknown engine {name!r}", where="RLCORE_ENGINE", fix="set it to 'prefect' or 'inline'")
+
+
+def configure_logging() -> None:
+    """Show one plain line per stage on standard error; under Prefect its own handlers do, beside the API."""
+    shorten_user_errors()
+    for logger in (logging.getLogger("tasks"), logging.getLogger("rlcore")):
+        logger.setLevel(logging.INFO)
+        if engine_name() == "inline" and not logger.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+            logger.addHandler(handler)
+            logger.propagate = False
+
+
+def _make_writable(home: Home) -> None:
+    try:
+        for folder in (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts):
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home.root) as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise StorageError(
+            f"the state folder cannot be written: {error.strerror}",
+            where=str(home.root),
+            fix="set RLCORE_HOME to a folder on a disk with space that you may write",
+        ) from error

@@ -1,0 +1,60 @@
+"""What the Prefect server is told for others to react to: a new snapshot, a failed stage, a stopped run, a refusal.
+
+``infra/automations.yaml`` reacts: a snapshot starts a retraining, the others call a webhook. Each event names its flow
+run, deployment and tags by itself. The inline engine has no server, and tells nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError, RlcoreError
+from tasks.home.artifacts import ArtifactRef
+from tasks.pipeline.bridge import announce
+
+SNAPSHOT = "rlcore.snapshot.made"
+FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.promotion.refused"
+
+
+def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
+    """A dataset that this home has not had: its rows, gated."""
+    labels = {"rlcore.retrain": "yes" if config.retrain else "no"}  # whether the preset can be retrained
+    announce(
+        SNAPSHOT,
+        {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},
+        f"{ref.rows} rows accepted ({ref.contract})",
+    )
+
+
+@contextmanager
+def told_if_it_fails(preset: str, stage: str) -> Iterator[None]:
+    """Tell of an error of ours that ends a stage: a gate, a canary, a grader. A wrong preset is its user's affair."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except RlcoreError as error:
+        labels = {"rlcore.error": type(error).__name__}
+        announce(FAILED, {**_resource(preset, stage), **labels}, f"{type(error).__name__}: {error}")
+        raise
+
+
+def tell_of_stop(preset: str, stage: str, text: str) -> None:
+    """A health rule has stopped an RL run."""
+    announce(STOPPED, _resource(preset, stage), text)
+
+
+def tell_of_refusal(model: str, version: int, text: str) -> None:
+    """The promotion gate has refused a version of a registered model."""
+    name = f"{model} version {version}"
+    announce(REFUSED, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
+
+
+def _resource(preset: str, stage: str) -> dict[str, str]:
+    return {"prefect.resource.id": f"rlcore.stage.{preset}.{stage}", **_named(preset, stage)}
+
+
+def _named(preset: str, stage: str) -> dict[str, str]:
+    return {"prefect.resource.name": f"{stage} of {preset}", "rlcore.preset": preset, "rlcore.stage": stage}

@@ -1,0 +1,186 @@
+"""The memory plan of a run: what each stage needs beside what the device has, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from rlcore.config import EngineConfig, RlConfig, RunConfig
+from rlcore.errors import ConfigError
+from rlcore.free_memory import total_bytes
+from rlcore.machine import choose_device_and_dtype
+from rlcore.memory import Footprint
+from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
+from rlcore.models.scratch import make_config, make_tokenizer
+from rlcore.sampling.placement import Cards
+from rlcore.sampling.vllm_gpu import is_installed
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.stages import MODEL
+from tasks.steps.rl.run import resolve_algorithm
+from tasks.steps.rollout_engine import place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a stage needs of the device. ``engine``: bytes that a vLLM server takes there for itself.
+
+    ``fixes``: settings that lower what is held all the time.
+    """
+
+    stage: str
+    footprint: Footprint
+    engine: int
+    fixes: tuple[str, ...]
+
+    @property
+    def held(self) -> int:
+        """Bytes that stand whatever the micro-batches are; exact."""
+        return self.footprint.weights + self.footprint.gradients + self.footprint.optimizer + self.engine
+
+    @property
+    def peak(self) -> int:
+        """Those and the larger of activations and the engine's cache, which take turns; an estimate."""
+        return self.held + max(self.footprint.activations, self.footprint.kv_cache)
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.footprint.weights,
+            "gradients": self.footprint.gradients,
+            "moments": self.footprint.optimizer,
+            "activations": self.footprint.activations,
+            "cache": self.footprint.kv_cache,
+            "engine": self.engine,
+        }
+        named = ", ".join(f"{name} {readable(value)}" for name, value in parts.items() if value)
+        return f"{self.stage} needs about {readable(self.peak)} ({named})"
+
+
+def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> tuple[Need, ...]:
+    """What those of ``stages`` need that train, for the starting checkpoint's configuration."""
+    size = ModelSize.of(model)
+    device, dtype = choose_device_and_dtype(config.hardware)
+    width, recompute = dtype.itemsize, config.hardware.recompute_layers
+    needs = []
+    for name in ("sft", "sft_kept"):
+        if section := getattr(config, name):
+            fixes = _moments(name, section.optim.kind)
+            found = sft_needs(size, section, compute_bytes=width, recompute=recompute)
+            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
+    if config.reward_model:
+        adapter = () if config.reward_model.trunk.adapter.rank else ("reward_model.trunk.adapter.rank = 16",)
+        fixes = (*adapter, *_moments("reward_model", config.reward_model.optim.kind))
+        found = reward_model_needs(size, config.reward_model, compute_bytes=width, recompute=recompute)
+        needs.append(Need(stage="reward_model", footprint=found, engine=0, fixes=fixes))
+    runs = {name: rl for name in (*config.runs, "grpo_mixed") if (rl := getattr(config, name)) is not None}
+    needs += [_rl_need(name, rl, config, size, device, dtype) for name, rl in runs.items()]
+    return tuple(need for need in needs if need.stage in stages)
+
+
+def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> PretrainedConfig | None:
+    """The starting checkpoint's configuration; None where it is yet to be fetched."""
+    if "import_sft" in refs:
+        return _read(home.root / refs["import_sft"].uri / MODEL)
+    if config.model.source == "scratch":
+        shape = config.model.shape
+        return make_config(shape, make_tokenizer(max_positions=shape.max_positions))
+    if config.model.source == "folder" and (Path(config.model.path) / "config.json").is_file():
+        return _read(Path(config.model.path))
+    return None
+
+
+def _read(folder: Path) -> PretrainedConfig:
+    found: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return found
+
+
+def memory_lines(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Collection[str]) -> list[str]:
+    """The plan for people: a line for each of ``stages`` that trains.
+
+    Raises:
+        ConfigError: one of them cannot fit on the GPU.
+    """
+    model = model_of(config, home, refs)
+    if model is None:
+        return ["memory: known when the model is there, after import_sft"]
+    device, _ = choose_device_and_dtype(config.hardware)
+    return checked(needs_of(config, model, stages), total_bytes(device), is_cuda=device.type == "cuda")
+
+
+def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[str]:
+    """Each need beside what the device has; ``total`` is None where that is not known.
+
+    Raises:
+        ConfigError: a stage cannot fit on the GPU. On a CPU what is free changes, and a line says that it may not fit.
+    """
+    if total is None:
+        return [f"memory: {need}" for need in needs]
+    has = f"the card has {readable(total)}" if is_cuda else f"{readable(total)} are free"
+    too_large = [need for need in needs if need.held > total]
+    if too_large and is_cuda:
+        raise ConfigError(
+            "; ".join(f"{need}, {has}" for need in too_large),
+            where="memory",
+            fix="set " + " or ".join(dict.fromkeys(fix for need in too_large for fix in need.fixes)),
+        )
+    return [f"memory: {need}, {has}{_advice(need, total)}" for need in needs]
+
+
+def _advice(need: Need, total: int) -> str:
+    if need.peak <= total:
+        return ""
+    settings = ("hardware.recompute_layers = true", "a smaller tokens_per_microbatch")
+    return f": this may not fit; set {' or '.join(need.fixes if need.held > total else settings)}"
+
+
+def _rl_need(
+    name: str, rl: RlConfig, config: RunConfig, size: ModelSize, device: torch.device, dtype: torch.dtype
+) -> Need:
+    uses_critic = resolve_algorithm(rl).uses_critic
+    in_rewards = any(term.kind == "reward_model" for term in rl.rewards)
+    used = config.engine_of(rl.sampling)
+    footprint = rl_needs(
+        size,
+        replace(rl, sampling=replace(rl.sampling, engine=used)),
+        uses_critic=uses_critic,
+        reward_model=config.reward_model if in_rewards else None,
+        compute_bytes=dtype.itemsize,
+        recompute=config.hardware.recompute_layers,
+        num_tokens=config.prompts.max_tokens + rl.sampling.max_new_tokens,
+    )
+    engine = _engine_bytes(used, size, device)
+    lowers = {
+        f"{name}.update.adapter.rank = 16": not rl.update.adapter.rank,
+        f"{name}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
+        f"{name}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
+        f"{name}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
+        "engine.gpus.memory_fraction": engine > 0,
+    }
+    fixes = tuple(fix for fix, would in lowers.items() if would)
+    return Need(stage=name, footprint=footprint, engine=engine, fixes=fixes)
+
+
+def _engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
+    """What vLLM servers that are started here take of the trainer's device; one in this process sleeps meanwhile.
+
+    Raises:
+        ConfigError: the servers' GPUs are not there, or weights cannot get to them the way that is named.
+    """
+    if engine.kind != "vllm":
+        return 0
+    is_cuda, count = device.type == "cuda", torch.cuda.device_count()
+    cards = Cards(count=max(int(is_cuda), count), trainer=device.index or 0 if is_cuda else None, learns=True)
+    weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
+    placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
+    total = (total_bytes(device) or 0) if is_cuda else 0
+    with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
+    here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
+    return sum(with_cache or int(part * total) for part in here)
+
+
+def _moments(path: str, kind: str) -> tuple[str, ...]:
+    return () if kind == "adamw_8bit" else (f"{path}.optim.kind = 'adamw_8bit'",)

@@ -1,0 +1,213 @@
+"""The same run once more: what a registered version was made from, whether all of it is still there, and the files.
+
+A version is reproduced from the records of its stages: their sections of the preset, seeds and digests. A model that
+its run started from (a champion that was trained on) is taken as it is; to reproduce that one too, name it.
+What counts is the model's own files: an artifact of RL also holds its history, with times that never come twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import RunConfig, to_dict
+from rlcore.errors import DataError, ModelError
+from rlcore.machine import find_machine, settings_of
+from rlcore.strict import build
+from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from tasks.home.code_hash import code_version
+from tasks.home.settings import Home, configure_environment
+from tasks.home.storage import read_json
+from tasks.pipeline.keys import Record, StageCache, describe_machine, key_of, why
+from tasks.pipeline.stages import MODEL, Stage, ingredients_of
+from tasks.tracking.lineage import is_import, read_records
+from tasks.tracking.registry import ModelVersion, read_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A registered version and the records of the stages that it was made by, its own last."""
+
+    version: ModelVersion
+    tags: Mapping[str, str]
+    chain: tuple[Record, ...]
+
+    @property
+    def record(self) -> Record:
+        """The record of the version itself."""
+        return self.chain[-1]
+
+    @property
+    def start(self) -> ModelVersion | None:
+        """The registered version that its run started from, if that was one."""
+        record = next((each for each in self.chain if is_import(each)), None)
+        if record is None:
+            return None
+        name, _, number = record.ingredients["arguments"]["uri"].removeprefix("models:/").partition("/")
+        model_id = record.ingredients["arguments"]["model_id"]
+        return ModelVersion(name=name, version=int(number), model_id=model_id, sha256=record.ref.sha256)
+
+
+def find_origin(home: Home, model: str) -> Origin:
+    """The records behind ``tiny-grpo@champion`` or ``tiny-grpo/3``.
+
+    Raises:
+        ModelError: no such version, or this home lacks a record of how it was made.
+    """
+    tags = read_version(home, model)
+    version = ModelVersion(
+        name=tags["name"],
+        version=int(tags["version"]),
+        model_id=tags.get("model_id", ""),
+        sha256=tags.get("sha256", ""),
+    )
+    records = read_records(home)
+    record = next((each for each in records if each.key == tags.get("stage_key")), None)
+    if record is None:
+        raise _unknown(home, f"version {version.version} of {version.name}")
+    chain: dict[str, Record] = {}
+    _collect(home, records, record, chain)
+    return Origin(version=version, tags=tags, chain=tuple(chain.values()))
+
+
+def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
+    """The configuration of that run: the recorded sections, and ``preset`` where none of its stages looked.
+
+    It asks for the device, the precision and the number of threads that made the version.
+    """
+    document = to_dict(preset)
+    for record in origin.chain:
+        document |= {name: value for name, value in record.ingredients["config"].items() if name in document}
+    machine = origin.record.ingredients.get("machine", {})
+    document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
+    document["seed"] = origin.record.ingredients["seed"]
+    return build(RunConfig, _without_none(document), source=f"the records of {origin.version.name}")
+
+
+def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:
+    """Before any work: what is gone, so that it cannot be run, and what is no longer as it was."""
+    gone, changed = [], []
+    store = ArtifactStore(home.root)
+    by_name = {stage.name: stage for stage in table}
+    for record in origin.chain:
+        name = _name(record)
+        if is_import(record) or record is origin.record:
+            gone += [f"{name}: {fault}" for fault in store.faults(record.ref)[:1]]
+        inputs = {each: _known(sha256) for each, sha256 in record.ingredients["inputs"].items()}
+        try:
+            difference = why(ingredients_of(by_name[name], config, inputs), [record])
+        except DataError as error:
+            gone.append(f"{name}: {error.what} ({error.where})")
+            continue
+        changed += [f"{name}: {difference}"] if difference else []
+    if changed and origin.tags.get("code") != code_version():
+        changed.append(f"made by code {origin.tags.get('code', 'unknown')}, this is {code_version()}")
+    return gone, changed
+
+
+def machines(origin: Origin, config: RunConfig) -> list[str]:
+    """The machine that made the version and this one, in a line; nothing of a version that no model computed."""
+    then, now = origin.record.ingredients.get("machine"), to_dict(find_machine(config.hardware))
+    if then == {}:
+        return []
+    if then == now:
+        return [f"machine: {describe_machine(now)}, as then"]
+    before = describe_machine(then) if then else "a machine of which there is no record"
+    return [f"made on {before}; this is {describe_machine(now)}: other bits are to be expected"]
+
+
+@contextmanager
+def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> Iterator[Home]:
+    """A new home below ``home``, with a tracking database of its own; what the run starts from lies in it already.
+
+    It stays. Each has a name of its own: MLflow keeps a database open that was removed, and would go on with that.
+    """
+    prefix = f"reproduce-{origin.version.name}-{origin.version.version}-"
+    scratch = Home(Path(tempfile.mkdtemp(prefix=prefix, dir=home.work)))
+    names = ("RLCORE_HOME", "MLFLOW_TRACKING_URI")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ |= {"RLCORE_HOME": str(scratch.root), "MLFLOW_TRACKING_URI": scratch.tracking_uri}
+    try:
+        configure_environment(scratch)
+        for record in filter(is_import, origin.chain):
+            _lend(home, scratch, record, next(stage for stage in table if stage.name == _name(record)), config)
+        yield scratch
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, ArtifactRef]) -> list[str]:
+    """What came out otherwise, in the order of the stages; empty when the model's files are the same bytes."""
+    lines = []
+    for record in origin.chain:
+        name = _name(record)
+        old, new = _files(home, record.ref), _files(scratch, refs[name])
+        if not old:
+            continue
+        differing = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+        lines += [f"{name}: {len(differing)} of {len(old)} files differ: {', '.join(differing[:5])}"] * bool(differing)
+    return lines
+
+
+def _collect(home: Home, records: Sequence[Record], record: Record, chain: dict[str, Record]) -> None:
+    """Parents first; a model that was imported from the registry has none that are asked for."""
+    for stage, sha256 in record.ingredients["inputs"].items():
+        if stage in chain:
+            continue
+        same = [each for each in records if _name(each) == stage and each.ref.sha256 == sha256]
+        made = [each for each in same if each.created <= record.created]
+        if not made:
+            raise _unknown(home, f"{stage} {sha256[:12]}")
+        _collect(home, records, made[0], chain)
+    chain[_name(record)] = record
+
+
+def _lend(home: Home, scratch: Home, record: Record, stage: Stage, config: RunConfig) -> None:
+    """An artifact of ``home`` in the scratch home, under the key that the stage has now."""
+    target = scratch.root / record.ref.uri
+    if not target.exists():
+        shutil.copytree(home.root / record.ref.uri, target)
+    ingredients = ingredients_of(stage, config, {})
+    lent = Record(key=key_of(ingredients), ref=record.ref, ingredients=ingredients, created=record.created, seconds=0.0)
+    StageCache(scratch.cache).write(stage.name, lent)
+
+
+def _files(home: Home, ref: ArtifactRef) -> dict[str, str]:
+    """Digests by path: of the model's files where the artifact has a model, else of all; empty if it is gone."""
+    path = home.root / ref.uri / MANIFEST
+    if not path.is_file():
+        return {}
+    files = {str(entry["path"]): str(entry["sha256"]) for entry in read_json(path)["files"]}
+    return {name: sha256 for name, sha256 in files.items() if name.startswith(f"{MODEL}/")} or files
+
+
+def _name(record: Record) -> str:
+    return str(record.ingredients["stage"]["name"])
+
+
+def _known(sha256: str) -> ArtifactRef:
+    return ArtifactRef(kind="", uri="", sha256=sha256, bytes=0)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _unknown(home: Home, what: str) -> ModelError:
+    return ModelError(
+        f"this home has no record of how {what} was made",
+        where=str(home.cache),
+        fix="set RLCORE_HOME to the home that trained it",
+    )

@@ -1,0 +1,222 @@
+"""Stages in order: what a run would do and why, and the run itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Literal, Protocol
+
+from rlcore.config import RunConfig, to_dict
+from rlcore.errors import ConfigError
+from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.code_hash import code_version
+from tasks.home.settings import Home
+from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link, report_table, task
+from tasks.pipeline.keys import StageCache, describe_machine, key_of, now, why
+from tasks.pipeline.leases import heal, hold_lease
+from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, run_stage
+from tasks.tracking.runs import RunTracker, Tracker, open_tracker
+
+logger = logging.getLogger(__name__)
+START = "import_sft"  # the stage that makes the starting checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """What will happen to a stage.
+
+    ``cached``: its result is there and intact. ``run``: it will be computed, ``reason`` says why. ``depends``: a stage
+    before it runs, and this one runs only if that gives another result than the one known.
+    """
+
+    stage: str
+    state: Literal["cached", "run", "depends"]
+    reason: str
+
+
+def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Stage, ...]:
+    """The targets and everything that they need, each after its inputs, otherwise as given.
+
+    Raises:
+        ConfigError: two stages of one name, an unknown name, or stages that need each other.
+    """
+    known = {stage.name: stage for stage in stages}
+    if len(known) != len(stages):
+        raise ConfigError(f"two stages have the same name: {', '.join(stage.name for stage in stages)}")
+    needed: dict[str, tuple[str, ...]] = {}
+    waiting = list(targets)
+    while waiting:
+        name = waiting.pop()
+        if name not in known:
+            raise ConfigError(f"unknown stage {name!r}", fix=f"choose among {', '.join(known)}")
+        if name not in needed:
+            needed[name] = known[name].inputs
+            waiting += known[name].inputs
+    try:
+        ordered = TopologicalSorter({name: needed[name] for name in known if name in needed}).static_order()
+        return tuple(known[name] for name in ordered)
+    except CycleError as error:
+        raise ConfigError(f"stages need each other: {' -> '.join(error.args[1])}") from error
+
+
+def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:
+    """What :func:`run_pipeline` would do now, stage by stage; nothing is run, and files are verified by hashing."""
+    return _look_up(stages, config, targets, home=home)[0]
+
+
+def cached_refs(
+    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
+) -> Mapping[str, ArtifactRef]:
+    """The artifacts of the stages that :func:`run_pipeline` would not run now, by the stage's name; nothing is run."""
+    return _look_up(stages, config, targets, home=home)[1]
+
+
+def format_plan(rows: Iterable[PlanRow]) -> str:
+    """The plan as lines for people."""
+    rows = tuple(rows)
+    width = max((len(row.stage) for row in rows), default=0)
+    return "\n".join(f"{row.stage:<{width}}  {row.state:<7}  {row.reason}".rstrip() for row in rows)
+
+
+class Report(Protocol):
+    """What is told of a finished run; ``started``: when it began, as records of stages keep the time."""
+
+    def __call__(
+        self, run: PipelineRun, config: RunConfig, refs: Mapping[str, ArtifactRef], *, started: str
+    ) -> object: ...
+
+
+def run_pipeline(
+    stages: Sequence[Stage],
+    config: RunConfig,
+    targets: Collection[str],
+    *,
+    home: Home,
+    experiment: str,
+    report: Report | None = None,
+) -> Mapping[str, ArtifactRef]:
+    """Run what the targets need, in order, and give every stage's artifact by its name; ``report`` ends the run.
+
+    When the starting checkpoint is there, what the stages need is held against the device's memory.
+
+    Under Prefect each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the
+    pipeline, with one run below it for every stage that was computed.
+
+    Raises:
+        ConfigError: a stage needs more than the GPU has.
+    """
+    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
+
+    ordered = order_stages(stages, targets)
+    found = find_machine(config.hardware)
+    machine = describe_machine(to_dict(found))
+    logger.info("machine: %s", machine)
+    if slow := why_slow(found):
+        logger.warning("%s", slow)
+    for line in heal(home):
+        logger.warning("%s", line)
+    flow_run = current_flow_run()
+    tracker = open_tracker(home)
+    parent = open_pipeline_run(tracker, experiment, config, flow_run)
+    flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
+    refs: dict[str, ArtifactRef] = {}
+    started = now()
+    parent.set_tags({"machine": machine})
+    with hold_lease(home, mlflow_run_id=parent.run_id, flow_run_id=flow_run_id, attempt=attempt), parent:
+        run = PipelineRun(
+            home=home,
+            store=ArtifactStore(home.root),
+            cache=StageCache(home.cache),
+            tracker=tracker,
+            experiment=experiment,
+            parent=parent,
+        )
+        for stage in ordered:
+            refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
+            if stage.name == START:
+                _show_memory(config, home, refs, [each.name for each in ordered])
+        if report is not None:
+            logger.info("report: %s", report(run, config, refs, started=started))
+    _report(refs, parent)
+    return refs
+
+
+def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
+    from tasks.pipeline.memory_plan import memory_lines  # torch: a plan of cached stages does without
+
+    for line in memory_lines(config, home, refs, stages):
+        logger.info("%s", line)
+
+
+@task(name="stage", run_name="{stage.name}")
+def _run_stage_task(
+    stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun
+) -> ArtifactRef:
+    return run_stage(stage, config, inputs, run)
+
+
+def _look_up(
+    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
+) -> tuple[tuple[PlanRow, ...], Mapping[str, ArtifactRef]]:
+    store, cache = ArtifactStore(home.root), StageCache(home.cache)
+    known: dict[str, ArtifactRef] = {}
+    rows = []
+    for stage in order_stages(stages, targets):
+        row, ref = _plan_stage(stage, config, known, store, cache)
+        rows.append(row)
+        if ref is not None:
+            known[stage.name] = ref
+    return tuple(rows), known
+
+
+def _plan_stage(
+    stage: Stage, config: RunConfig, known: Mapping[str, ArtifactRef], store: ArtifactStore, cache: StageCache
+) -> tuple[PlanRow, ArtifactRef | None]:
+    ingredients = ingredients_of(stage, config, known)
+    unknown = [name for name in stage.inputs if name not in known]
+    if unknown:
+        reason = why(ingredients, cache.records(stage.name), unknown=unknown)
+        if reason:
+            return PlanRow(stage=stage.name, state="run", reason=reason), None
+        return PlanRow(stage=stage.name, state="depends", reason=f"on the result of {', '.join(unknown)}"), None
+    record = cache.find(stage.name, key_of(ingredients))
+    if record is None:
+        return PlanRow(stage=stage.name, state="run", reason=why(ingredients, cache.records(stage.name))), None
+    faults = store.faults(record.ref)
+    if faults:
+        reason = f"artifact missing or damaged: {faults[0]}"
+        return PlanRow(stage=stage.name, state="run", reason=reason), None
+    return PlanRow(stage=stage.name, state="cached", reason=""), record.ref
+
+
+def open_pipeline_run(tracker: Tracker, experiment: str, config: RunConfig, flow_run: FlowRun | None) -> RunTracker:
+    """The pipeline's MLflow run; a later attempt of the same flow run goes on with that of the first."""
+    values = to_dict(config)
+    attempt_of = f"{flow_run.flow_run_id}/{key_of(values)[:16]}" if flow_run else ""
+    if flow_run and flow_run.attempt > 1:
+        known = tracker.find_run(experiment, "attempt_of", attempt_of)
+        reopened = tracker.reopen_run(known) if known else None
+        if reopened is not None:
+            return reopened
+    tags = {"preset": config.name, "code": code_version()}
+    if flow_run:
+        tags |= {
+            "prefect.flow_run_id": flow_run.flow_run_id,
+            "prefect.flow_run_url": flow_run.url,
+            "attempt_of": attempt_of,
+        }
+    parent = tracker.start_run(experiment, flow_run.name if flow_run else config.name, tags=tags)
+    parent.log_params(values)
+    if parent.url:
+        report_link("mlflow run", parent.url)
+    return parent
+
+
+def _report(refs: Mapping[str, ArtifactRef], parent: RunTracker) -> None:
+    rows = [
+        {"stage": name, "sha256": ref.sha256[:12], "rows": ref.rows, "bytes": ref.bytes, "uri": ref.uri}
+        for name, ref in refs.items()
+    ]
+    report_table("artifacts", rows, f"artifacts of MLflow run {parent.run_id}")

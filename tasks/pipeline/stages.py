@@ -1,0 +1,275 @@
+"""A stage: a named function from artifacts to an artifact, run only when nothing that it depends on is known.
+
+A stage writes into a temporary folder that becomes its artifact when it is done; what it wants to find again after a
+kill (checkpoints) it keeps in its work folder, which is removed at success. The order on disk is: artifact, record in
+the cache, end of the work folder; so a kill at any moment costs at most the work of one stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import RunConfig, to_dict
+from rlcore.errors import ConfigError
+from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.code_hash import closure_digests, code_version
+from tasks.home.environment import pins, pins_digest
+from tasks.home.locks import file_lock
+from tasks.home.settings import Home
+from tasks.home.storage import read_json, write_json
+from tasks.pipeline.bridge import report_markdown
+from tasks.pipeline.events import tell_of_snapshot, told_if_it_fails
+from tasks.pipeline.exporter import exported
+from tasks.pipeline.keys import Ingredients, Record, StageCache, describe_machine, function_of, key_of, now, versions
+from tasks.tracking.registry import register_model
+from tasks.tracking.runs import RunTracker, Tracker
+
+logger = logging.getLogger(__name__)
+
+MODEL = "model"  # the checkpoint's folder inside an artifact
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """What a stage's function gets.
+
+    ``folder`` becomes the artifact; ``work`` survives a kill, and a resumed stage finds it as it was left; ``inputs``
+    are the folders of the upstream artifacts, by the name of their stage, to be read only; ``tracker`` is the
+    stage's own MLflow run; ``progress`` shows a line to people.
+    """
+
+    folder: Path
+    work: Path
+    inputs: Mapping[str, Path]
+    input_refs: Mapping[str, ArtifactRef]
+    config: RunConfig
+    seed: int
+    stage_key: str
+    tracker: RunTracker
+    progress: Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """What a stage's function gives back, beside the files.
+
+    ``metrics`` are the figures that sum the stage up; ``summary`` is Markdown for the flow run's page. With
+    ``model_name`` the artifact's folder ``model_folder`` is registered as the next version of that model; ``model_id``
+    is MLflow's id of a model that was registered before and is what the artifact holds.
+    """
+
+    metrics: Mapping[str, float]
+    rows: int = 0
+    contract: str = ""
+    summary: str = ""
+    model_name: str = ""
+    model_folder: str = "model"
+    model_id: str = ""
+
+
+def no_files(config: RunConfig) -> str:
+    """The ``external`` of a stage that reads nothing but its inputs."""
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One step of a pipeline.
+
+    ``inputs`` names upstream stages. ``section`` picks the part of the configuration that matters, best as a mapping
+    with the sections' own names (``lambda config: {"sft": config.sft}``): a plan then names the field that changed.
+    The section ``hardware`` belongs to it where a model computes: it stands for the machine that it comes to.
+    ``external`` gives a digest of files outside of the store, such as source data. ``version`` is raised when a result
+    has to be made anew though no code of ours changed.
+
+    Raises:
+        ConfigError: ``run`` holds captured variables, which would be missing from the key.
+    """
+
+    name: str
+    version: int
+    kind: str
+    run: Callable[[StageContext], StageResult]
+    section: Callable[[RunConfig], object]
+    inputs: tuple[str, ...] = ()
+    external: Callable[[RunConfig], str] = no_files
+
+    def __post_init__(self) -> None:
+        function = self.run.func if isinstance(self.run, partial) else self.run
+        if getattr(function, "__closure__", None):
+            raise ConfigError(
+                f"the function of stage {self.name!r} captures variables, which its key cannot see",
+                fix="bind them with functools.partial, or read them from the configuration",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """Where stages run: the home and its parts, and the MLflow run of the whole pipeline."""
+
+    home: Home
+    store: ArtifactStore
+    cache: StageCache
+    tracker: Tracker
+    experiment: str
+    parent: RunTracker
+
+
+def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> Ingredients:
+    """Everything that the stage's result depends on, as JSON values."""
+    module, arguments = function_of(stage.run)
+    section, machine = _with_machine(stage.section(config))
+    return {
+        "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
+        "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
+        "external": stage.external(config),
+        "code": closure_digests(module),
+        "arguments": to_dict(arguments),
+        "config": section,
+        "machine": machine,
+        "seed": config.seed,
+        "versions": versions(),
+    }
+
+
+def _with_machine(section: object) -> tuple[Any, Mapping[str, Any]]:
+    """A section as JSON values, and the machine that its settings ``hardware`` came to, which takes their place.
+
+    So ``auto`` is what it became, and asking for just that is no change. Without such settings there is no machine.
+    """
+    if not isinstance(section, Mapping) or "hardware" not in section:
+        return to_dict(section), {}
+    from rlcore.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
+
+    kept = {name: value for name, value in to_dict(section["hardware"]).items() if name not in CHOSEN}
+    return to_dict({**section, "hardware": kept}), to_dict(find_machine(section["hardware"]))
+
+
+def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
+    """The stage's artifact: from the cache when it is there and intact, else computed.
+
+    Two processes that want the same result at once compute it once. When the function raises, the error goes on
+    unchanged; results of earlier stages and the work folder stay.
+    """
+    ingredients = ingredients_of(stage, config, inputs)
+    key = key_of(ingredients)
+    started = time.perf_counter()
+    with file_lock(run.home.work / f"{key}.lock"):
+        record = run.cache.find(stage.name, key)
+        if record is not None and not run.store.faults(record.ref):
+            run.parent.set_tags({f"stage.{stage.name}": f"cached:{record.ref.mlflow_run_id}"})
+            logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
+            return record.ref
+        logger.info("%s: starts", stage.name)
+        with (
+            told_if_it_fails(config.name, stage.name),
+            exported(config, stage.name) as show,
+            _folders(run.home, key) as (folder, work),
+            _open_run(stage, key, work, run) as tracker,
+        ):
+            tracker.show = show
+            context = StageContext(
+                folder=folder,
+                work=work,
+                inputs={name: run.store.path(inputs[name]) for name in stage.inputs},
+                input_refs={name: inputs[name] for name in stage.inputs},
+                config=config,
+                seed=config.seed,
+                stage_key=key,
+                tracker=tracker,
+                progress=partial(logger.info, "%s: %s", stage.name),
+            )
+            tracker.log_params(_logged(stage, ingredients))
+            ref = _commit(stage, context, stage.run(context), run.store, machine=ingredients["machine"])
+        seconds = time.perf_counter() - started
+        is_new = ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
+        run.cache.write(stage.name, Record(key=key, ref=ref, ingredients=ingredients, created=now(), seconds=seconds))
+        shutil.rmtree(run.home.work / key)
+        if is_new and stage.kind == "dataset":
+            tell_of_snapshot(config, stage.name, ref)
+    logger.info("%s: done in %.1f s", stage.name, seconds)
+    return ref
+
+
+def parameters(stage: Stage, section: object) -> Mapping[str, object]:
+    """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
+
+    The section with the stage's own name loses it: ``grpo.learning_rate`` and ``ppo.learning_rate`` are one column.
+    """
+    if not isinstance(section, Mapping):
+        return {}
+    own = section.get(stage.name)
+    others = {name: value for name, value in section.items() if name != stage.name}
+    return {**own, **others} if isinstance(own, Mapping) else section
+
+
+def _logged(stage: Stage, ingredients: Ingredients) -> Mapping[str, object]:
+    machine = {name: value for name, value in ingredients["machine"].items() if value}
+    found = {**parameters(stage, ingredients["config"]), "seed": ingredients["seed"]}
+    return found | {"machine": machine} if machine else found
+
+
+@contextmanager
+def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
+    output, work = home.work / f"{key}.output", home.work / key
+    shutil.rmtree(output, ignore_errors=True)  # of a process that was killed; its work folder is what it left for us
+    output.mkdir()
+    work.mkdir(exist_ok=True)
+    try:
+        yield output, work
+    finally:
+        shutil.rmtree(output, ignore_errors=True)  # gone already when it has become an artifact
+
+
+def _open_run(stage: Stage, key: str, work: Path, run: PipelineRun) -> RunTracker:
+    """The stage's MLflow run: the one that a killed attempt left, so that its curves go on, or a new one."""
+    known = work / "mlflow_run.json"
+    parent = run.parent.run_id
+    tracker = run.tracker.reopen_run(read_json(known)["run_id"], parent=parent) if known.exists() else None
+    if tracker is None:
+        tags = {"stage": stage.name, "stage_key": key, "code": code_version()}
+        tracker = run.tracker.start_run(run.experiment, stage.name, tags=tags, parent=parent)
+        write_json({"run_id": tracker.run_id}, known)
+    run.parent.set_tags({f"stage.{stage.name}": f"run:{tracker.run_id}"})
+    return tracker
+
+
+def _commit(
+    stage: Stage, context: StageContext, result: StageResult, store: ArtifactStore, *, machine: Mapping[str, object]
+) -> ArtifactRef:
+    tracker = context.tracker
+    tracker.log_summary(result.metrics)
+    ref = store.commit(
+        context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=context.stage_key
+    )
+    tags = {"sha256": ref.sha256, "artifact": ref.uri, "stage_key": ref.stage_key, "code": code_version()}
+    tags |= {"machine": describe_machine(machine)} if machine else {}
+    tracker.set_tags(tags)
+    ref = dataclasses.replace(ref, mlflow_run_id=tracker.run_id)
+    if result.summary:
+        report_markdown(stage.name, result.summary)
+    if not result.model_name:
+        return dataclasses.replace(ref, model_id=result.model_id)
+    parents = ",".join(sorted(each.model_id for each in context.input_refs.values() if each.model_id))
+    folder = store.path(ref) / result.model_folder
+    tags |= {"parents": parents, "preset": context.config.name, "data": _datasets(context.input_refs)}
+    tags["versions"] = ",".join(f"{name}=={version}" for name, version in versions().items() if version)
+    tags["environment"] = pins_digest()
+    (context.work / "environment.txt").write_text(pins(), encoding="utf-8")
+    tracker.log_artifact(context.work / "environment.txt", "environment")
+    version = register_model(tracker, folder, name=result.model_name, tags=tags)
+    tracker.log_model_metrics(version.model_id, result.metrics)
+    return dataclasses.replace(ref, model_id=version.model_id)
+
+
+def _datasets(inputs: Mapping[str, ArtifactRef]) -> str:
+    return ",".join(f"{name}:{ref.sha256}" for name, ref in sorted(inputs.items()) if ref.kind == "dataset")

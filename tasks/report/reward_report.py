@@ -1,0 +1,175 @@
+"""What held-out pairs say of a reward model: figures with intervals, tables, and a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from rlcore.evaluation import Interval, expected_calibration_error, pair_accuracy
+from rlcore.packing import TokenSequence
+from rlcore.training import reward_quality as quality
+from rlcore.training.label_audit import Suspect
+from rlcore.training.linear_head import folds_of
+from rlcore.training.preferences import TokenPair
+from tasks.steps.data import PairRow
+
+EXCERPT_CHARACTERS = 160
+LENGTHS = ("longer", "shorter", "equal")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldOut:
+    """Held-out pairs and what the members say of their completions.
+
+    ``sequences``: each completion once; ``scores`` [S]: mean over the members, centred, in log-odds; ``rewards``
+    [M, S]: each member's reward, in standard deviations of the reference set.
+    """
+
+    pairs: Sequence[TokenPair]
+    sequences: Sequence[TokenSequence]
+    scores: torch.Tensor
+    rewards: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutReport:
+    """``metrics`` by their glossary names, the rows of the reliability table, a line and a Markdown page for people."""
+
+    metrics: Mapping[str, float]
+    reliability: Sequence[Mapping[str, Any]]
+    line: str
+    page: str
+
+
+def held_out_report(held_out: HeldOut, *, seed: int, confidence: float) -> HeldOutReport:
+    """Accuracy beside the length heuristic's, calibration before and after a temperature, bias to length."""
+    place = {sequence: number for number, sequence in enumerate(held_out.sequences)}
+    scores = held_out.scores.double().numpy()
+    chosen, rejected = ([place[pair.sides[side]] for pair in held_out.pairs] for side in (0, 1))
+    margins = scores[chosen] - scores[rejected]
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(p.prompt_ids for p in held_out.pairs))}
+    prompts = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
+    log_ratios = np.array([np.log(len(pair.chosen_ids) / len(pair.rejected_ids)) for pair in held_out.pairs])
+    metrics = _accuracy_metrics(margins, log_ratios, prompts, seed=seed, confidence=confidence)
+    metrics |= _calibration_metrics(margins, prompts, seed=seed, confidence=confidence)
+    metrics |= _length_metrics(held_out, margins, log_ratios, seed=seed, confidence=confidence)
+    if len(held_out.rewards) > 1:
+        metrics["rm/disagreement"] = float(held_out.rewards.std(dim=0, unbiased=False).mean())
+    rows = quality.reliability_table(margins, prompts, confidence=confidence)
+    return HeldOutReport(
+        metrics=metrics, reliability=[asdict(row) for row in rows], line=describe(metrics), page=_page(metrics, rows)
+    )
+
+
+def _with_bounds(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _accuracy_metrics(
+    margins: quality.Floats, log_ratios: quality.Floats, prompts: np.ndarray, *, seed: int, confidence: float
+) -> dict[str, float]:
+    by_length, ours = np.heaviside(log_ratios, 0.5), np.heaviside(margins, 0.5)
+    gain = quality.cluster_bootstrap(
+        lambda rows: float((ours - by_length)[rows].mean()), prompts, seed=seed, confidence=confidence
+    )
+    return {
+        **_with_bounds("rm/eval_accuracy", pair_accuracy(margins, prompts=prompts, confidence=confidence)),
+        "rm/length_accuracy": float(by_length.mean()),
+        **_with_bounds("rm/over_length", gain),
+        "rm/eval_pairs": float(len(margins)),
+    }
+
+
+def _calibration_metrics(
+    margins: quality.Floats, prompts: np.ndarray, *, seed: int, confidence: float
+) -> dict[str, float]:
+    """The temperature is fitted on one half of the prompts and its gain is measured on the other."""
+    metrics = {
+        **_with_bounds("rm/ece", quality.calibration_interval(margins, prompts, seed=seed, confidence=confidence)),
+        "rm/brier": quality.brier_score(margins),
+    }
+    is_fitted_on = folds_of(torch.from_numpy(prompts), min(2, len(set(prompts.tolist()))), seed=seed).numpy() == 0
+    metrics["rm/temperature"] = quality.fit_temperature(margins[is_fitted_on])
+    rest = margins[~is_fitted_on]
+    if len(rest):
+        metrics["rm/ece_before"] = expected_calibration_error(rest)
+        metrics["rm/ece_calibrated"] = expected_calibration_error(rest / metrics["rm/temperature"])
+    return metrics
+
+
+def _length_metrics(
+    held_out: HeldOut, margins: quality.Floats, log_ratios: quality.Floats, *, seed: int, confidence: float
+) -> dict[str, float]:
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(s.prompt_ids for s in held_out.sequences))}
+    prompts = np.array([numbers[sequence.prompt_ids] for sequence in held_out.sequences])
+    lengths = np.log([len(sequence.completion_ids) for sequence in held_out.sequences])
+    scores = held_out.scores.double().numpy()
+    within = quality.within_groups(scores, prompts), quality.within_groups(lengths, prompts)
+    metrics: dict[str, float] = {}
+    for name, (first, second) in {"overall": (scores, lengths), "within": within}.items():
+
+        def statistic(rows: np.ndarray, x: quality.Floats = first, y: quality.Floats = second) -> float:
+            return quality.correlation(x[rows], y[rows])
+
+        interval = quality.cluster_bootstrap(statistic, prompts, seed=seed, confidence=confidence)
+        metrics |= _with_bounds(f"rm/length_correlation_{name}", interval)
+    of_pairs = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
+    for name, part in quality.accuracy_by_length(margins, log_ratios, of_pairs, confidence=confidence).items():
+        metrics |= _with_bounds(f"rm/accuracy_when_{name}", part)
+        metrics[f"rm/pairs_when_{name}"] = float(part.n)
+    return metrics
+
+
+def suspects_table(suspects: Sequence[Suspect], rows: Sequence[PairRow]) -> pd.DataFrame:
+    """Training pairs, the most doubtful first: row of ``train.parquet`` (from 0), margin, and what stands there."""
+    return pd.DataFrame(
+        [
+            {
+                "row": one.row,
+                "pair_id": rows[one.row].pair_id,
+                "margin": one.margin,
+                "prompt": rows[one.row].messages[-1].content[:EXCERPT_CHARACTERS],
+                "chosen": rows[one.row].chosen[:EXCERPT_CHARACTERS],
+                "rejected": rows[one.row].rejected[:EXCERPT_CHARACTERS],
+            }
+            for one in suspects
+        ],
+        columns=["row", "pair_id", "margin", "prompt", "chosen", "rejected"],
+    )
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """One line for people."""
+    return (
+        f"held-out pair accuracy {_bounds(metrics, 'rm/eval_accuracy')} on {metrics['rm/eval_pairs']:.0f} pairs; "
+        f"the longer answer: {metrics['rm/length_accuracy']:.3f}; calibration error {_bounds(metrics, 'rm/ece')}"
+    )
+
+
+def _bounds(metrics: Mapping[str, float], name: str) -> str:
+    return f"{metrics[name]:.3f} [{metrics[f'{name}_low']:.3f}, {metrics[f'{name}_high']:.3f}]"
+
+
+def _page(metrics: Mapping[str, float], rows: Sequence[quality.ReliabilityBin]) -> str:
+    figures = {
+        "accuracy": "rm/eval_accuracy",
+        "accuracy less that of the longer answer": "rm/over_length",
+        "calibration error": "rm/ece",
+        "correlation of reward and ln length": "rm/length_correlation_overall",
+        "the same within a prompt": "rm/length_correlation_within",
+    }
+    figures |= {f"accuracy where the chosen answer is {name}": f"rm/accuracy_when_{name}" for name in LENGTHS}
+    lines = ["| held-out pairs | figure |", "|---|---|"]
+    lines += [f"| {label} | {_bounds(metrics, name)} |" for label, name in figures.items() if name in metrics]
+    lines += ["", "| certainty | pairs | stated | hit rate |", "|---|---|---|---|"]
+    lines += [
+        f"| {row.low:.2f} to {row.high:.2f} | {row.num_pairs} | {row.confidence:.3f} "
+        f"| {row.accuracy.mean:.3f} [{row.accuracy.low:.3f}, {row.accuracy.high:.3f}] |"
+        for row in rows
+    ]
+    return "\n".join([describe(metrics), "", *lines]) + "\n"

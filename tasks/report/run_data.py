@@ -1,0 +1,207 @@
+"""What a report tells, read from the artifacts and the records of the stages; nothing is computed anew."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlcore.evaluation import PairedDifference, paired_difference
+from tasks.home.storage import read_json, read_table
+from tasks.report.charts import Point, Series, line_chart
+from tasks.steps.compare import CONTRASTS, LABELS, RL_RUNS, greedy_answers
+from tasks.steps.data import read_prompts
+
+History = Sequence[Mapping[str, float]]
+Folders = Mapping[str, Path]
+CURVES = (
+    (
+        "reward/mean",
+        "reward",
+        "mean of the rollouts; band: 1.96 standard errors as if rollouts of a prompt were independent",
+    ),
+    ("eval/accuracy", "held-out accuracy", "greedy, in the run's own evaluations; band: Wilson interval"),
+    ("kl/ref", "KL to the reference", "nats per token"),
+    ("completion/length", "completion length", "tokens"),
+    ("entropy", "entropy", "nats per token"),
+    ("clip/fraction", "clipped", "share of tokens"),
+    ("groups/zero_signal", "groups without signal", "share of groups"),
+    ("value/explained_variance", "explained variance", "of the critic; at most 1"),
+)
+_PART = "reward/part/"
+_NORMAL = 1.959963984540054  # standard errors on each side of a mean
+_SHOWN = 3  # samples of each kind
+
+
+def histories_of(folders: Folders) -> dict[str, History]:
+    """The RL runs that were made, by label, in the order in which they are made."""
+    return {LABELS[name]: read_json(folders[name] / "history.json") for name in RL_RUNS if name in folders}
+
+
+def curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
+    """One chart per metric, with a curve for each run that has it."""
+    found = []
+    for name, title, note in CURVES:
+        series = [
+            Series(label=label, colour=number, points=points)
+            for number, (label, history) in enumerate(histories.items())
+            if (points := _points(history, name))
+        ]
+        if series:
+            found.append({"title": title, "note": note, "metric": name, "svg": line_chart(series, title=title)})
+    return found
+
+
+def reward_parts(histories: Mapping[str, History]) -> list[dict[str, Any]]:
+    """For each run a chart and a table of its reward's terms, before weighting, from first to last iteration."""
+    found = []
+    for label, history in histories.items():
+        names = sorted({name for row in history for name in row if name.startswith(_PART)})
+        terms = [name.removeprefix(_PART) for name in names]
+        series = [
+            Series(label=term, colour=number % 6, points=_points(history, name))
+            for number, (term, name) in enumerate(zip(terms, names, strict=True))
+        ]
+        values = [[row[name] for row in history if name in row] for name in names]
+        rows = [
+            {"term": term, "colour": number % 6, "first": each[0], "last": each[-1]}
+            for number, (term, each) in enumerate(zip(terms, values, strict=True))
+        ]
+        found.append({"label": label, "rows": rows, "svg": line_chart(series, title=f"{label}: parts of the reward")})
+    return [each for each in found if each["rows"]]
+
+
+def accuracies(folders: Folders) -> list[dict[str, Any]]:
+    """Each checkpoint's held-out figures."""
+    rows = []
+    for name, label in LABELS.items():
+        if f"evaluate_{name}" in folders:
+            summary = read_json(folders[f"evaluate_{name}"] / "summary.json")
+            samples = [key for key in summary if key.startswith("eval/pass_") and key.count("_") == 1]
+            best = max(samples, key=lambda key: int(key.rpartition("_")[2]), default="")
+            rows.append({"label": label, **summary, "pass": summary.get(best), "k": best.rpartition("_")[2]})
+    return rows
+
+
+def contrasts(folders: Folders, *, confidence: float) -> list[dict[str, Any]]:
+    """Differences of accuracy on the same problems, each with what it means in a word."""
+    answers = {
+        label: greedy_answers(folders[f"evaluate_{name}"])["correct"].tolist()
+        for name, label in LABELS.items()
+        if f"evaluate_{name}" in folders
+    }
+    return [
+        {
+            "new": new,
+            "old": old,
+            "difference": paired.difference,
+            "p": paired.p_value,
+            "word": word_of(paired, confidence),
+        }
+        for new, old in CONTRASTS
+        if new in answers and old in answers
+        for paired in [paired_difference(answers[new], answers[old], confidence=confidence)]
+    ]
+
+
+def word_of(paired: PairedDifference, confidence: float) -> str:
+    """``better``, ``worse``, or ``no difference`` where the exact test does not reject it at 1 - ``confidence``.
+
+    The test decides and not the interval, which for a handful of changed answers is a little too narrow.
+    """
+    if paired.p_value > 1.0 - confidence:
+        return "no difference"
+    return "better" if paired.difference.mean > 0.0 else "worse"
+
+
+def changed_samples(folders: Folders) -> list[dict[str, Any]]:
+    """Answers before (SFT) and after each RL run: mended, broken, and changed the most in their words."""
+    if "evaluate_sft" not in folders or "prepare_prompts" not in folders:
+        return []
+    prompts = {
+        row.prompt_id: row.messages[-1].content for row in read_prompts(folders["prepare_prompts"] / "eval.parquet")
+    }
+    before = greedy_answers(folders["evaluate_sft"])
+    found = []
+    for name in RL_RUNS:
+        if f"evaluate_{name}" not in folders:
+            continue
+        both = before.merge(greedy_answers(folders[f"evaluate_{name}"]), on="prompt_id", suffixes=("_before", "_after"))
+        both["prompt"] = both["prompt_id"].map(prompts)
+        right_before, right_after = both["correct_before"], both["correct_after"]
+        overlap = [_overlap(a, b) for a, b in zip(both["completion_before"], both["completion_after"], strict=True)]
+        kinds = (
+            ("mended", both[~right_before & right_after]),
+            ("broken", both[right_before & ~right_after]),
+            ("most changed", both.iloc[pd.Series(overlap).sort_values(kind="stable").index[:_SHOWN]]),
+        )
+        found += [
+            {"label": LABELS[name], "kind": kind, "count": len(rows), "rows": _records(rows.head(_SHOWN))}
+            for kind, rows in kinds
+        ]
+    return found
+
+
+def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
+    """The best and the worst paid completions of each run's last iteration, with the parts of their reward."""
+    found = []
+    for name in RL_RUNS:
+        if name not in folders:
+            continue
+        last = int(read_json(folders[name] / "history.json")[-1]["iteration"])
+        frame = read_table(folders[name] / "rollouts" / f"iteration-{last:05d}.parquet")
+        ranked = frame[frame["value"].notna()].sort_values("value", ascending=False, kind="stable")
+        for kind, rows in (("best paid", ranked.head(_SHOWN)), ("worst paid", ranked.tail(_SHOWN).iloc[::-1])):
+            shown = rows[["prompt", "reference", "text", "value", "parts"]].copy()
+            shown["parts"] = [json.loads(text) for text in shown["parts"]]
+            found.append({"label": LABELS[name], "kind": kind, "iteration": last, "rows": _records(shown)})
+    return found
+
+
+def gates(folders: Folders) -> list[dict[str, Any]]:
+    """The account of each dataset's gate."""
+    names = [name for name in folders if name.startswith("prepare_")]
+    return [{"stage": name, **read_json(folders[name] / "report.json")} for name in names]
+
+
+def health(folders: Folders) -> list[dict[str, Any]]:
+    """What the health rules found in each run."""
+    return [{"label": LABELS[name], **read_json(folders[name] / "health.json")} for name in RL_RUNS if name in folders]
+
+
+def tokens_of(stage: str, folder: Path) -> float | None:
+    """Completion tokens that a stage sampled, None where it samples none or does not count them."""
+    if stage in RL_RUNS:
+        return float(sum(row.get("rollouts/tokens", 0.0) for row in read_json(folder / "history.json")))
+    if stage.startswith("evaluate_"):
+        return float(read_table(folder / "answers.parquet")["num_tokens"].sum())
+    return None
+
+
+def _points(history: History, name: str) -> list[Point]:
+    # With a critic, groups of equal rewards teach too.
+    unused = name == "groups/zero_signal" and any("value/explained_variance" in row for row in history)
+    rows = [row for row in history if name in row and not unused]
+    return [Point(x=row["iteration"], y=row[name], **_interval(row, name)) for row in rows]
+
+
+def _interval(row: Mapping[str, float], name: str) -> dict[str, float]:
+    if name == "reward/mean" and row.get("rollouts/count"):
+        half = _NORMAL * row["reward/std"] / math.sqrt(row["rollouts/count"])
+        return {"low": row[name] - half, "high": row[name] + half}
+    if f"{name}_low" in row:
+        return {"low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+    return {}
+
+
+def _overlap(before: str, after: str) -> float:
+    return difflib.SequenceMatcher(None, before.split(), after.split(), autojunk=False).quick_ratio()
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]

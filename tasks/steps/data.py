@@ -1,0 +1,301 @@
+"""Datasets from anywhere to gated Parquet files, and back as rows. The one file that imports ``datasets``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_contracts import code_tasks, convert, gate
+from data_contracts.adapters import CONTRACTS, Kind
+from data_contracts.budget import TokenMeter
+from data_contracts.errors import ContractError
+from data_contracts.gate import GateLimits, GateReport, GateResult
+from data_contracts.reading import Source, read_source, source_of
+from data_contracts.text import prompt_hash
+from rlcore.config import DatasetConfig
+from rlcore.errors import ConfigError, DataError
+from rlcore.types import Message
+from tasks.home.artifacts import file_sha256
+from tasks.home.storage import read_table, write_bytes, write_json, write_table
+from tasks.steps.code_tasks import without_broken_tests
+
+DatasetKind = Kind
+POLICY = "policy"  # not an adapter of ours: pairs that the SFT policy samples
+GENERATED = "generated"
+_HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenView:
+    """What the gate needs to know of a tokenizer.
+
+    ``encode``: token ids of a text, control tokens never among them. ``special_tokens``: the control tokens, as text.
+    ``prompt_length``: number of tokens of a conversation, with its template and generation prompt.
+    """
+
+    encode: Callable[[str], Sequence[int]]
+    special_tokens: Sequence[str]
+    prompt_length: Callable[[Sequence[Message]], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRow:
+    """One row of ``prompts/v1``, without its split."""
+
+    prompt_id: str
+    messages: tuple[Message, ...]
+    reference: str
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemonstrationRow:
+    """One row of ``demonstrations/v1``, without its split."""
+
+    demonstration_id: str
+    messages: tuple[Message, ...]
+    completion: str
+    reference: str
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairRow:
+    """One row of ``preference_pairs/v2``, without its split. ``weight``: how much the pair's set counts."""
+
+    pair_id: str
+    set_id: str
+    messages: tuple[Message, ...]
+    chosen: str
+    rejected: str
+    margin: float
+    probability: float
+    weight: float
+    source: str
+
+
+def prepare_dataset(
+    kind: DatasetKind,
+    config: DatasetConfig,
+    *,
+    seed: int,
+    tokens: TokenView,
+    folder: Path,
+    forbidden_prompts: frozenset[str] = frozenset(),
+) -> GateReport:
+    """Rows, gated: ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
+
+    ``forbidden_prompts``: hashes of prompts that another dataset evaluates on (:func:`prompt_hashes`). Where we divide
+    the rows they are held out; a source that has them in its own ``train`` split is refused.
+
+    Raises:
+        ConfigError: unknown adapter or option, malformed hub path.
+        DataError: an unreadable source, or a dataset that the gate refuses: all but its rows is written.
+        StorageError: the folder cannot be written.
+    """
+    check_options(kind, config)
+    limits = GateLimits(
+        num_train=config.num_train,
+        num_eval=config.num_eval,
+        max_tokens=config.max_tokens,
+        max_quarantined=config.max_quarantined,
+        forbidden_prompts=forbidden_prompts,
+        seed=seed,
+    )
+    adapter = resolve_adapter(config)
+    with _contract_errors():
+        source = _source(kind, adapter, config, seed)
+    return prepare_source(kind, source, limits, adapter=adapter, tokens=tokens, folder=folder)
+
+
+def prepare_source(
+    kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
+) -> GateReport:
+    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised."""
+    with _contract_errors():
+        candidates = convert.candidates(source, kind, limits, adapter=adapter)
+        contract = CONTRACTS[kind] if adapter == POLICY else convert.contract_of(adapter, kind)
+        if contract is code_tasks.CONTRACT:
+            candidates = without_broken_tests(candidates)
+        result = gate.check(candidates, contract, limits, meter=_meter(tokens))
+    _write(result, folder)
+    return result.report
+
+
+def resolve_adapter(config: DatasetConfig) -> str:
+    """The adapter in use: the fallback when there is one and ``path`` names no file.
+
+    Raises:
+        ConfigError: unknown adapter.
+    """
+    is_missing = bool(config.path) and not config.path.startswith("hub:") and not Path(config.path).exists()
+    adapter = config.fallback if is_missing and config.fallback else config.adapter
+    for name in {config.adapter, config.fallback, adapter} - {"", POLICY}:
+        with _contract_errors(ConfigError):
+            convert.is_generator(name)
+    return adapter
+
+
+def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
+    """Refuse options that neither the adapter nor its fallback knows.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    names = [name for name in (config.adapter, config.fallback) if name]
+    if POLICY in names:  # its options belong to the stage that samples
+        return
+    with _contract_errors(ConfigError):
+        known = [convert.known_options(name, kind) for name in names]
+    allowed = frozenset[str]().union(*(options for options, _ in known))
+    takes_settings = any(settings for _, settings in known)
+    unknown = [name for name in config.options if name not in allowed and not (takes_settings and "." in name)]
+    if unknown:
+        raise ConfigError(
+            f"the adapter {' or '.join(map(repr, names))} has no option {unknown[0]!r}",
+            where=f"{kind}.options",
+            fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
+        )
+
+
+def source_digest(config: DatasetConfig) -> str:
+    """What the rows are made from, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
+
+    Raises:
+        ConfigError: unknown adapter, malformed hub path.
+        DataError: the file cannot be read.
+    """
+    adapter = resolve_adapter(config)
+    if adapter == POLICY or convert.is_generator(adapter):
+        return GENERATED
+    if config.path.startswith("hub:"):
+        return _hub_parts(config.path)["revision"]
+    try:
+        return file_sha256(Path(config.path))
+    except OSError as error:
+        raise DataError(
+            f"cannot read the dataset: {error.strerror}",
+            where=config.path or "path is empty",
+            fix=f"set path to a file for the adapter {adapter!r}, or set fallback",
+        ) from error
+
+
+def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
+    """Hashes of the normalised prompts, to keep them out of another dataset's training rows."""
+    return frozenset(prompt_hash(_turns(row.messages)) for row in rows)
+
+
+def read_prompts(path: Path) -> list[PromptRow]:
+    """Rows of a gated file of prompts, in its order.
+
+    Raises:
+        StorageError: missing or damaged.
+    """
+    return [PromptRow(**row) for row in _read(path)]
+
+
+def read_demonstrations(path: Path) -> list[DemonstrationRow]:
+    """Rows of a gated file of demonstrations, in its order.
+
+    Raises:
+        StorageError: missing or damaged.
+    """
+    return [DemonstrationRow(**row) for row in _read(path)]
+
+
+def read_pairs(path: Path) -> list[PairRow]:
+    """Rows of a gated file of preference pairs, in its order.
+
+    Raises:
+        StorageError: missing or damaged.
+    """
+    return [PairRow(**row) for row in _read(path)]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    rows = read_table(path).drop(columns="split").to_dict("records")
+    return [
+        {str(name): value for name, value in row.items()}
+        | {"messages": tuple(Message(**message) for message in row["messages"])}
+        for row in rows
+    ]
+
+
+def _source(kind: DatasetKind, adapter: str, config: DatasetConfig, seed: int) -> Source:
+    if convert.is_generator(adapter):
+        known, takes_settings = convert.known_options(adapter, kind)
+        options = {
+            name: value for name, value in config.options.items() if name in known or (takes_settings and "." in name)
+        }
+        return convert.generate(
+            kind, adapter, num_train=config.num_train, num_eval=config.num_eval, seed=seed, options=options
+        )
+    if config.path.startswith("hub:"):
+        return _read_hub(config.path)
+    return read_source(Path(config.path))
+
+
+def _read_hub(path: str) -> Source:
+    """The split ``train`` of a dataset on the hub, at one commit; a dataset's own code is never run."""
+    import datasets
+
+    parts = _hub_parts(path)
+    try:
+        loaded = datasets.load_dataset(parts["name"], parts["subset"], revision=parts["revision"], split="train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"the dataset cannot be loaded from the hub: {error}",
+            where=path,
+            fix="check the name, the revision and the network, or download it and set path to the file",
+        ) from error
+    return source_of(path, list(loaded))
+
+
+def _hub_parts(path: str) -> dict[str, str]:
+    match = _HUB.fullmatch(path)
+    if match is None:
+        raise ConfigError(
+            "the hub path is malformed",
+            where=path,
+            fix="write hub:org/name@revision, or …@revision/subset; the revision is a commit of 40 hexadecimal digits",
+        )
+    return match.groupdict()
+
+
+def _meter(tokens: TokenView) -> TokenMeter:
+    def prompt_length(messages: list[dict[str, str]]) -> int:
+        return tokens.prompt_length([Message(role=turn["role"], content=turn["content"]) for turn in messages])  # type: ignore[arg-type]  # roles passed the contract
+
+    return TokenMeter(encode=tokens.encode, prompt_length=prompt_length, special_tokens=tokens.special_tokens)
+
+
+def _write(result: GateResult, folder: Path) -> None:
+    """The account always; the rows only if they may be used."""
+    lines = [json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in result.quarantine]
+    write_bytes("".join(lines).encode("utf-8"), folder / "quarantine.jsonl")
+    write_json(result.report.to_json(), folder / "report.json")
+    with _contract_errors():
+        result.report.require_passed(
+            where=result.report.source,
+            fix=f"see the refused rows in {folder / 'quarantine.jsonl'} and the account in {folder / 'report.json'}",
+        )
+    for split in ("train", "eval"):
+        write_table(result.kept[result.kept["split"] == split], folder / f"{split}.parquet")
+
+
+def _turns(messages: Sequence[Message]) -> list[Mapping[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+@contextmanager
+def _contract_errors(kind: type[DataError] | type[ConfigError] = DataError) -> Iterator[None]:
+    """Contracts know no rlcore, so their error becomes one of the tree that users see."""
+    try:
+        yield
+    except ContractError as error:
+        raise kind(error.what, where=error.where, fix=error.fix) from error

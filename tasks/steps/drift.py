@@ -1,0 +1,159 @@
+"""The drift gate: new data against the data that the champion was trained on, column by column, with a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from data_contracts.drift import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
+from rlcore.config import DriftConfig
+from rlcore.errors import DataError
+from tasks.home.settings import find_home
+from tasks.home.storage import read_json, write_json
+from tasks.pipeline.bridge import report_markdown
+from tasks.pipeline.stages import StageContext, StageResult
+
+_DIGITS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDrift:
+    """One dataset against its last accepted version; ``accepted`` is empty where there is none to compare with.
+
+    ``new`` and ``accepted`` are digests of rows. ``is_excused``: a person has accepted the new rows as they are.
+    """
+
+    name: str
+    new: str
+    accepted: str
+    columns: tuple[ColumnDrift, ...]
+    left_out: tuple[str, ...]
+    is_excused: bool
+
+    @property
+    def level(self) -> Level:
+        """The worst of its columns; no more than ``warn`` where the rows are excused."""
+        level = worst_level(self.columns)
+        return "warn" if level == "refuse" and self.is_excused else level
+
+
+def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageResult:
+    """Compare every input dataset with its last accepted snapshot, an artifact's digest by the stage's name.
+
+    Raises:
+        DataError: a column has moved too far. The page stays in the work folder, which the error names.
+    """
+    settings = context.config.retrain
+    assert settings is not None  # without the section there is no such stage
+    root = find_home().artifacts / "dataset"
+    found = [
+        compare_snapshots(name, folder, root / accepted[name] if name in accepted else None, settings.drift)
+        for name, folder in sorted(context.inputs.items())
+    ]
+    page = render(found)
+    for folder in (context.work, context.folder):
+        (folder / "drift.md").write_text(page, encoding="utf-8")
+    write_json([asdict(one) for one in found], context.folder / "drift.json")
+    context.tracker.log_artifact(context.folder / "drift.md", "data")
+    metrics = _metrics([column for one in found for column in one.columns])
+    context.tracker.log_metrics(metrics)
+    for one in found:
+        context.progress(f"{one.name}: {_sentence(one)}")
+    refused = [one for one in found if one.level == "refuse"]
+    if refused:
+        report_markdown("drift", page)  # a stage that fails has no summary
+        raise DataError(
+            "the new data drifts from the last accepted: " + "; ".join(map(_sentence, refused)),
+            where=str(context.work / "drift.md"),
+            fix="look at the page; where the change is meant, accept these rows: retrain.drift.accepted="
+            + str([one.new[:_DIGITS] for one in refused]),
+        )
+    return StageResult(metrics=metrics, summary=page)
+
+
+def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: DriftConfig) -> DatasetDrift:
+    """The sketches in the reports of two snapshots; an accepted one that is gone counts as none."""
+    report = read_json(new / "report.json")
+    path = accepted / "report.json" if accepted else None
+    before: Mapping[str, Any] = read_json(path) if path and path.is_file() else {"digest": "", "sketches": {}}
+    limits = DriftLimits(
+        warn_psi=settings.warn_psi,
+        refuse_psi=settings.refuse_psi,
+        warn_ks=settings.warn_ks,
+        refuse_ks=settings.refuse_ks,
+        chance=settings.chance,
+    )
+    return DatasetDrift(
+        name=name.removeprefix("prepare_"),
+        new=report["digest"],
+        accepted=before["digest"],
+        columns=judge(before["sketches"], report["sketches"], limits),
+        left_out=not_compared(before["sketches"], report["sketches"]) if before["digest"] else (),
+        is_excused=any(report["digest"].startswith(digest) for digest in settings.accepted),
+    )
+
+
+def render(found: Sequence[DatasetDrift]) -> str:
+    """The page, as Markdown: which column moved, and how."""
+    return "# New data against the last accepted\n\n" + "\n".join(map(_section, found))
+
+
+def _section(one: DatasetDrift) -> str:
+    lines = [f"## {one.name}: {one.level}", "", f"{_sentence(one)}."]
+    if one.columns:
+        lines += [
+            "",
+            f"Rows {one.accepted[:_DIGITS]} accepted, {one.new[:_DIGITS]} new.",
+            "",
+            "| column | level | PSI | by chance | KS | by chance | mean | values | moved most |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *map(_row, one.columns),
+        ]
+    if one.left_out:
+        lines += ["", f"Not compared, as one side lacks them or counts otherwise: {', '.join(one.left_out)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(one: DatasetDrift) -> str:
+    if not one.accepted:
+        return f"{one.name}: no accepted version in this home to compare with"
+    if one.accepted == one.new:
+        return f"{one.name}: the accepted rows, unchanged"
+    moved = [column for column in one.columns if column.level != "calm"]
+    if not moved:
+        return f"{one.name}: no column of {len(one.columns)} has moved"
+    words = ", ".join(f"{column.column} ({_distance(column)}: {_moves(column)})" for column in moved)
+    return f"{one.name}: {words}" + (", accepted by a person" if one.is_excused else "")
+
+
+def _distance(column: ColumnDrift) -> str:
+    return f"PSI {column.psi:.2f}" + (f", KS {column.ks:.2f}" if column.means else "")
+
+
+def _row(column: ColumnDrift) -> str:
+    ks, by_chance = (f"{column.ks:.3f}", f"{column.ks_by_chance:.3f}") if column.means else ("–", "–")
+    means = f"{column.means[0]:.1f} → {column.means[1]:.1f}" if column.means else "–"
+    level = column.level if column.level == "calm" else f"**{column.level}**"
+    return (
+        f"| {column.column} | {level} | {column.psi:.3f} | {column.psi_by_chance:.3f} | {ks} | {by_chance} | {means} "
+        f"| {column.before} → {column.after} | {_moves(column)} |"
+    )
+
+
+def _moves(column: ColumnDrift) -> str:
+    moves = (f"{_cell(move.name)} {move.before:.1%} → {move.after:.1%}" for move in column.moves)
+    return "; ".join(moves) or "nothing"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:40]
+
+
+def _metrics(columns: Sequence[ColumnDrift]) -> dict[str, float]:
+    return {
+        "drift/psi": max((column.psi for column in columns), default=0.0),
+        "drift/ks": max((column.ks for column in columns), default=0.0),
+        "drift/columns_moved": float(sum(column.level != "calm" for column in columns)),
+    }

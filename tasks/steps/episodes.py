@@ -1,0 +1,93 @@
+"""The tools of a run: which episodes its stages sample, and the engine that plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_contracts.errors import ContractError
+from data_contracts.search_corpus import read_corpus
+from rlcore.config import EpisodeConfig, RlConfig, RunConfig
+from rlcore.errors import ConfigError, DataError
+from rlcore.sampling.base import Sampler
+from rlcore.sampling.episodes import EpisodeSampler
+from rlcore.sandbox.pool import SandboxPool
+from rlcore.tokenization import ChatTokenizer
+from rlcore.tools.search import Passage
+from rlcore.tools.table import ToolResources, build_tools
+from tasks.home.artifacts import file_sha256
+from tasks.preset.sections import section_of
+
+
+@contextmanager
+def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> Iterator[Sampler]:
+    """The engine itself where no tools are named, else one that plays episodes on it.
+
+    Raises:
+        DataError: the search tool's corpus cannot be read or breaks its contract.
+        ModelError: the chat template cannot show a tool's output.
+    """
+    if not config.tools:
+        yield engine
+        return
+    with ExitStack() as stack:
+        sandbox = stack.enter_context(SandboxPool()) if "python" in config.tools else None
+        resources = ToolResources(passages=_passages(config), sandbox=sandbox)
+        yield EpisodeSampler(engine, tokenizer, build_tools(config, resources), config)
+
+
+def episodes_of(config: RunConfig) -> EpisodeConfig:
+    """The episodes in which the checkpoints of a run are evaluated: those that its RL runs train on.
+
+    Raises:
+        ConfigError: the RL runs have different ones, so there is no evaluation that is fair to both.
+    """
+    found = {name: config.section(name, RlConfig).sampling.episodes for name in config.runs}
+    different = [name for name, episodes in found.items() if episodes != found[config.runs[0]]]
+    if different:
+        raise ConfigError(
+            f"{different[0]}.sampling.episodes differs from {config.runs[0]}.sampling.episodes",
+            fix="give all RL runs of a preset the same tools and limits, so that their evaluations can be compared",
+        )
+    return found[config.runs[0]] if found else EpisodeConfig()
+
+
+def evaluation_section(config: RunConfig) -> Mapping[str, Any]:
+    """What an evaluation depends on: its settings, the machine's and the engine's; episodes where a run has tools."""
+    section = {name: section_of(config, name) for name in ("evaluation", "hardware")}
+    section["engine"] = config.engine_of(config.evaluation).numbers
+    episodes = episodes_of(config)
+    return section | ({"episodes": episodes} if episodes.tools else {})
+
+
+def corpus_digest(config: EpisodeConfig) -> str:
+    """SHA-256 of the search tool's corpus, empty without one.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    if not config.corpus:
+        return ""
+    try:
+        return file_sha256(Path(config.corpus))
+    except OSError as error:
+        raise DataError(
+            f"cannot read the corpus: {error.strerror}", where=config.corpus, fix="set sampling.episodes.corpus"
+        ) from error
+
+
+def evaluation_corpus(config: RunConfig) -> str:
+    """:func:`corpus_digest` of the episodes that are evaluated."""
+    return corpus_digest(episodes_of(config))
+
+
+def _passages(config: EpisodeConfig) -> list[Passage]:
+    if not config.corpus:
+        return []
+    try:
+        rows = read_corpus(Path(config.corpus))
+    except ContractError as error:
+        raise DataError(error.what, where=error.where, fix=error.fix) from error
+    return [Passage(passage_id=name, text=text) for name, text in rows]

@@ -1,0 +1,123 @@
+"""Held-out evaluation of a checkpoint: greedy accuracy, sampled accuracy and pass@k, each with its interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pandas as pd
+
+from data_contracts import evaluations as contract
+from rlcore.config import EvaluationConfig
+from rlcore.evaluation import accuracy, mean_share, pass_at_k
+from rlcore.rewards.base import RewardFn, is_correct, score_each
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.episodes import transcript
+from rlcore.seeding import derive_seed
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt, Rollout
+from tasks.home.storage import write_table
+from tasks.pipeline.stages import MODEL, StageContext, StageResult
+from tasks.steps.data import read_prompts
+from tasks.steps.episodes import episodes_of, with_tools
+from tasks.steps.rewards import verifier
+from tasks.steps.rollout_engine import Workload, longest, open_engine
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import tokenize_prompts
+
+
+def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
+    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts."""
+    model = context.inputs[checkpoint]
+    config = context.config.evaluation
+    tokenizer = ChatTokenizer.load(model / MODEL)
+    rows = read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")[: config.num_problems]
+    prompts = tokenize_prompts(rows, tokenizer)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        grade = stack.enter_context(verifier(context.config, prefill=tokenizer.prefill))
+        engine = stack.enter_context(
+            open_engine(
+                model / MODEL,
+                tokenizer,
+                config=context.config.engine_of(config),
+                work=Workload(max_concurrent=config.max_concurrent, max_tokens=longest(prompts, config.max_new_tokens)),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        sampler = stack.enter_context(with_tools(engine, tokenizer, episodes_of(context.config)))
+        greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
+        table = answers(sampler, prompts, greedy, grade, seed=0)
+        if config.num_samples:
+            sampled = SamplingParams(
+                temperature=config.temperature, max_new_tokens=config.max_new_tokens, num_samples=config.num_samples
+            )
+            seed = derive_seed(context.seed, "evaluation")
+            chosen = prompts[: config.num_sampled_problems]
+            table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
+    contract.check_evaluations(table)
+    write_table(table, context.folder / "answers.parquet")
+    summary = summarise(table, config, seed=context.seed)
+    (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    context.tracker.log_metrics(summary, step=0)
+    context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
+    context.progress(
+        f"greedy accuracy {summary['eval/accuracy']:.3f} "
+        f"[{summary['eval/accuracy_low']:.3f}, {summary['eval/accuracy_high']:.3f}] on {len(prompts)} held-out problems"
+    )
+    return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
+
+
+def answers(
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
+) -> pd.DataFrame:
+    """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason."""
+    groups = sampler.sample(prompts, params, seed=seed)
+    flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
+    scores = score_each([rollout for _, rollout in flat], grade)
+    rows: list[dict[str, Any]] = []
+    for (index, rollout), score in zip(flat, scores, strict=True):
+        row: dict[str, Any] = {
+            "prompt_id": rollout.prompt.prompt_id,
+            "task": rollout.prompt.task,
+            "mode": "greedy" if params.greedy else "sampled",
+            "sample_index": index,
+            "correct": is_correct(score),
+            "value": float("nan") if score.value is None else score.value,
+        }
+        if isinstance(rollout, Rollout):
+            row |= {
+                "completion": transcript(rollout),
+                "num_tokens": len(rollout.completion_ids),
+                "finish_reason": rollout.finish_reason,
+            }
+        else:
+            row |= {"completion": rollout.reason, "num_tokens": 0, "finish_reason": "length"}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
+    """Figures over problems: Wilson interval for the greedy accuracy, bootstrap over problems for the sampled ones."""
+    greedy = table[table["mode"] == "greedy"]
+    interval = accuracy(greedy["correct"].tolist(), confidence=config.confidence)
+    summary = {
+        "eval/accuracy": interval.mean,
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+        "eval/problems": float(interval.n),
+        "eval/failed": float((greedy["value"].isna() | (greedy["num_tokens"] == 0)).sum()),
+        "completion/length": float(greedy["num_tokens"].mean()),
+        "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
+    }
+    sampled = table[table["mode"] == "sampled"]
+    if len(sampled):
+        right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
+        for k in sorted({1, config.num_samples}):
+            values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
+            mean = mean_share(values, confidence=config.confidence, seed=seed)
+            summary |= {f"eval/pass_{k}": mean.mean, f"eval/pass_{k}_low": mean.low, f"eval/pass_{k}_high": mean.high}
+    return summary

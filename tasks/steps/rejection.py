@@ -1,0 +1,278 @@
+"""Rejection sampling: a policy answers the training prompts many times, and its good answers become demonstrations.
+
+Answers are sampled in chunks of prompts. Each chunk is one file in the work folder, written whole or not at all, and
+its draws are a function of (seed, chunk): a killed run goes on with the next chunk and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from data_contracts.gate import GateLimits, GateReport
+from data_contracts.reading import source_of
+from rlcore.canaries import mask_canary
+from rlcore.config import RejectionConfig, RlConfig, RunConfig
+from rlcore.errors import DataError
+from rlcore.rejection import Candidate, Selection, Yield, account, select
+from rlcore.rewards.base import RewardFn, check_error_rate
+from rlcore.rewards.table import build_rewards
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.weight_files import max_positions
+from rlcore.seeding import derive_seed, shuffled
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt, Rollout, ScoredRollout
+from tasks.home.storage import read_table, write_json
+from tasks.pipeline.bridge import report_progress
+from tasks.pipeline.stages import MODEL, StageContext, StageResult
+from tasks.steps.data import prepare_source, prompt_hashes, read_prompts
+from tasks.steps.prepare import record, token_view
+from tasks.steps.rewards import open_reward_model, reward_resources
+from tasks.steps.rl.groups import MAX_REWARD_ERRORS
+from tasks.steps.rl.tables import write_rollouts
+from tasks.steps.rollout_engine import Workload, longest, open_engine
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import check_context, tokenize_prompts
+
+PROMPTS_PER_CHUNK = 64
+MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
+SOURCE = "rejection sampling"
+
+
+def run_rejection(context: StageContext, *, policy: str) -> StageResult:
+    """Sample from the checkpoint of the stage ``policy``; the artifact is a dataset of demonstrations and its account.
+
+    Raises:
+        DataError: no answers to at least two prompts were kept.
+        RewardError: the grader fails too often.
+    """
+    config = context.config.section("rejection", RejectionConfig)
+    folder = context.inputs[policy] / MODEL
+    tokenizer = ChatTokenizer.load(folder)
+    prompts = chosen_prompts(context, config, tokenizer)
+    sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
+    candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
+    selection = select(candidates, config, seed=context.seed)
+    require_enough(selection, len(candidates))
+    report = write_demonstrations(context, selection, prompts, tokenizer)
+    shutil.copytree(context.work / "chunks", context.folder / "rollouts")
+    return give_account(context, candidates, selection, report)
+
+
+def needs_reward_model(config: RunConfig) -> bool:
+    """Whether a term of the rewards is the trained reward model."""
+    return any(term.kind == "reward_model" for term in config.section("rejection", RejectionConfig).rewards)
+
+
+def chosen_prompts(context: StageContext, config: RejectionConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
+    """The training prompts, or ``num_prompts`` of them that the seed chooses, in an order of its own."""
+    rows = read_prompts(context.inputs["prepare_prompts"] / "train.parquet")
+    order = shuffled(len(rows), context.seed, "rejection")[: config.num_prompts or None]
+    return tokenize_prompts([rows[place] for place in order], tokenizer)
+
+
+def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
+    """The file of each chunk, whether it is there or not."""
+    count = math.ceil(num_prompts / PROMPTS_PER_CHUNK)
+    return [context.work / "chunks" / f"chunk-{number:05d}.parquet" for number in range(count)]
+
+
+def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
+    """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
+    config = context.config.section("rejection", RejectionConfig)
+    paths = chunk_paths(context, len(prompts))
+    done = sum(path.exists() for path in paths)
+    if done:
+        context.progress(f"goes on after {done} of {len(paths)} chunks")
+    terms = dataclasses.replace(context.config.section("grpo", RlConfig), rewards=config.rewards)
+    check_context(max_positions(folder), prompts, config.sampling.max_new_tokens)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        resources = dataclasses.replace(
+            reward_resources(terms, open_reward_model(context, terms, runtime)), prefill=tokenizer.prefill
+        )
+        reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
+        sampler = stack.enter_context(
+            open_engine(
+                folder,
+                tokenizer,
+                config=context.config.engine_of(config.sampling),
+                work=Workload(
+                    max_concurrent=config.sampling.max_concurrent,
+                    max_tokens=longest(prompts, config.sampling.max_new_tokens),
+                ),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        for number, path in enumerate(paths):
+            if path.exists():
+                continue
+            chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
+            seed = derive_seed(context.seed, "rejection", number)
+            groups = score_groups(sample_groups(sampler, chunk, config, seed=seed), reward)
+            mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
+            write_rollouts(path, number, groups)
+            report_progress("rejection chunks", number + 1, len(paths))
+
+
+def sample_groups(
+    sampler: Sampler, prompts: Sequence[Prompt], config: RejectionConfig, *, seed: int
+) -> list[list[Rollout]]:
+    """The answers to each prompt; what the engine could not produce is left out."""
+    params = SamplingParams(
+        temperature=config.sampling.temperature,
+        max_new_tokens=config.sampling.max_new_tokens,
+        num_samples=config.num_samples,
+    )
+    groups = sampler.sample(prompts, params, seed=seed)
+    return [[one for one in group if isinstance(one, Rollout)] for group in groups]
+
+
+def score_groups(groups: Sequence[Sequence[Rollout]], reward: RewardFn) -> list[list[ScoredRollout]]:
+    """Scores in one batched call; a grader that fails too often stops the run."""
+    scores = reward([rollout for group in groups for rollout in group])
+    check_error_rate(scores, max_rate=MAX_REWARD_ERRORS)
+    waiting = iter(scores)
+    return [[ScoredRollout(rollout=rollout, score=next(waiting)) for rollout in group] for group in groups]
+
+
+def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> list[Candidate]:
+    """Every sampled answer, as the pure part wants it."""
+    tasks = {prompt.prompt_id: prompt.task for prompt in prompts}
+    controls = tuple(tokenizer.special_tokens)
+    return [
+        Candidate(
+            prompt_id=row["prompt_id"],
+            task=tasks[row["prompt_id"]],
+            sample_index=row["sample_index"],
+            text=row["text"],
+            num_tokens=len(row["completion_ids"]),
+            value=None if math.isnan(row["value"]) else row["value"],
+            is_whole=row["finish_reason"] == "stop",
+            is_usable=is_usable(row["text"], controls),
+        )
+        for path in paths
+        for row in read_table(path).to_dict("records")
+    ]
+
+
+def is_usable(text: str, controls: Sequence[str]) -> bool:
+    """Whether the contract would take the text: a policy may answer nothing, or spell out a control token."""
+    return bool(text.strip()) and "\0" not in text and not any(control in text for control in controls)
+
+
+def require_enough(selection: Selection, sampled: int) -> None:
+    """Refuse a selection that cannot be divided into training and held-out prompts.
+
+    Raises:
+        DataError: saying where the answers went.
+    """
+    if len({one.prompt_id for one in selection.kept}) < 2:
+        went = ", ".join(f"{count} {reason}" for reason, count in selection.dropped.items() if count)
+        raise DataError(
+            f"rejection sampling kept {len(selection.kept)} of {sampled} answers: {went}",
+            where="rejection",
+            fix="train the policy longer, raise num_samples or max_new_tokens, lower threshold, or choose = 'best'",
+        )
+
+
+def write_demonstrations(
+    context: StageContext, selection: Selection, prompts: Sequence[Prompt], tokenizer: ChatTokenizer
+) -> GateReport:
+    """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
+    config = context.config.section("rejection", RejectionConfig)
+    by_id = {prompt.prompt_id: prompt for prompt in prompts}
+    rows = [demonstration(by_id[one.prompt_id], one, tokenizer.prefill) for one in selection.kept]
+    num_eval = max(1, min(config.num_eval, len(rows) // 10))
+    limits = GateLimits(
+        num_train=len(rows) - num_eval,
+        num_eval=num_eval,
+        max_tokens=context.config.prompts.max_tokens + config.sampling.max_new_tokens,
+        max_quarantined=MAX_QUARANTINED,
+        forbidden_prompts=prompt_hashes(read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")),
+        seed=context.seed,
+    )
+    snapshot = context.work / "snapshot"  # when the gate refuses, quarantine and report stay where the error says
+    view = token_view(tokenizer)
+    source = source_of(SOURCE, rows)
+    report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=view, folder=snapshot)
+    shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
+    record(context, report)
+    return report
+
+
+def demonstration(prompt: Prompt, kept: Candidate, prefill: str) -> dict[str, Any]:
+    """A kept answer as a row; what the template puts into the assistant's mouth belongs to the demonstration."""
+    return {
+        "demonstration_id": f"{kept.prompt_id}/{kept.sample_index}",
+        "messages": [{"role": message.role, "content": message.content} for message in prompt.messages],
+        "completion": prefill + kept.text,
+        "reference": prompt.reference,
+        "task": prompt.task,
+    }
+
+
+def give_account(
+    context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
+) -> StageResult:
+    """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
+    config, seed = context.config.section("rejection", RejectionConfig), context.seed
+    total = account(candidates, selection.kept, config, seed=seed)
+    tasks = {
+        task: account(
+            [one for one in candidates if one.task == task],
+            [one for one in selection.kept if one.task == task],
+            config,
+            seed=seed,
+        )
+        for task in sorted({one.task for one in candidates})
+    }
+    document = {
+        "all": dataclasses.asdict(total),
+        "dropped": dict(selection.dropped),
+        "tasks": {task: dataclasses.asdict(each) for task, each in tasks.items()},
+        "contract": report.contract,
+        "accepted": report.accepted,
+        "train": report.num_train,
+        "eval": report.num_eval,
+    }
+    write_json(document, context.folder / "rejection.json")
+    page = render({"all": total, **tasks}, selection.dropped)
+    context.tracker.log_artifact(context.folder / "rejection.json", "data")
+    context.progress("\n" + page)
+    return StageResult(metrics=figures(total), rows=report.accepted, contract=report.contract, summary=page)
+
+
+def figures(total: Yield) -> dict[str, float]:
+    """The stage's metrics, by the glossary's names."""
+    return {
+        "rejection/sampled": float(total.sampled),
+        "rejection/verified": float(total.verified),
+        "rejection/kept": float(total.kept),
+        "rejection/pass_rate": total.pass_rate.mean,
+        "rejection/pass_rate_low": total.pass_rate.low,
+        "rejection/pass_rate_high": total.pass_rate.high,
+        "rejection/solved": total.solved.mean,
+    }
+
+
+def render(yields: Mapping[str, Yield], dropped: Mapping[str, int]) -> str:
+    """The account as Markdown."""
+    lines = [
+        "| task | prompts | sampled | verified | kept | accepted | pass rate | 95 % interval | prompts solved |",
+        "|---" * 9 + "|",
+    ]
+    lines += [
+        f"| {task} | {each.num_prompts} | {each.sampled} | {each.verified} | {each.kept} "
+        f"| {each.kept / each.sampled:.3f} | {each.pass_rate.mean:.3f} "
+        f"| [{each.pass_rate.low:.3f}, {each.pass_rate.high:.3f}] | {each.solved.mean:.3f} |"
+        for task, each in yields.items()
+    ]
+    went = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+    return "\n".join([*lines, "", f"Not kept: {went or 'none'}."])

@@ -1,0 +1,190 @@
+"""The gate of a new reward model: its accuracy on held-out pairs, and how far it agrees with the champion's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlcore.checks import Check, at_least
+from rlcore.config import RetrainConfig, RunConfig
+from rlcore.errors import DataError, TrainingError
+from rlcore.evaluation import independent_values
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.paired import fewest, loss_p, score_interval
+from rlcore.promotion import Verdict
+from rlcore.tokenization import ChatTokenizer
+from rlcore.training.preferences import different_sequences
+from tasks.home.settings import find_home
+from tasks.home.storage import write_json
+from tasks.pipeline.bridge import report_markdown
+from tasks.pipeline.stages import MODEL, StageContext, StageResult
+from tasks.report.promotion_page import check_table
+from tasks.steps.data import PairRow, prompt_hashes, read_pairs
+from tasks.steps.runtime import Runtime, open_runtime
+from tasks.steps.tokens import tokenize_pairs
+
+Margins = NDArray[np.float64]
+_SHOWN = 5
+
+
+def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> StageResult:
+    """Judge the reward model; ``previous`` and ``seen``: the champion's, and the preferences that it was trained on.
+
+    Both are digests of artifacts, empty where this home has none. Pairs whose prompt the previous one was trained on
+    are left out, so that both are judged on what is new to them.
+
+    Raises:
+        DataError: no held-out pair is left.
+        TrainingError: a check did not pass. The page stays in the work folder, which the error names.
+    """
+    settings = context.config.retrain
+    assert settings is not None  # without the section there is no such stage
+    artifacts, new = find_home().artifacts, context.input_refs["reward_model"].sha256
+    rows = _unseen(read_pairs(context.inputs["prepare_preferences"] / "eval.parquet"), artifacts / "dataset" / seen)
+    folders = [context.inputs["reward_model"] / MODEL]
+    old = artifacts / "reward_model" / previous / MODEL
+    folders += [old] if previous not in ("", new) and old.is_dir() else []
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
+    checks = compared(margins, _prompts(rows), settings)
+    verdict = _verdict(checks, settings)
+    page = render(verdict, rows, margins, is_same=previous == new)
+    for folder in (context.work, context.folder):
+        (folder / "reward_gate.md").write_text(page, encoding="utf-8")
+    write_json(asdict(verdict), context.folder / "reward_gate.json")
+    context.tracker.log_artifact(context.folder / "reward_gate.md", "reward_model")
+    context.progress(verdict.sentence)
+    if not verdict.promote:
+        report_markdown("reward gate", page)  # a stage that fails has no summary
+        raise TrainingError(
+            f"the new reward model is refused: {'; '.join(check.sentence for check in checks if not check.passed)}",
+            where=str(context.work / "reward_gate.md"),
+            fix="look at the pairs on the page and at the preference snapshot, or lower the bounds in [retrain]",
+        )
+    return StageResult(metrics=_metrics(checks), rows=len(rows), summary=page)
+
+
+def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: RetrainConfig) -> tuple[Check, ...]:
+    """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one.
+
+    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt go together and count as fewer.
+    """
+    new, confidence = margins[0], settings.confidence
+    right = np.heaviside(new, 0.5)
+    name = "held-out accuracy"
+    accuracy = at_least(name, right.tolist(), settings.min_accuracy, clusters=prompts, confidence=confidence)
+    if len(margins) == 1:
+        return (accuracy,)
+    old = margins[1]
+    same, name = (np.sign(new) == np.sign(old)).astype(float), "agreement with the previous reward model"
+    agreement = at_least(name, same.tolist(), settings.min_agreement, clusters=prompts, confidence=confidence)
+    return accuracy, agreement, _no_loss(right - np.heaviside(old, 0.5), prompts, settings)
+
+
+def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) -> Check:
+    """Whether a loss of accuracy of the margin is ruled out: an exact test at the level of one end of the interval.
+
+    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as no change: the safe side.
+    """
+    alpha, margin = (1.0 - settings.confidence) / 2.0, settings.accuracy_margin
+    signs = np.where(changes < 0.0, -1.0, np.floor(changes))
+    n = math.floor(independent_values(signs, prompts) + 1e-9)  # shares are kept, to the safe side
+    lost = math.ceil(float((signs < 0).mean()) * n - 1e-9)
+    won = min(math.floor(float((signs > 0).mean()) * n + 1e-9), n - lost)
+    p_value, least = loss_p(won, lost, n, margin), fewest(margin, alpha)
+    low, high = score_interval(won, lost, n, confidence=settings.confidence)
+    passed, estimate = p_value <= alpha, (won - lost) / n
+    sentence = f"accuracy changes by {estimate:+.3f}; a loss of {margin:g} or more is " + (
+        "ruled out" if passed else f"not ruled out (p = {p_value:.2g} at level {alpha:.2g}, {n} independent pairs)"
+    )
+    return Check(
+        name="accuracy over the previous reward model",
+        estimate=estimate,
+        low=low,
+        high=high,
+        p_value=p_value,
+        limit=-margin,
+        passed=passed,
+        sentence=sentence + (f"; not enough pairs: at least {least} are needed" if n < least else ""),
+    )
+
+
+def margins_of(folder: Path, rows: Sequence[PairRow], config: RunConfig, runtime: Runtime) -> Margins:
+    """By how much a stored reward model prefers the chosen answers: float64 [P], the mean over its members."""
+    assert config.preferences is not None and config.reward_model is not None  # without them there is no such stage
+    budget = config.reward_model.tokens_per_microbatch
+    pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=config.preferences.max_tokens)
+    sequences = different_sequences(pairs)
+    model = load_reward_model(runtime.load_frozen(folder), folder)
+    scores = model.rewards(sequences, tokens_per_microbatch=budget).mean(dim=0).double().numpy()
+    place = {sequence: number for number, sequence in enumerate(sequences)}
+    chosen, rejected = ([place[pair.sides[side]] for pair in pairs] for side in (0, 1))
+    margins: Margins = scores[chosen] - scores[rejected]
+    return margins
+
+
+def render(verdict: Verdict, rows: Sequence[PairRow], margins: Sequence[Margins], *, is_same: bool) -> str:
+    """The page, as Markdown: every check with its interval, and pairs on which the two disagree."""
+    parts = ["# The reward model", f"**{verdict.sentence}**", check_table(verdict)]
+    if is_same:
+        parts.append("It is the champion's reward model: neither data nor settings have changed.")
+    elif len(margins) == 1:
+        parts.append("There is no reward model of the champion in this home to compare with.")
+    else:
+        parts += ["## Pairs on which the two disagree", _disagreements(rows, margins[0], margins[1])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _unseen(rows: Sequence[PairRow], snapshot: Path) -> list[PairRow]:
+    """The pairs of prompts that the other snapshot does not train on."""
+    path = snapshot / "train.parquet"
+    seen = prompt_hashes(read_pairs(path)) if path.is_file() else frozenset[str]()
+    left = [row for row in rows if not prompt_hashes([row]) & seen]
+    if not left:
+        raise DataError(
+            "every held-out pair has a prompt that the champion's reward model was trained on",
+            fix="give preferences of more prompts, or a split column that keeps held-out prompts held out",
+        )
+    return left
+
+
+def _prompts(rows: Sequence[PairRow]) -> list[int]:
+    """A number for the prompt of each pair."""
+    numbers = {messages: number for number, messages in enumerate(dict.fromkeys(tuple(row.messages) for row in rows))}
+    return [numbers[tuple(row.messages)] for row in rows]
+
+
+def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> Verdict:
+    failed = [check.sentence for check in checks if not check.passed]
+    sentence = f"Refused: {'; '.join(failed)}." if failed else "Accepted: " + "; ".join(c.sentence for c in checks)
+    return Verdict(
+        promote=not failed, look=0, alpha=(1.0 - settings.confidence) / 2.0, checks=checks, sentence=sentence
+    )
+
+
+def _disagreements(rows: Sequence[PairRow], new: Margins, old: Margins) -> str:
+    apart = np.flatnonzero(np.sign(new) != np.sign(old))
+    if not len(apart):
+        return "None."
+    worst = sorted(apart.tolist(), key=lambda place: -abs(float(new[place] - old[place])))[:_SHOWN]
+    lines = ["| pair | chosen | rejected | margin, new | previous |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {rows[place].pair_id} | {_cell(rows[place].chosen)} | {_cell(rows[place].rejected)} "
+        f"| {new[place]:+.2f} | {old[place]:+.2f} |"
+        for place in worst
+    ]
+    return f"{len(apart)} of {len(rows)}.\n\n" + "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]
+
+
+def _metrics(checks: Sequence[Check]) -> dict[str, float]:
+    names = ("retrain/rm_accuracy", "retrain/rm_agreement", "retrain/rm_gain")
+    return {name: check.estimate for name, check in zip(names, checks, strict=False)}

@@ -1,0 +1,157 @@
+"""The reward model: trained on preferences, judged on held-out pairs beside the length heuristic, centred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.config import RewardModelConfig, TrunkConfig
+from rlcore.errors import DataError, TrainingError
+from rlcore.models.heads import ScalarModel
+from rlcore.models.loading import save_model
+from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.reward_ensemble import keep_layers, raw_scores, save_members
+from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.packing import TokenSequence
+from rlcore.tokenization import ChatTokenizer
+from rlcore.training.label_audit import Suspect
+from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
+from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
+from rlcore.training.reward_model import Report
+from tasks.home.storage import write_json, write_table
+from tasks.pipeline.stages import MODEL, StageContext, StageResult
+from tasks.report import plots
+from tasks.report.reward_report import HeldOut, held_out_report, suspects_table
+from tasks.steps.data import PairRow, read_pairs
+from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
+from tasks.steps.tokens import tokenize_pairs
+
+TABLES = ("reliability.json", "label_audit.parquet")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    rows: list[PairRow]
+    train: list[TokenPair]
+    held_out: list[TokenPair]
+
+
+def run_reward_model(context: StageContext) -> StageResult:
+    """Bradley-Terry training from the SFT checkpoint; fails below the preset's held-out accuracy."""
+    start, config = context.inputs["sft"] / MODEL, context.config.reward_model
+    assert config is not None  # without the section there is no such stage
+    data = _read(context, start)
+    history: list[Mapping[str, float]] = []
+    report = _reporter(context, history, num_steps=_num_steps(config, data.train))
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        trunk = _trunk(config.trunk, runtime, start, seed=context.seed)
+        fitted = fit_reward_model(trunk, data.train, config, seed=context.seed, report=report)
+        held_out, scales = _judge(fitted, data, config, seed=context.seed)
+        _save(fitted.members, start, context.folder / MODEL)
+        memory = peak_memory_gib(runtime.device)
+    found = held_out_report(held_out, seed=context.seed, confidence=context.config.evaluation.confidence)
+    scales = RewardScales(members=scales.members, temperature=found.metrics["rm/temperature"])
+    scales.save(context.folder / MODEL)
+    metrics = dict(found.metrics) | _audit_metrics(fitted.suspects)
+    write_json(metrics, context.folder / "metrics.json")
+    write_json(list(found.reliability), context.folder / "reliability.json")
+    write_table(suspects_table(fitted.suspects, data.rows), context.folder / "label_audit.parquet")
+    context.tracker.log_metrics(metrics, step=len(history))
+    plots.loss_curve(history, "rm/loss", context.folder / "loss.png", title="Reward model")
+    context.tracker.log_artifact(context.folder / "loss.png", "plots")
+    for name in TABLES:
+        context.tracker.log_artifact(context.folder / name, "reward_model")
+    context.progress(found.line)
+    _require_accuracy(metrics["rm/eval_accuracy"], config.min_accuracy)
+    return StageResult(
+        metrics=metrics | {"memory/peak_gib": memory},
+        model_name=f"{context.config.name}-reward-model",
+        summary=found.page,
+    )
+
+
+def _read(context: StageContext, start: Path) -> _Data:
+    folder, config = context.inputs["prepare_preferences"], context.config.preferences
+    assert config is not None  # as above
+    tokenizer = ChatTokenizer.load(start)
+    rows, others = read_pairs(folder / "train.parquet"), read_pairs(folder / "eval.parquet")
+    for name, found in (("num_train", rows), ("num_eval", others)):
+        if not found:
+            raise DataError(
+                f"there are no preference pairs to {'train' if name == 'num_train' else 'evaluate'} on",
+                where=f"preferences.{name}",
+                fix="give pairs of more prompts: a prompt with all its pairs is either trained on or held out",
+            )
+    train, held_out = (tokenize_pairs(part, tokenizer, max_tokens=config.max_tokens) for part in (rows, others))
+    return _Data(rows=rows, train=train, held_out=held_out)
+
+
+def _trunk(config: TrunkConfig, runtime: Runtime, start: Path, *, seed: int) -> PreTrainedModel | AdaptedModel:
+    """The first layers of the SFT checkpoint, or an adapter on all of it, frozen."""
+    if config.adapter.rank:
+        return add_adapter(runtime.load_base(start), config.adapter, "reward_model", seed=seed)
+    trunk = runtime.load_trainable(start)
+    keep_layers(trunk, config.layers)
+    return trunk
+
+
+def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
+    """Steps of all members; with a frozen trunk each head is one step."""
+    steps = 1 if config.trunk.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
+    return config.ensemble * steps * (1 if config.trunk.trainable_layers == 0 else config.num_epochs)
+
+
+def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_steps: int) -> Report:
+    """Steps are counted on from member to member, so that curves of an ensemble follow one another."""
+
+    def report(_: int, metrics: Mapping[str, float]) -> None:
+        step = len(history) + 1
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % max(1, num_steps // 10) == 0 or step == num_steps:
+            context.progress(
+                f"step {step}/{num_steps}: loss {metrics['rm/loss']:.3f}, accuracy {metrics['rm/accuracy']:.3f}"
+            )
+
+    return report
+
+
+def _judge(fitted: Fitted, data: _Data, config: RewardModelConfig, *, seed: int) -> tuple[HeldOut, RewardScales]:
+    """Scores of the held-out completions, free of length where the preset asks for it; scales by the training set."""
+    members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=seed)
+    sequences: list[TokenSequence] = different_sequences(data.held_out)
+    raw = raw_scores(fitted.members, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
+    lengths = lengths_of([sequence.completion_ids for sequence in sequences])
+    pairs = list(zip(members, raw, strict=True))
+    scores = torch.stack([scale.centred(own, lengths) for scale, own in pairs])
+    rewards = torch.stack([scale.centred(own, lengths) / scale.scale for scale, own in pairs])
+    held_out = HeldOut(pairs=data.held_out, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
+    return held_out, RewardScales(members=members)
+
+
+def _save(members: tuple[ScalarModel, ...], start: Path, folder: Path) -> None:
+    save_model(members[0].backbone, start, folder)
+    save_members(members, folder)
+
+
+def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
+    if not suspects:
+        return {}
+    doubted = sum(one.margin < -2.0 for one in suspects)
+    return {
+        "rm/audit_accuracy": sum(one.margin > 0.0 for one in suspects) / len(suspects),
+        "rm/doubted_labels": doubted / len(suspects),
+    }
+
+
+def _require_accuracy(found: float, wanted: float) -> None:
+    if found < wanted:
+        raise TrainingError(
+            f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
+            where="reward_model.min_accuracy",
+            fix="train longer, look at the pairs in the preference snapshot, or lower the bound",
+        )

@@ -1,0 +1,124 @@
+"""Rollouts and their scores: one contract-checked Parquet file per iteration, and a few rows that MLflow shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from data_contracts import rollouts as contract
+from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.sampling.episodes import transcript
+from rlcore.types import ScoredRollout
+from tasks.home.storage import write_json, write_table
+from tasks.tracking.runs import RunTracker
+
+SAMPLE_ROWS = 16
+WRITE_SECONDS = 5.0  # between two writes of a quick loop
+
+
+class RolloutKeeper:
+    """Keeps every rollout of a run: a file for each iteration, and a sample of it that MLflow shows.
+
+    The iterations of five seconds are checked together, since what that costs hardly hangs on the number of rows, and
+    written in the background. :meth:`write` has to be called before the tracker is flushed for a checkpoint, and on the
+    way out.
+    """
+
+    def __init__(self, work: Path, tracker: RunTracker) -> None:
+        self.folder, self._samples, self._tracker = work / "rollouts", work / "samples", tracker
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[dict[str, Any]] = []  # rows
+        self._written = time.monotonic()
+
+    def keep(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        """Take the rollouts of an iteration, those that gave way to others (dynamic sampling) among them."""
+        self._waiting += rollout_rows(iteration, drawn.groups, replaced=drawn.replaced)
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Check what waits, and have it written: it is there when the tracker was flushed.
+
+        Raises:
+            ContractError: a row breaks ``rollouts/v1`` or ``scores/v1``; none of them is written.
+        """
+        rows, self._waiting = self._waiting, []
+        self._written = time.monotonic()
+        if not rows:
+            return
+        frame = pd.DataFrame(rows)
+        contract.check_rollouts(frame)
+        for iteration, part in frame.groupby("iteration"):
+            name = f"iteration-{iteration:05d}"
+            table, sample = self.folder / f"{name}.parquet", self._samples / f"{name}.json"
+            self._tracker.in_background(partial(write_table, part, table))
+            self._tracker.in_background(partial(write_sample, part, sample))
+            self._tracker.log_table(sample, "samples")
+
+
+def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:
+    """Check the rows against the contracts ``rollouts/v1`` and ``scores/v1``, and write them atomically."""
+    frame = pd.DataFrame(rollout_rows(iteration, groups))
+    contract.check_rollouts(frame)
+    write_table(frame, path)
+
+
+def write_sample(frame: pd.DataFrame, path: Path) -> None:
+    """The iteration's first 16 rollouts, whole groups where they are small enough, as a table that MLflow displays.
+
+    Every part of the reward has a column of its own.
+    """
+    rows = [_shown(row) for row in frame.head(SAMPLE_ROWS).to_dict("records")]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    write_json({"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}, path)
+
+
+def _shown(row: dict[Any, Any]) -> dict[str, Any]:
+    parts = {f"part/{name}": value for name, value in json.loads(row["parts"]).items()}
+    return {
+        "iteration": row["iteration"],
+        "prompt_id": row["prompt_id"],
+        "prompt": row["prompt"],
+        "text": row["text"],
+        "reference": row["reference"],
+        "reward": None if math.isnan(row["value"]) else row["value"],
+        **parts,
+        "tokens": len(row["completion_ids"]),
+        "finish_reason": row["finish_reason"],
+        "error": row["error"],
+    }
+
+
+def rollout_rows(
+    iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
+) -> list[dict[str, Any]]:
+    """One row per rollout; tokens and log-probabilities as sampled, the text has every turn and tool output."""
+    return [
+        {
+            "iteration": iteration,
+            "prompt_id": item.rollout.prompt.prompt_id,
+            "sample_index": index,
+            "prompt": item.rollout.prompt.messages[-1].content,
+            "reference": item.rollout.prompt.reference,
+            "text": transcript(item.rollout),
+            "completion_ids": list(item.rollout.completion_ids),
+            "sampler_logprobs": list(item.rollout.sampler_logprobs),
+            "loss_mask": list(item.rollout.loss_mask),
+            "policy_version": item.rollout.policy_version,
+            "finish_reason": item.rollout.finish_reason,
+            "value": float("nan") if item.score.value is None else item.score.value,
+            "parts": json.dumps(dict(item.score.parts), sort_keys=True),
+            "error": item.score.error,
+            "replaced": gave_way,
+        }
+        for gave_way, kept in ((False, groups), (True, replaced))
+        for group in kept
+        for index, item in enumerate(group)
+    ]

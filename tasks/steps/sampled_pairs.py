@@ -1,0 +1,101 @@
+"""Preference pairs without people: the SFT policy answers, the verifier judges, a right answer beats a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+import pandas as pd
+
+from rlcore.config import DatasetConfig
+from rlcore.errors import DataError
+from rlcore.rewards.base import RewardFn
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.seeding import derive_seed
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt, Rollout
+from tasks.home.storage import write_table
+from tasks.pipeline.stages import MODEL, StageContext
+from tasks.steps.data import POLICY, read_prompts
+from tasks.steps.rewards import verifier
+from tasks.steps.rollout_engine import Workload, open_engine
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import tokenize_prompts
+
+GROUP_SIZE = 8
+PROMPTS_AT_A_TIME = 64
+MAX_CONCURRENT = 256
+RIGHT, WRONG = 1.0, 0.0
+
+
+def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path) -> None:
+    """As many pairs as the preset asks for, in contract columns, at most one per training prompt.
+
+    Raises:
+        DataError: the policy was right every time or wrong every time.
+    """
+    checkpoint = context.inputs["sft"] / MODEL
+    tokenizer = ChatTokenizer.load(checkpoint)
+    rows = read_prompts(context.inputs["prepare_prompts"] / "train.parquet")
+    prompts = tokenize_prompts(rows, tokenizer)
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    params = SamplingParams(
+        temperature=1.0, max_new_tokens=max(1, config.max_tokens - longest - 1), num_samples=GROUP_SIZE
+    )
+    prefill = tokenizer.prefill
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        grade = stack.enter_context(verifier(context.config, prefill=prefill))
+        sampler = stack.enter_context(
+            open_engine(
+                checkpoint,
+                tokenizer,
+                config=context.config.engine,
+                work=Workload(max_concurrent=MAX_CONCURRENT, max_tokens=config.max_tokens),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        groups = sample_groups(sampler, prompts, params, seed=context.seed)
+        found = (pair for group in groups if (pair := pair_of(group, grade, prefill)) is not None)
+        pairs = list(islice(found, config.num_train + config.num_eval))
+    if not pairs:
+        raise DataError(
+            f"the policy gave no pair: on {len(prompts)} prompts its answers were all right or all wrong",
+            where="preferences",
+            fix="train SFT longer, choose other prompts, or name a file of preferences in preferences.path",
+        )
+    write_table(pd.DataFrame(pairs), path)
+
+
+def sample_groups(
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+) -> Iterator[list[Rollout]]:
+    """A group of completions per prompt, sampled as they are asked for."""
+    for start in range(0, len(prompts), PROMPTS_AT_A_TIME):
+        chosen = prompts[start : start + PROMPTS_AT_A_TIME]
+        for group in sampler.sample(chosen, params, seed=derive_seed(seed, "pairs", start)):
+            yield [rollout for rollout in group if isinstance(rollout, Rollout)]
+
+
+def pair_of(group: Sequence[Rollout], grade: RewardFn, prefill: str) -> dict[str, object] | None:
+    """The first right answer of a group against its first wrong one; None where it has only one kind.
+
+    What the template puts into the assistant's mouth, ``prefill``, belongs to an answer in a table.
+    """
+    values = [score.value for score in grade(group)]
+    right = next((rollout for rollout, value in zip(group, values, strict=True) if value == RIGHT), None)
+    wrong = next((rollout for rollout, value in zip(group, values, strict=True) if value == WRONG), None)
+    if right is None or wrong is None:
+        return None
+    return {
+        "pair_id": right.prompt.prompt_id,
+        "messages": [{"role": message.role, "content": message.content} for message in right.prompt.messages],
+        "chosen": prefill + right.text,
+        "rejected": prefill + wrong.text,
+        "margin": 0.0,
+        "weight": 1.0,
+        "source": POLICY,
+    }

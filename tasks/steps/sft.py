@@ -1,0 +1,47 @@
+"""Supervised fine-tuning on the demonstrations: the cold start that gives RL something to sharpen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlcore.config import SftConfig
+from rlcore.models.check import check_model
+from rlcore.models.loading import save_model
+from rlcore.tokenization import ChatTokenizer
+from rlcore.training.sft import train_sft
+from tasks.pipeline.stages import MODEL, StageContext, StageResult
+from tasks.report import plots
+from tasks.steps.data import read_demonstrations
+from tasks.steps.runtime import open_runtime, peak_memory_gib
+from tasks.steps.tokens import tokenize_demonstrations
+
+
+def run_sft(context: StageContext, *, section: str, start: str, data: str) -> StageResult:
+    """Train the checkpoint of the stage ``start`` on the demonstrations of the stage ``data``, as ``section`` says.
+
+    The artifact is a checkpoint of the same form.
+    """
+    config = context.config.section(section, SftConfig)
+    checkpoint, dataset = context.inputs[start] / MODEL, context.inputs[data]
+    tokenizer = ChatTokenizer.load(checkpoint)
+    train = tokenize_demonstrations(read_demonstrations(dataset / "train.parquet"), tokenizer)
+    held_out = tokenize_demonstrations(read_demonstrations(dataset / "eval.parquet"), tokenizer)
+    history: list[Mapping[str, float]] = []
+    every = max(1, config.num_steps // 10)
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % every == 0 or step == config.num_steps:
+            context.progress(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
+
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        model = runtime.load_trainable(checkpoint)
+        check_model(model, tokenizer)
+        train_sft(model, train, held_out, config, seed=context.seed, report=report)
+        save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        memory = peak_memory_gib(runtime.device)
+    plots.loss_curve(history, "sft/loss", context.folder / "loss.png", title="SFT")
+    context.tracker.log_artifact(context.folder / "loss.png", "plots")
+    result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
+    return StageResult(metrics=result | {"memory/peak_gib": memory}, model_name=f"{context.config.name}-{section}")

@@ -1,0 +1,180 @@
+"""Where a model comes from: from a version's tags through the records of stages to the digests of the raw rows.
+
+Everything but the alias is read from our own files: records in ``cache/``, reports in ``artifacts/``. A stage of which
+this home has no record (made elsewhere, or cleaned away) stands in the tree by its digest alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from textwrap import shorten
+
+from rlcore.errors import ModelError
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.home.storage import read_json
+from tasks.pipeline.keys import Record, StageCache, describe_machine
+from tasks.tracking.registry import read_version
+
+_DIGITS = 12
+_BOX_WIDTH, _BOX_HEIGHT, _GAP = 250, 64, 26  # of the picture, in its units
+_BOX_LETTERS = 46  # that fit a line of a box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestor:
+    """One result and what it was made from. ``facts`` are lines for people; ``sha256`` is the artifact's digest."""
+
+    stage: str
+    sha256: str
+    facts: tuple[str, ...]
+    parents: tuple[Ancestor, ...]
+
+
+def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
+    """The tags and the ancestry of a registered version: ``tiny-grpo@champion`` or ``tiny-grpo/3``.
+
+    Raises:
+        ModelError: no such version, or one that this pipeline did not register.
+    """
+    tags = read_version(home, model)
+    records = read_records(home)
+    record = next((each for each in records if each.key == tags.get("stage_key")), None)
+    if record is None:
+        raise ModelError(
+            f"no stage of this home made version {tags['version']} of {tags['name']}",
+            where=str(home.cache),
+            fix="set RLCORE_HOME to the home that trained it",
+        )
+    return tags, ancestry(home, records, record)
+
+
+def read_records(home: Home) -> tuple[Record, ...]:
+    """Every record of the home, the newest first."""
+    cache = StageCache(home.cache)
+    stages = sorted(folder.name for folder in home.cache.iterdir() if folder.is_dir())
+    found = [record for stage in stages for record in cache.records(stage)]
+    return tuple(sorted(found, key=lambda record: record.created, reverse=True))
+
+
+def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancestor:
+    """The tree above one record; of several records of the same content the newest that is not newer counts."""
+    model_id = record.ingredients["arguments"].get("model_id")  # of an import from the registry: what made that model
+    made_it = (each for each in records if each.ref.model_id == model_id and not is_import(each)) if model_id else ()
+    parents = [ancestry(home, records, each) for each in made_it][:1]
+    for stage, sha256 in record.ingredients["inputs"].items():
+        made = [
+            each
+            for each in records
+            if each.ingredients["stage"]["name"] == stage
+            and each.ref.sha256 == sha256
+            and each.created <= record.created
+        ]
+        unknown = Ancestor(stage=stage, sha256=sha256, facts=("no record in this home",), parents=())
+        parents.append(ancestry(home, records, made[0]) if made else unknown)
+    stage = record.ingredients["stage"]["name"]
+    return Ancestor(stage=stage, sha256=record.ref.sha256, facts=_facts(home, record), parents=tuple(parents))
+
+
+def is_import(record: Record) -> bool:
+    """Whether a stage brought in a model that was registered before, instead of making one."""
+    return "model_id" in record.ingredients["arguments"]
+
+
+def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
+    """The tree for a terminal; what stands in it already is not drawn out a second time."""
+    names = (
+        "sha256",
+        "preset",
+        "code",
+        "data",
+        "parents",
+        "versions",
+        "environment",
+        "machine",
+        "promoted_over",
+        "verdict",
+        "rolled_back",
+    )
+    lines = [f"{tags['name']} version {tags['version']}"]
+    lines += [f"  {name}: {tags[name]}" for name in names if tags.get(name)]
+    lines += _tree_lines(root, "", set())
+    return "\n".join(lines) + "\n"
+
+
+def draw(root: Ancestor, path: Path) -> None:
+    """The graph as an SVG file: raw data on the left, the model on the right, an arrow from each input."""
+    columns = _columns(root)
+    places = {
+        node: (column * (_BOX_WIDTH + 2 * _GAP) + _GAP, row * (_BOX_HEIGHT + _GAP) + _GAP)
+        for column, nodes in enumerate(columns)
+        for row, node in enumerate(nodes)
+    }
+    width = len(columns) * (_BOX_WIDTH + 2 * _GAP)
+    height = max(map(len, columns)) * (_BOX_HEIGHT + _GAP) + _GAP
+    parts = [_arrow(places[parent], places[node]) for node in places for parent in dict.fromkeys(node.parents)]
+    parts += [_box(node, x, y) for node, (x, y) in places.items()]
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">'
+        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n',
+        encoding="utf-8",
+    )
+
+
+def _facts(home: Home, record: Record) -> tuple[str, ...]:
+    ingredients, ref = record.ingredients, record.ref
+    facts = [
+        f"{ref.rows} rows" if ref.rows else "",
+        f"source {ingredients['external'][:_DIGITS]}" if ingredients["external"] else "",
+    ]
+    facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {}))]
+    return tuple(fact for fact in (*facts, f"seed {ingredients['seed']}", record.created[:16]) if fact)
+
+
+def _rows_of(home: Home, ref: ArtifactRef) -> list[str]:
+    path = home.root / ref.uri / "report.json"
+    if not path.is_file():
+        return []
+    report = read_json(path)
+    return [f"{report['contract']} from {report['source']}", f"rows' digest {report['digest'][:_DIGITS]}"]
+
+
+def _tree_lines(node: Ancestor, indent: str, shown: set[Ancestor]) -> list[str]:
+    again = node in shown and bool(node.parents)
+    shown.add(node)
+    facts = "as above" if again else ", ".join(node.facts)
+    lines = [f"{indent}{node.stage} {node.sha256[:_DIGITS]}  {facts}"]
+    for parent in () if again else node.parents:
+        lines += _tree_lines(parent, indent + "    ", shown)
+    return lines
+
+
+def _columns(root: Ancestor) -> list[list[Ancestor]]:
+    """Every node once, by the length of its longest way from the raw data."""
+    depths: dict[Ancestor, int] = {}
+
+    def depth(node: Ancestor) -> int:
+        if node not in depths:
+            depths[node] = 1 + max((depth(parent) for parent in node.parents), default=-1)
+        return depths[node]
+
+    last = depth(root)
+    return [[node for node, place in depths.items() if place == column] for column in range(last + 1)]
+
+
+def _box(node: Ancestor, x: int, y: int) -> str:
+    lines = [f"{node.stage} {node.sha256[:_DIGITS]}", *node.facts[-4:-1]]
+    texts = "".join(
+        f'<text x="{x + 8}" y="{y + 16 + 14 * place}" font-size="{12 if place == 0 else 10}">{escape(line)}</text>'
+        for place, line in enumerate(shorten(line, _BOX_LETTERS, placeholder=" …") for line in lines)
+    )
+    return f'<rect x="{x}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" fill="#eef3fa" stroke="#446"/>{texts}'
+
+
+def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
+    x1, y1, x2, y2 = start[0] + _BOX_WIDTH, start[1] + _BOX_HEIGHT // 2, end[0], end[1] + _BOX_HEIGHT // 2
+    middle = (x1 + x2) // 2
+    return f'<path d="M{x1},{y1} C{middle},{y1} {middle},{y2} {x2},{y2}" fill="none" stroke="#889"/>'

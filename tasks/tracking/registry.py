@@ -1,0 +1,275 @@
+"""Models by name and version: plain files registered with MLflow, never pickles; and which version is the champion.
+
+The aliases of a registered model: ``champion`` (what others use), ``previous`` (what a roll-back returns to),
+``challenger`` (judged last, and not promoted). MLflow cannot move an alias on a condition, so every move is made under
+a lock in the home: promotions of one home never interleave. Homes that share a server do not see each other's lock.
+Every move can be repeated after a kill: the champion is moved last by a promotion and first by a roll-back.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcore.errors import ModelError, PromotionError
+from tasks.home.locks import file_lock
+from tasks.home.settings import Home
+from tasks.tracking.runs import RunTracker, Tracker, open_tracker, or_none, unless_exists
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+
+
+CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+_PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
+_SQLITE = "sqlite:///"
+_FIRST = "none"  # what the first champion was promoted over
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelVersion:
+    """A version in the registry; ``model_id`` and the artifact's ``sha256`` are empty if others registered it."""
+
+    name: str
+    version: int
+    model_id: str
+    sha256: str
+
+
+def download_model(uri: str, folder: Path) -> Path:
+    """The files of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+    except (MlflowException, OSError) as error:
+        raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
+
+
+def register_model(run: RunTracker, folder: Path, *, name: str, tags: Mapping[str, str]) -> ModelVersion:
+    """Store a checkpoint's files as a logged model of ``run`` and register them as the next version of ``name``.
+
+    ``tags`` go to both; they hold ``sha256``, the digest of the artifact.
+    """
+    client = run.client
+    model = client.create_logged_model(
+        run.experiment_id, name=name, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
+    )
+    client.log_model_artifacts(model.model_id, str(folder))
+    client.finalize_logged_model(model.model_id, "READY")
+    unless_exists(client.create_registered_model, name)
+    version = client.create_model_version(
+        name,
+        f"models:/{model.model_id}",
+        run_id=run.run_id,
+        tags={**tags, "model_id": model.model_id},  # a version in a database does not keep the id itself
+        model_id=model.model_id,
+    )
+    return _model_version(version)
+
+
+def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:
+    """The version that carries an alias (``champion``), or None."""
+    model = or_none(tracker.client.get_registered_model, name)
+    version = model.aliases.get(alias) if model else None
+    return None if version is None else _model_version(tracker.client.get_model_version(name, str(version)))
+
+
+def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
+    """Version ``number`` of a registered model, or None."""
+    version = or_none(tracker.client.get_model_version, name, number) if number.isdecimal() else None
+    return _model_version(version) if version else None
+
+
+def find_by_model_id(tracker: Tracker, name: str, model_id: str) -> ModelVersion | None:
+    """The version of ``name`` that an artifact's ``model_id`` was registered as, or None."""
+    found = tracker.client.search_model_versions(f"name = '{name}' and tags.model_id = '{model_id}'")
+    return _model_version(found[0]) if found else None
+
+
+def read_version(home: Home, model: str) -> Mapping[str, str]:
+    """Name, number and tags of the version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names.
+
+    Read from MLflow's database itself where there is no server: to import MLflow takes longer than all the rest of a
+    lineage.
+
+    Raises:
+        ModelError: there is none.
+    """
+    name, _, alias = model.partition("@")
+    name, _, number = name.partition("/")
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
+    if uri.startswith(_SQLITE):
+        found = _from_database(Path(uri.removeprefix(_SQLITE)), name, alias=alias, number=number)
+    else:
+        tracker = open_tracker(home)
+        version = find_version(tracker, name, alias) if alias else find_number(tracker, name, number)
+        found = {"version": str(version.version), **read_tags(tracker, version)} if version else None
+    if found is None:
+        raise ModelError(f"there is no registered model {model!r}", fix="write name@champion or name/3")
+    return {"name": name, **found}
+
+
+def read_tags(tracker: Tracker, version: ModelVersion) -> dict[str, str]:
+    """The tags of a version: digests, parents, code, and how it was judged."""
+    return dict(tracker.client.get_model_version(version.name, str(version.version)).tags)
+
+
+def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
+    """Add tags to a version, or change them."""
+    for name, value in tags.items():
+        tracker.client.set_model_version_tag(version.name, str(version.version), name, value)
+
+
+def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
+    """Point an alias at a version; the champion is moved by :func:`promote` and :func:`roll_back` alone."""
+    tracker.client.set_registered_model_alias(version.name, alias, str(version.version))
+
+
+def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str) -> int:
+    """Which look at the held-out prompts this comparison is, from 1; the same pair at the same prompts keeps its look.
+
+    Looks of all registered models count together, as trying ten models under ten names finds a "better" one as easily.
+    Kept as tags of the registered model ``name``: ``look.<data>.<pair>``, digests cut by the caller.
+    """
+    with _lock(home):
+        prefix = f"look.{data}."
+        known = {
+            tag.removeprefix(prefix): int(number)
+            for tags in _tags_of_models(tracker)
+            for tag, number in tags.items()
+            if tag.startswith(prefix)
+        }
+        if pair in known:
+            return known[pair]
+        look = 1 + len(known)
+        tracker.client.set_registered_model_tag(name, f"{prefix}{pair}", str(look))
+    return look
+
+
+def _tags_of_models(tracker: Tracker) -> Iterator[Mapping[str, str]]:
+    token: str | None = None
+    while True:
+        page = tracker.client.search_registered_models(page_token=token)
+        yield from (model.tags for model in page)
+        token = page.token
+        if not token:
+            return
+
+
+def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> bool:
+    """Make a version the champion in the place of ``over``, its opponent in the verdict; False if it is that already.
+
+    Raises:
+        PromotionError: the champion is another than ``over`` by now, or the version was rolled back before.
+    """
+    with _lock(home):
+        champion = find_version(tracker, version.name, CHAMPION)
+        if champion == version:
+            _remove_alias(tracker, version, CHALLENGER)
+            return False
+        if champion != over:
+            raise PromotionError(
+                f"version {version.version} was judged against {_words(over)}, but {_words(champion)} is champion now",
+                where=f"registered model {version.name}",
+                fix="run the flow promote again: it judges against the champion of that moment",
+            )
+        if _ROLLED_BACK in read_tags(tracker, version):
+            raise PromotionError(
+                f"version {version.version} was champion before and has been rolled back",
+                where=f"registered model {version.name}",
+                fix=f"train another, or delete the version's tag {_ROLLED_BACK} when the reason is gone",
+            )
+        set_tags(tracker, version, {_PROMOTED_OVER: str(over.version) if over else _FIRST})
+        if over is not None:
+            set_alias(tracker, over, PREVIOUS)
+        set_alias(tracker, version, CHAMPION)
+        _remove_alias(tracker, version, CHALLENGER)
+    return True
+
+
+def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:
+    """Take version ``version`` down: the previous champion is champion again; gives that one.
+
+    ``previous`` then points at the one before, so roll-backs can follow each other. When the version was taken down
+    already, nothing changes: a repeated call takes no second version down.
+
+    Raises:
+        PromotionError: the version is not the champion, or there is nothing to go back to.
+    """
+    where = f"registered model {name}"
+    with _lock(home):
+        champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
+        if champion is None:
+            raise PromotionError("there is no champion, so nothing to roll back", where=where)
+        down = _model_version(tracker.client.get_model_version(name, str(version)))
+        if champion != down:
+            if _ROLLED_BACK not in read_tags(tracker, down):
+                raise PromotionError(f"version {version} is not the champion, {_words(champion)} is", where=where)
+            _finish_roll_back(tracker, champion)
+            return champion
+        if previous is None or previous == champion:
+            raise PromotionError(f"version {version} is the first champion: there is none before it", where=where)
+        set_tags(tracker, down, {_ROLLED_BACK: reason})
+        set_alias(tracker, previous, CHAMPION)
+        _finish_roll_back(tracker, previous)
+    return previous
+
+
+def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
+    if not path.is_file():
+        return None
+    by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
+    by_number = (
+        "SELECT version FROM model_versions WHERE name = ? AND version = ? AND current_stage NOT LIKE 'Deleted%'"
+    )
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
+        row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
+        if row is None:
+            return None
+        query = "SELECT key, value FROM model_version_tags WHERE name = ? AND version = ?"
+        return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
+
+
+def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
+    """``previous`` of a champion is what it was promoted over."""
+    over = read_tags(tracker, champion).get(_PROMOTED_OVER, _FIRST)
+    if over == _FIRST:
+        _remove_alias(tracker, champion, PREVIOUS, whatever=True)
+    else:
+        tracker.client.set_registered_model_alias(champion.name, PREVIOUS, over)
+
+
+def _remove_alias(tracker: Tracker, version: ModelVersion, alias: str, *, whatever: bool = False) -> None:
+    """Remove an alias that points at ``version``, or ``whatever`` it points at."""
+    holder = find_version(tracker, version.name, alias)
+    if holder is not None and (whatever or holder == version):
+        tracker.client.delete_registered_model_alias(version.name, alias)
+
+
+def _lock(home: Home) -> AbstractContextManager[bool]:
+    return file_lock(home.root / "registry.lock")
+
+
+def _words(version: ModelVersion | None) -> str:
+    return f"version {version.version}" if version else "no version"
+
+
+def _model_version(version: MlflowVersion) -> ModelVersion:
+    return ModelVersion(
+        name=version.name,
+        version=int(version.version),
+        model_id=version.tags.get("model_id", ""),
+        sha256=version.tags.get("sha256", ""),
+    )

@@ -1,0 +1,312 @@
+"""The one place that imports MLflow: runs, metrics, datasets; the registry of models is in ``tasks.tracking.registry``.
+
+MLflow takes seconds to import, so each function that needs it imports it. Everything goes through run ids: MLflow's
+"active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles.
+
+A loop does not wait for what it shows: metrics and tables are written in the background, in their order, and
+:meth:`RunTracker.flush` waits for them, so what comes before a checkpoint or the end of a run is stored by then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from tasks.home.artifacts import file_sha256
+from tasks.home.background import BackgroundWriter
+from tasks.home.locks import file_lock
+from tasks.home.settings import Home
+from tasks.pipeline.keys import flatten
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+_TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of 8000 characters at most: the interface looks there
+_MAX_TABLES = 100
+PARENT_TAG = "mlflow.parentRunId"  # what MLflow's interface nests runs by
+_MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
+_PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
+# Between two writes of metrics: one of fifty costs 30 ms of processor time, one of two hundred 40. Not MLflow's own
+# queue: it takes up to a second to stop, at the end of every run, and an error in it is a line in a log.
+_WRITE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedDataset:
+    """A dataset as MLflow knows it."""
+
+    name: str
+    digest: str
+
+
+def open_tracker(home: Home) -> Tracker:
+    """MLflow's server if ``MLFLOW_TRACKING_URI`` names one, else the database in the home."""
+    uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # a new database tells of sixty migrations
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    with file_lock(home.root / "mlflow.lock"):  # two processes that make the tables at once fail
+        client.search_experiments(max_results=1)
+    return Tracker(client, None if uri.startswith("http") else home.mlartifacts.as_uri())
+
+
+class Tracker:
+    """MLflow's server or database, for one home."""
+
+    def __init__(self, client: MlflowClient, artifact_root: str | None) -> None:
+        self.client = client
+        self._artifact_root = artifact_root  # None: the server decides
+
+    def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
+        """Begin a run; ``parent`` is the id of the run that it belongs to."""
+        nested = {PARENT_TAG: parent} if parent else {}
+        run = self.client.create_run(self._experiment_id(experiment), run_name=name, tags={**tags, **nested})
+        return RunTracker(self.client, run.info.run_id, run.info.experiment_id)
+
+    def reopen_run(self, run_id: str, *, parent: str = "") -> RunTracker | None:
+        """Go on with a run that was interrupted, or None when MLflow no longer has it.
+
+        Metrics of steps that it has already are dropped from now on: MLflow would keep both.
+        """
+        run = or_none(self.client.get_run, run_id)
+        if run is None:
+            return None
+        self.client.update_run(run_id, status="RUNNING")
+        if parent:
+            self.client.set_tag(run_id, PARENT_TAG, parent)
+        return RunTracker(self.client, run_id, run.info.experiment_id, resumed=True)
+
+    def find_run(self, experiment: str, tag: str, value: str) -> str:
+        """The id of the newest run of an experiment with that tag, or an empty text."""
+        query = f"tags.`{tag}` = '{value}'"
+        found = self.client.search_runs([self._experiment_id(experiment)], query, max_results=1)
+        return str(found[0].info.run_id) if found else ""
+
+    def run_metrics(self, run_id: str) -> Mapping[str, float]:
+        """The last value of every metric of a run; none when MLflow no longer has it."""
+        run = or_none(self.client.get_run, run_id) if run_id else None
+        return dict(run.data.metrics) if run else {}
+
+    def kill_runs(self, run_id: str) -> int:
+        """Mark a dead pipeline's run, and its stages' runs, as killed where they are said to run; how many were."""
+        run = or_none(self.client.get_run, run_id)
+        if run is None:
+            return 0
+        children = self.client.search_runs([run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run_id}'")
+        running = [each.info.run_id for each in (*children, run) if each.info.status == "RUNNING"]
+        for each in running:
+            self.client.set_terminated(each, "KILLED")
+        return len(running)
+
+    def _experiment_id(self, name: str) -> str:
+        known = self.client.get_experiment_by_name(name)
+        if known is not None:
+            return str(known.experiment_id)
+        location = f"{self._artifact_root}/{name}" if self._artifact_root else None
+        kind = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on curves, not on traces
+        unless_exists(self.client.create_experiment, name, artifact_location=location, tags=kind)
+        return self._experiment_id(name)
+
+
+class RunTracker:
+    """One run: a pipeline's or a stage's. Use it as a context manager: leaving it ends the run with its status."""
+
+    def __init__(self, client: MlflowClient, run_id: str, experiment_id: str, *, resumed: bool = False) -> None:
+        self.client, self.run_id, self.experiment_id = client, run_id, experiment_id
+        self._resumed = resumed
+        self._last_steps: dict[str, int] = {}
+        self._writer = BackgroundWriter()
+        self._waiting: list[Metric] = []
+        self._sent = time.monotonic()
+        self.show: Callable[[Mapping[str, float], int], None] | None = None  # who is told of every step too
+        self._tables: list[dict[str, str]] | None = None  # that the interface shows; None: not read yet
+        self._told_tables = True  # whether MLflow knows of all of them
+
+    def __enter__(self) -> RunTracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self.end("FINISHED")
+            return
+        self.set_tags({"error": f"{type(error).__name__}: {error}"[:5000]})
+        self.end("FAILED" if isinstance(error, Exception) else "KILLED")
+
+    @property
+    def url(self) -> str:
+        """The run's page, empty when MLflow is a database without a server."""
+        base = os.environ.get("MLFLOW_TRACKING_URI", "")
+        place = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return base.rstrip("/") + place if base.startswith("http") else ""
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log parameters; nested ones get dotted names, long ones are cut at 500 characters."""
+        from mlflow.entities import Param
+
+        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in flatten(params).items()]
+        for start in range(0, len(entries), _PARAMS_PER_CALL):
+            self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Log numbers at a step; :meth:`flush` makes sure that they are stored.
+
+        A quick loop's steps are written together, every five seconds. A reopened run drops what it has already: after
+        a resume the last iterations come a second time. A write that failed is an error of a later call.
+        """
+        from mlflow.entities import Metric
+
+        if self.show is not None:
+            self.show(metrics, step)
+        now = int(time.time() * 1000)
+        self._waiting += [Metric(name, float(x), now, step) for name, x in metrics.items() if self._is_new(name, step)]
+        if time.monotonic() - self._sent > _WRITE_SECONDS or len(self._waiting) > _METRICS_PER_CALL:
+            self._send()
+
+    def log_summary(self, metrics: Mapping[str, float]) -> None:
+        """Log the figures of a finished stage, except those whose curve the run has already."""
+        self.flush()
+        known = self.client.get_run(self.run_id).data.metrics
+        self.log_metrics({name: value for name, value in metrics.items() if name not in known})
+
+    def flush(self) -> None:
+        """Wait until every metric and table is written; afterwards no kill can lose one."""
+        self._send()
+        self._writer.wait()
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def log_artifact(self, path: Path, folder: str) -> None:
+        """Copy a file into the run's folder: a plot, a table, the rollouts of one iteration."""
+        self.client.log_artifact(self.run_id, str(path), folder)
+
+    def log_table(self, path: Path, folder: str) -> None:
+        """Copy a JSON table (``columns``, ``data``) that MLflow's interface shows as one: the newest hundred of a run.
+
+        In the background: the file has to be there by then, and to stay until :meth:`flush`. Not MLflow's own
+        ``log_table``, which reads back and rewrites what is there.
+        """
+        self._writer.submit(partial(self.log_artifact, path, folder))
+        if self._tables is None:
+            known = self.client.get_run(self.run_id).data.tags.get(_TABLES_TAG, "[]") if self._resumed else "[]"
+            self._tables = json.loads(known)
+        entry = {"path": f"{folder}/{path.name}", "type": "table"}
+        self._tables = [*(each for each in self._tables if each != entry), entry][-_MAX_TABLES:]
+        self._told_tables = False
+
+    def in_background(self, job: Callable[[], object]) -> None:
+        """Have a job done behind everything that waits, as :meth:`log_table` does; :meth:`flush` waits for it too."""
+        self._writer.submit(job)
+
+    def log_artifacts(self, path: Path, folder: str) -> None:
+        """Copy a folder's files into the run's folder."""
+        self.client.log_artifacts(self.run_id, str(path), folder)
+
+    def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
+        """Name a Parquet file as this run's data: under the SHA-256 of its bytes, with its columns and row count.
+
+        ``context`` says what for: ``train`` or ``eval``. MLflow cuts a digest at 36 characters; the tag has all.
+        """
+        import pyarrow.parquet as parquet
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        digest = file_sha256(path)
+        described = parquet.read_metadata(path)
+        columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
+        dataset = Dataset(
+            name=name,
+            digest=digest[:_MAX_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": path.name}),
+            schema=json.dumps({"columns": columns}),
+            profile=json.dumps({"num_rows": described.num_rows}),
+        )
+        tags = [InputTag("mlflow.data.context", context), InputTag("sha256", digest)]
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
+        return LoggedDataset(name=name, digest=dataset.digest)
+
+    def log_model_metrics(
+        self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
+    ) -> None:
+        """Log what this run measured of a logged model, on which data: MLflow compares models by these.
+
+        MLflow shows these on the run's curves too, so each stands at the last step of its curve.
+        """
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        on = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
+        entries = [
+            Metric(name, float(value), now, max(0, self._last_step(name)), model_id=model_id, run_id=self.run_id, **on)
+            for name, value in metrics.items()
+        ]
+        self.client.log_batch(self.run_id, metrics=entries)
+
+    def end(self, status: Status) -> None:
+        """Write what waits and end the run; it ends with its status also when the writing fails."""
+        try:
+            self.flush()
+        finally:
+            self._writer.close()
+            self.client.set_terminated(self.run_id, status)
+
+    def _send(self) -> None:
+        """Have written what waits: the metrics, and which tables there are."""
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), _METRICS_PER_CALL):
+            batch = waiting[start : start + _METRICS_PER_CALL]
+            self._writer.submit(partial(self.client.log_batch, self.run_id, metrics=batch))
+        if not self._told_tables:
+            tag = json.dumps(self._tables)
+            self._writer.submit(partial(self.client.set_tag, self.run_id, _TABLES_TAG, tag))
+            self._told_tables = True
+        self._sent = time.monotonic()
+
+    def _is_new(self, name: str, step: int) -> bool:
+        if not self._resumed:
+            return True
+        if name not in self._last_steps:
+            self._last_steps[name] = self._last_step(name)
+        return step > self._last_steps[name]
+
+    def _last_step(self, name: str) -> int:
+        history = or_none(self.client.get_metric_history, self.run_id, name) or []
+        return max((metric.step for metric in history), default=-1)
+
+
+def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """What ``read`` gives, or None when MLflow has no such thing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return read(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call ``create``; it is no error when the thing is there already, perhaps since a moment ago."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        create(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise

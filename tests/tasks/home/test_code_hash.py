@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import StorageError
+from tasks.home.code_hash import NEUTRAL, closure, closure_digest, closure_digests, code_version
+
+# tasks.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
+# tasks.score -> rlcore.grade ("from rlcore import grade") and, through import_module, rlcore.late
+SOURCES = {
+    "rlcore/__init__.py": "",
+    "rlcore/learn.py": "def f():\n    from .maths import deep\n    return deep.g()\n",
+    "rlcore/maths/__init__.py": '"""Maths."""\n',
+    "rlcore/maths/deep.py": "import math\n\n\ndef g():\n    return math.pi\n",
+    "rlcore/grade.py": "def h():\n    return 1\n",
+    "rlcore/late.py": "X = 1\n",
+    "rlcore/unused.py": "Y = 1\n",
+    "rlcore/config/__init__.py": "Z = 1\n",
+    "rlcore/config/rl.py": "Z = 1\n",
+    "tasks/__init__.py": "",
+    "tasks/pipeline/stages.py": "from rlcore import unused\n",
+    "tasks/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
+    "from rlcore.config.rl import Z\nfrom tasks.pipeline.stages import unused\n",
+    "tasks/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
+    '    return importlib.import_module("rlcore.late")\n',
+}
+STAGES = ("tasks.train", "tasks.score")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def digests(tree: Path) -> dict[str, str]:
+    return {stage: closure_digest(stage, root=tree) for stage in STAGES}
+
+
+def changed(tree: Path, name: str, text: str) -> set[str]:
+    before = digests(tree)
+    (tree / name).write_text(text)
+    after = digests(tree)
+    return {stage for stage in STAGES if before[stage] != after[stage]}
+
+
+def test_a_closure_follows_imports_at_the_top_in_functions_and_by_name(tree: Path) -> None:
+    assert closure("tasks.train", root=tree) == {
+        "tasks", "tasks.train", "rlcore", "rlcore.learn", "rlcore.maths", "rlcore.maths.deep",
+    }  # fmt: skip
+    assert closure("tasks.score", root=tree) == {"tasks", "tasks.score", "rlcore", "rlcore.grade", "rlcore.late"}
+
+
+def test_an_edit_deep_inside_changes_exactly_the_stages_that_reach_it(tree: Path) -> None:
+    assert changed(tree, "rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n") == {"tasks.train"}
+    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"tasks.score"}
+    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"tasks.score"}
+
+
+def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree: Path) -> None:
+    assert changed(tree, "rlcore/__init__.py", "import os\n") == set(STAGES)
+
+
+def test_an_edit_of_a_module_that_no_stage_reaches_changes_nothing(tree: Path) -> None:
+    assert changed(tree, "rlcore/unused.py", "Y = 2\n") == set()
+
+
+@pytest.mark.parametrize("name", ["tasks/pipeline/stages.py", "rlcore/config/__init__.py", "rlcore/config/rl.py"])
+def test_orchestration_and_configuration_types_are_no_part_of_a_closure(tree: Path, name: str) -> None:
+    assert changed(tree, name, "import os\n") == set()
+
+
+def test_comments_docstrings_and_layout_change_nothing(tree: Path) -> None:
+    text = '"""Deep."""\n\nimport math  # for pi\n\n\ndef g():\n    """Pi."""\n    return (\n        math.pi\n    )\n'
+    assert changed(tree, "rlcore/maths/deep.py", text) == set()
+
+
+def test_a_default_argument_is_code(tree: Path) -> None:
+    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"tasks.score"}
+
+
+def test_an_edit_is_seen_at_once_even_when_the_file_keeps_its_time(tree: Path) -> None:
+    before = closure_digest("tasks.train", root=tree)
+    path = tree / "rlcore/maths/deep.py"
+    stamp = path.stat()
+    path.write_text("import math\n\n\ndef g():\n    return math.ex\n")
+    import os
+
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert closure_digest("tasks.train", root=tree) != before
+
+
+def test_a_module_without_source_is_refused(tree: Path) -> None:
+    with pytest.raises(StorageError, match=r"tasks\.nothing"):
+        closure("tasks.nothing", root=tree)
+
+
+def test_a_users_package_is_followed_too(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tree / "elsewhere" / "rlcore_user_stage"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "stage.py").write_text("from rlcore_user_stage import helper\nfrom rlcore.types import Prompt\n")
+    (package / "helper.py").write_text("")
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert closure("rlcore_user_stage.stage") == {
+        "rlcore_user_stage", "rlcore_user_stage.stage", "rlcore_user_stage.helper", "rlcore", "rlcore.types",
+    }  # fmt: skip
+
+
+def test_the_digests_of_our_own_code_name_modules_that_exist() -> None:
+    found = closure_digests("rlcore.algorithms.advantages")
+    assert {"rlcore", "rlcore.algorithms", "rlcore.algorithms.advantages"} <= set(found)
+    assert not set(found) & NEUTRAL
+
+
+def test_every_neutral_module_exists_so_that_a_rename_is_noticed() -> None:
+    bases = {name: Path(__file__).resolve().parents[3] / name.replace(".", "/") for name in NEUTRAL}
+    assert [name for name, base in bases.items() if not base.with_suffix(".py").is_file() and not base.is_dir()] == []
+
+
+def test_the_code_version_is_never_empty() -> None:
+    assert code_version()

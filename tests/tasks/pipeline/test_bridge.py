@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from prefect import flow
+
+from rlcore.errors import TrainingError
+from tasks.home.settings import Home
+from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
+
+
+@task(name="iteration", run_name="iteration {number}")
+def iterate(done: list[int], number: int, rate: float = 0.5) -> float:
+    done.append(number)
+    return rate * number
+
+
+@task(name="burn")
+def burn() -> None:
+    raise TrainingError("the machine burns", where="here")
+
+
+@flow(name="toy-inline", persist_result=False)
+def toy_flow(fail: bool = False) -> dict[str, Any]:
+    done: list[int] = []
+    total = iterate(done, 1) + iterate(done, number=2)
+    report_progress("iterations", 2, 2)
+    report_table("answers", [{"problem": "3 + 4"}])
+    report_markdown("summary", "# Done")
+    if fail:
+        burn()
+    return {"done": done, "total": total, "run": current_flow_run()}
+
+
+def test_inline_a_task_is_its_function_and_a_flow_too(home: Home) -> None:
+    assert call_flow(toy_flow) == {"done": [1, 2], "total": 1.5, "run": None}
+
+
+def test_a_task_keeps_its_name_and_documentation() -> None:
+    assert (iterate.__name__, iterate.__wrapped__([], 4)) == ("iterate", 2.0)  # type: ignore[attr-defined]
+
+
+def test_inline_an_error_is_the_error_itself(home: Home) -> None:
+    with pytest.raises(TrainingError, match="the machine burns"):
+        call_flow(toy_flow, fail=True)
+
+
+def test_tasks_run_without_importing_prefect(home: Home) -> None:
+    code = """
+import sys
+from tasks.pipeline.bridge import report_progress, report_table, task
+@task(name="t", run_name="t {x}")
+def t(x): return x + 1
+report_progress("p", 1, 2); report_table("t", [])
+assert t(1) == 2
+print("prefect" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
+    )
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.home.settings import Home
+from tasks.pipeline.leases import end_orphaned_servers, heal, hold_lease
+from tasks.tracking.runs import RunTracker, open_tracker
+
+SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
+
+
+@pytest.fixture
+def run(tracked_home: Home) -> RunTracker:
+    return open_tracker(tracked_home).start_run("toy", "pipeline", tags={})
+
+
+def leave_dead_lease(home: Home, **changed: object) -> Path:
+    """A lease like those that :func:`hold_lease` writes, held by nobody."""
+    lease = {"host": "here", "pid": 1234, "mlflow_run_id": "", "flow_run_id": "", "attempt": 0} | changed
+    path = home.leases / "dead.json"
+    path.write_text(json.dumps(lease))
+    return path
+
+
+def status(run: RunTracker) -> str:
+    return str(run.client.get_run(run.run_id).info.status)
+
+
+def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.strip()
+        seen.append(line)
+    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
+
+
+def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_home: Home) -> None:
+    code = """
+import os, signal
+from tasks.pipeline.leases import hold_lease
+from tasks.home.settings import find_home
+from tasks.tracking.runs import open_tracker
+home = find_home()
+tracker = open_tracker(home)
+parent = tracker.start_run("toy", "pipeline", tags={})
+child = tracker.start_run("toy", "stage", tags={}, parent=parent.run_id)
+with hold_lease(home, mlflow_run_id=parent.run_id):
+    print(parent.run_id, child.run_id, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    parent, child = killed.stdout.split()
+    lines = heal(tracked_home)
+    assert len(lines) == 1
+    assert f"MLflow run {parent} marked KILLED (2 with its stages)" in lines[0]
+    client = open_tracker(tracked_home).client
+    assert [client.get_run(each).info.status for each in (parent, child)] == ["KILLED", "KILLED"]
+    assert list(tracked_home.leases.iterdir()) == []
+    assert heal(tracked_home) == ()
+
+
+def test_a_live_run_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
+    with hold_lease(tracked_home, mlflow_run_id=run.run_id):
+        assert heal(tracked_home) == ()
+        assert len(list(tracked_home.leases.iterdir())) == 1
+    assert status(run) == "RUNNING"
+    assert list(tracked_home.leases.iterdir()) == []
+
+
+def test_a_run_that_another_process_has_taken_up_again_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
+    leave_dead_lease(tracked_home, mlflow_run_id=run.run_id)
+    with hold_lease(tracked_home, mlflow_run_id=run.run_id):
+        assert heal(tracked_home) == ()
+    assert status(run) == "RUNNING"
+
+
+def test_a_run_that_had_ended_needs_no_word(tracked_home: Home, run: RunTracker) -> None:
+    run.end("FINISHED")
+    leave_dead_lease(tracked_home, mlflow_run_id=run.run_id)
+    assert heal(tracked_home) == ()
+    assert status(run) == "FINISHED"
+    assert list(tracked_home.leases.iterdir()) == []
+
+
+def test_the_inline_engine_leaves_leases_of_prefect_runs_to_prefect(tracked_home: Home, run: RunTracker) -> None:
+    path = leave_dead_lease(tracked_home, mlflow_run_id=run.run_id, flow_run_id="f", attempt=1)
+    assert heal(tracked_home) == ()
+    assert path.exists()
+
+
+def test_unfinished_outputs_go_and_work_folders_stay(tracked_home: Home) -> None:
+    (tracked_home.work / "abc.output").mkdir()
+    (tracked_home.work / "abc").mkdir()
+    assert heal(tracked_home) == ("removed the unfinished output of stage abc",)
+    assert [path.name for path in tracked_home.work.iterdir()] == ["abc"]
+
+
+@pytest.fixture
+def stand_in(home: Home) -> Iterator[list[int]]:
+    """Ids of processes to be ended: sleepers whose command line is that of an embedded server."""
+    started: list[int] = []
+    yield started
+    for pid in started:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_server(stand_in: list[int], *, kill_launcher: bool) -> int:
+    """A process that starts a stand-in for the server, and dies at once or lives on."""
+    code = f"""
+import os, signal, subprocess, sys, time
+from tasks.pipeline.leases import mark_launcher
+mark_launcher()
+server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", {SERVER!r}], stdout=subprocess.DEVNULL)
+print("server", server.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(60)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    server = int(wait_for_line(launcher, "server").split()[1])
+    stand_in += [server, launcher.pid]
+    if kill_launcher:
+        launcher.wait()
+    assert launcher.stdout is not None
+    launcher.stdout.close()
+    launcher.returncode = launcher.returncode or 0  # the fixture ends it
+    return server
+
+
+def test_a_server_whose_launcher_is_dead_is_ended(home: Home, stand_in: list[int]) -> None:
+    server = start_server(stand_in, kill_launcher=True)
+    assert end_orphaned_servers(home) == (f"ended the Prefect server {server} that a dead process had left",)
+    assert not psutil.pid_exists(server) or psutil.Process(server).status() == psutil.STATUS_ZOMBIE
+    assert end_orphaned_servers(home) == ()
+
+
+def test_a_server_whose_launcher_lives_is_left_alone(home: Home, stand_in: list[int]) -> None:
+    server = start_server(stand_in, kill_launcher=False)
+    assert end_orphaned_servers(home) == ()
+    assert psutil.pid_exists(server)
+
+
+def test_a_server_of_another_home_is_left_alone(home: Home, stand_in: list[int], tmp_path: Path) -> None:
+    server = start_server(stand_in, kill_launcher=True)
+    assert end_orphaned_servers(Home(tmp_path / "other")) == ()
+    assert psutil.pid_exists(server)

@@ -1,0 +1,126 @@
+"""The memory plan of a preset: what it says, when it refuses, and what it proposes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from flows.presets import open_preset
+from flows.run import plan_memory
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError
+from rlcore.models.scratch import make_model, make_tokenizer
+from tasks.home.settings import Home
+from tasks.pipeline import memory_plan
+from tasks.pipeline.memory_plan import checked, memory_lines, model_of, needs_of
+
+GIB = 2**30
+SEVEN_B = LlamaConfig(
+    vocab_size=152064,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of 80 GiB that computes in bfloat16."""
+    monkeypatch.setattr(memory_plan, "choose_device_and_dtype", lambda _: (torch.device("cuda"), torch.bfloat16))
+    monkeypatch.setattr(memory_plan, "total_bytes", lambda _: 80 * GIB)
+
+
+def preset(*overrides: str) -> RunConfig:
+    return open_preset("tiny", ["preferences.path=pairs.jsonl", *overrides])
+
+
+def refused(*overrides: str, stages: tuple[str, ...] = ("sft", "reward_model", "grpo", "ppo")) -> str:
+    """The message with which a model of 7 B parameters is refused; empty where it is not."""
+    try:
+        checked(needs_of(preset(*overrides), SEVEN_B, stages), 80 * GIB, is_cuda=True)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_what_does(card: None) -> None:
+    message = refused(stages=("grpo",))
+    # 7.6 B x 16 bytes that learn, the reference and the engine's copy in bfloat16; 71 GiB of a micro-batch
+    assert "grpo needs about 213 GiB" in message and "the card has 80 GiB" in message
+    assert "weights 57 GiB, gradients 28 GiB, moments 57 GiB" in message
+    assert "grpo.update.adapter.rank = 16" in message and "adamw_8bit" in message
+    assert "sft needs" not in message  # not asked for
+    assert "sft needs" in refused()
+
+
+def test_an_adapter_of_it_fits(card: None) -> None:
+    assert refused("grpo.update.adapter.rank=16", stages=("grpo",)) == ""
+
+
+def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    given = ["grpo.update.adapter.rank=16", "engine.kind=vllm", "grpo.kl.coefficient=0.0"]
+    large = "engine.gpus.memory_fraction=0.85"
+    message = refused(*given, large, stages=("grpo",))
+    assert "engine 68 GiB" in message and "engine.gpus.memory_fraction" in message
+    assert refused(*given, stages=("grpo",)) == ""  # 0.4 of the card, beside a learner
+    assert refused(*given, 'engine.urls=["http://other:1"]', stages=("grpo",)) == ""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert refused(*given, large, stages=("grpo",)) == ""  # the other card is the engine's
+    for impossible, message in (
+        ("engine.replicas=2", "2 replicas of 1 GPUs need 2, 1 are visible beside"),
+        ("engine.transfer=nccl", "nccl needs vLLM in the trainer's environment too"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            needs_of(preset(*given, impossible), SEVEN_B, ("grpo",))
+
+
+def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: None) -> None:
+    config = preset("sft.tokens_per_microbatch=900000")
+    (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["sft"]), 80 * GIB, is_cuda=True)
+    assert "this may not fit; set hardware.recompute_layers = true or a smaller tokens_per_microbatch" in line
+
+
+def test_on_a_cpu_nothing_is_refused() -> None:
+    (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), 8 * GIB, is_cuda=False)
+    assert "8.0 GiB are free: this may not fit; set sft.optim.kind = 'adamw_8bit'" in line
+    (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), None, is_cuda=False)
+    assert "free" not in line
+
+
+def test_a_model_from_scratch_is_known_before_it_is_made_and_one_from_a_hub_is_not(home: Home) -> None:
+    config = preset()
+    model = model_of(config, home, {})
+    assert model is not None
+    shape = config.model.shape
+    made = make_model(shape, make_tokenizer(max_positions=shape.max_positions), seed=0)
+    assert memory_plan.ModelSize.of(model).num_parameters == sum(p.numel() for p in made.parameters())
+    commit = "0" * 40
+    unknown = preset("model.source=hub", "model.path=org/name", f"model.revision={commit}")
+    assert model_of(unknown, home, {}) is None
+    assert memory_lines(unknown, home, {}, ["sft"]) == ["memory: known when the model is there, after import_sft"]
+
+
+def test_a_folder_is_read_where_it_lies(home: Home, tmp_path: Path) -> None:
+    SEVEN_B.save_pretrained(tmp_path)
+    found: Any = model_of(preset("model.source=folder", f"model.path={tmp_path}"), home, {})
+    assert found.hidden_size == 3584
+
+
+def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
+    lines = plan_memory("tiny", [], ["grpo"])
+    assert [line.split()[1] for line in lines] == ["sft", "grpo"]
+    assert all(line.startswith("memory: ") for line in lines)
+
+
+def test_a_plan_that_cannot_fit_is_refused(home: Home, card: None) -> None:
+    huge = ["model.shape.hidden_size=12288", "model.shape.intermediate_size=49152", "model.shape.num_layers=30"]
+    with pytest.raises(ConfigError, match="the card has 80 GiB"):
+        plan_memory("tiny", huge, ["sft"])

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from rlcore.config import HardwareConfig, RunConfig
+from rlcore.errors import ConfigError
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.bridge import FlowRun
+from tasks.pipeline.leases import hold_lease
+from tasks.pipeline.run import PlanRow, format_plan, open_pipeline_run, order_stages, plan, run_pipeline
+from tasks.pipeline.stages import Stage, StageContext, StageResult
+from tasks.tracking.runs import PARENT_TAG, open_tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    value: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    """Stands for the configuration: stages read it through ``section`` alone, and what is told of them names it."""
+
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    data: Step = field(default_factory=Step)
+    sft: Step = field(default_factory=Step)
+    rl: Step = field(default_factory=Step)
+
+
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    ran.clear()
+
+
+def config(**changed: Any) -> RunConfig:
+    return cast(RunConfig, ToyConfig(**changed))
+
+
+def data_section(config: RunConfig) -> Mapping[str, object]:
+    return {"data": cast(ToyConfig, config).data}
+
+
+def sft_section(config: RunConfig) -> Mapping[str, object]:
+    return {"sft": cast(ToyConfig, config).sft}
+
+
+def rl_section(config: RunConfig) -> Mapping[str, object]:
+    return {"rl": cast(ToyConfig, config).rl}
+
+
+def make_data(context: StageContext) -> StageResult:
+    """A threshold: values 1 and 2 give the same bytes, so that a rerun may or may not change what comes after."""
+    ran.append("data")
+    value = cast(ToyConfig, context.config).data.value
+    (context.folder / "rows").write_text("few" if value < 3 else "many")
+    return StageResult(metrics={"data/accepted": value}, rows=value)
+
+
+def train(context: StageContext) -> StageResult:
+    ran.append("sft")
+    rows = (context.inputs["data"] / "rows").read_text()
+    (context.folder / "model").write_text(f"{rows} {cast(ToyConfig, context.config).sft.value}")
+    return StageResult(metrics={"sft/loss": 0.5})
+
+
+def reinforce(context: StageContext) -> StageResult:
+    ran.append("rl")
+    if cast(ToyConfig, context.config).rl.value < 0:
+        raise ValueError("negative")
+    (context.folder / "model").write_text((context.inputs["sft"] / "model").read_text() + " rl")
+    return StageResult(metrics={"reward/mean": 1.0})
+
+
+def look(context: StageContext) -> StageResult:
+    ran.append("other")
+    (context.folder / "x").write_text("x")
+    return StageResult(metrics={})
+
+
+DATA = Stage(name="data", version=1, kind="dataset", run=make_data, section=data_section)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, section=sft_section, inputs=("data",))
+RL = Stage(name="rl", version=1, kind="policy", run=reinforce, section=rl_section, inputs=("sft", "data"))
+OTHER = Stage(name="other", version=1, kind="x", run=look, section=rl_section)
+STAGES = (RL, OTHER, SFT, DATA)
+
+
+def run(home: Home, *targets: str, **changed: Any) -> Mapping[str, ArtifactRef]:
+    return run_pipeline(STAGES, config(**changed), targets or ("rl",), home=home, experiment="toy")
+
+
+def states(home: Home, **changed: Any) -> dict[str, tuple[str, str]]:
+    return {row.stage: (row.state, row.reason) for row in plan(STAGES, config(**changed), ["rl"], home=home)}
+
+
+def test_stages_are_ordered_by_what_they_need_and_the_rest_is_left_out() -> None:
+    assert [stage.name for stage in order_stages(STAGES, ["rl"])] == ["data", "sft", "rl"]
+    assert [stage.name for stage in order_stages(STAGES, ["data", "other"])] == ["other", "data"]
+
+
+def test_wrong_graphs_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="unknown stage 'nothing'"):
+        order_stages(STAGES, ["nothing"])
+    with pytest.raises(ConfigError, match="need each other"):
+        order_stages([replace(DATA, inputs=("rl",)), SFT, RL], ["rl"])
+    with pytest.raises(ConfigError, match="same name"):
+        order_stages([DATA, DATA], ["data"])
+
+
+def test_a_first_run_computes_everything_and_a_second_nothing(tracked_home: Home) -> None:
+    assert set(states(tracked_home).values()) == {("run", "no earlier result")}
+    first = run(tracked_home)
+    assert ran == ["data", "sft", "rl"]
+    assert states(tracked_home) == dict.fromkeys(("data", "sft", "rl"), ("cached", ""))
+    assert run(tracked_home) == first
+    assert ran == ["data", "sft", "rl"]
+
+
+def test_a_run_says_first_what_it_computes_with(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tasks")
+    hardware = HardwareConfig(device="cpu", dtype="bfloat16", num_threads=1)
+    refs = run(tracked_home, "data", hardware=hardware)
+    assert caplog.records[0].getMessage().startswith("machine: device cpu, precision bfloat16, instructions ")
+    tracker = open_tracker(tracked_home)
+    parent = tracker.client.get_run(refs["data"].mlflow_run_id).data.tags[PARENT_TAG]
+    tag = tracker.client.get_run(parent).data.tags["machine"]
+    assert caplog.records[0].getMessage() == f"machine: {tag}"
+
+
+def test_a_run_warns_of_a_precision_that_its_processor_computes_slowly(
+    tracked_home: Home, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_amx_fp16_supported", lambda: False)
+    hardware = HardwareConfig(device="cpu", dtype="float16", num_threads=1)
+    run(tracked_home, "data", hardware=hardware)
+    assert [r.levelname for r in caplog.records if "no instructions for float16" in r.getMessage()] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "reruns"),
+    [
+        ({"rl": Step(value=2)},
+         {"data": ("cached", ""), "sft": ("cached", ""), "rl": ("run", "configuration changed: rl.value")},
+         ["rl"]),
+        ({"sft": Step(value=2)},
+         {"data": ("cached", ""), "sft": ("run", "configuration changed: sft.value"),
+          "rl": ("depends", "on the result of sft")},
+         ["sft", "rl"]),
+        # The data stage runs again but gives the same bytes: the cascade stops there.
+        ({"data": Step(value=2)},
+         {"data": ("run", "configuration changed: data.value"), "sft": ("depends", "on the result of data"),
+          "rl": ("depends", "on the result of sft, data")},
+         ["data"]),
+        ({"data": Step(value=3)},
+         {"data": ("run", "configuration changed: data.value"), "sft": ("depends", "on the result of data"),
+          "rl": ("depends", "on the result of sft, data")},
+         ["data", "sft", "rl"]),
+        ({"data": Step(value=2), "rl": Step(value=2)},
+         {"data": ("run", "configuration changed: data.value"), "sft": ("depends", "on the result of data"),
+          "rl": ("run", "configuration changed: rl.value")},
+         ["data", "rl"]),
+        ({"seed": 1},
+         {"data": ("run", "seed changed"), "sft": ("run", "seed changed"), "rl": ("run", "seed changed")},
+         ["data", "sft", "rl"]),
+    ],
+)  # fmt: skip
+def test_the_plan_says_what_then_happens(
+    tracked_home: Home, changed: dict[str, Any], expected: dict[str, tuple[str, str]], reruns: list[str]
+) -> None:
+    run(tracked_home)
+    assert states(tracked_home, **changed) == expected
+    ran.clear()
+    run(tracked_home, **changed)
+    assert ran == reruns
+
+
+def test_a_plan_runs_nothing_and_writes_nothing(tracked_home: Home) -> None:
+    run(tracked_home)
+    before = sorted(tracked_home.root.rglob("*"))
+    ran.clear()
+    states(tracked_home, seed=1)
+    assert ran == []
+    assert sorted(tracked_home.root.rglob("*")) == before
+
+
+def test_a_damaged_artifact_is_planned_and_repaired_without_a_cascade(tracked_home: Home) -> None:
+    refs = run(tracked_home)
+    (tracked_home.root / refs["sft"].uri / "model").write_text("broken")
+    assert states(tracked_home)["sft"] == ("run", "artifact missing or damaged: model is damaged")
+    assert states(tracked_home)["rl"] == ("depends", "on the result of sft")
+    ran.clear()
+    assert run(tracked_home)["rl"] == refs["rl"]
+    assert ran == ["sft"]
+
+
+def test_results_of_other_presets_are_not_lost(tracked_home: Home) -> None:
+    run(tracked_home)
+    run(tracked_home, sft=Step(value=2))
+    ran.clear()
+    run(tracked_home)
+    assert ran == []
+
+
+def test_a_failure_keeps_the_results_of_the_stages_before(tracked_home: Home) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        run(tracked_home, rl=Step(value=-1))
+    assert ran == ["data", "sft", "rl"]
+    ran.clear()
+    run(tracked_home)
+    assert ran == ["rl"]
+    assert list(tracked_home.leases.iterdir()) == []
+
+
+def test_the_pipeline_is_one_run_with_its_computed_stages_below(tracked_home: Home) -> None:
+    refs = run(tracked_home, "sft")
+    run(tracked_home, "rl")
+    client = open_tracker(tracked_home).client
+    experiment = client.get_experiment_by_name("toy")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [each for each in runs if PARENT_TAG not in each.data.tags]  # newest first
+    below = [
+        sorted(each.info.run_name for each in runs if each.data.tags.get(PARENT_TAG) == parent.info.run_id)
+        for parent in parents
+    ]
+    assert below == [["rl"], ["data", "sft"]]
+    assert parents[0].data.tags["stage.sft"] == f"cached:{refs['sft'].mlflow_run_id}"
+    assert parents[0].data.params["sft.value"] == "1"
+    assert {each.info.status for each in runs} == {"FINISHED"}
+
+
+def test_a_pipeline_heals_what_a_dead_one_has_left(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    dead = open_tracker(tracked_home).start_run("toy", "dead", tags={})
+    with hold_lease(tracked_home, mlflow_run_id=dead.run_id):
+        (path,) = tracked_home.leases.iterdir()
+        shutil.copyfile(path, tracked_home.leases / "dead.json")  # the same lease, held by nobody
+    run(tracked_home)
+    assert open_tracker(tracked_home).client.get_run(dead.run_id).info.status == "KILLED"
+    assert f"MLflow run {dead.run_id} marked KILLED" in caplog.text
+
+
+def test_a_later_attempt_of_a_flow_run_goes_on_with_its_run_unless_the_preset_changed(tracked_home: Home) -> None:
+    tracker = open_tracker(tracked_home)
+
+    def attempt(number: int, flow_run_id: str = "f1", **changed: Any) -> str:
+        flow_run = FlowRun(flow_run_id=flow_run_id, name="lucky-toad", attempt=number, url="")
+        return open_pipeline_run(tracker, "toy", config(**changed), flow_run).run_id
+
+    first = attempt(1)
+    assert attempt(2) == first
+    assert attempt(2, flow_run_id="f2") != first
+    assert attempt(2, seed=1) != first
+    assert tracker.client.get_run(first).data.tags["prefect.flow_run_id"] == "f1"
+
+
+def test_a_plan_is_printed_as_one_line_per_stage() -> None:
+    rows = [
+        PlanRow(stage="data", state="cached", reason=""),
+        PlanRow(stage="grpo", state="run", reason="code changed: rlcore.types"),
+    ]
+    assert format_plan(rows) == "data  cached\ngrpo  run      code changed: rlcore.types"
+
+
+def test_a_record_keeps_why_it_was_made(tracked_home: Home) -> None:
+    ref = run(tracked_home)["sft"]
+    document = json.loads((tracked_home.cache / "sft" / f"{ref.stage_key}.json").read_text())
+    assert document["ingredients"]["config"] == {"sft": {"value": 1}}
+    assert document["ref"]["sha256"] == ref.sha256
+    assert document["seconds"] > 0

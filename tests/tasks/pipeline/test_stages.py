@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rlcore.config import HardwareConfig, RunConfig
+from rlcore.errors import ConfigError, TrainingError
+from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.settings import Home
+from tasks.pipeline.keys import StageCache
+from tasks.pipeline.stages import PipelineRun, Stage, StageContext, StageResult, parameters, run_stage
+from tasks.tracking.runs import open_tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToySection:
+    value: int = 1
+    unrelated: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    """Stands for the configuration: stages read it through ``section`` alone, and what is told of them names it."""
+
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    toy: ToySection = field(default_factory=ToySection)
+
+
+calls: list[str] = []  # which functions really ran
+
+
+@pytest.fixture(autouse=True)
+def _forget_calls() -> None:
+    calls.clear()
+
+
+def config(**changed: Any) -> RunConfig:
+    return cast(RunConfig, ToyConfig(**changed))
+
+
+def toy_section(config: RunConfig) -> Mapping[str, object]:
+    return {"toy": {"value": cast(ToyConfig, config).toy.value}}
+
+
+def make_number(context: StageContext) -> StageResult:
+    calls.append("make")
+    value = cast(ToyConfig, context.config).toy.value
+    (context.folder / "number.txt").write_text(str(value + context.seed))
+    return StageResult(metrics={"value": value}, rows=1, contract="numbers/v1")
+
+
+def double(context: StageContext) -> StageResult:
+    calls.append("double")
+    value = int((context.inputs["make"] / "number.txt").read_text())
+    (context.folder / "number.txt").write_text(str(2 * value))
+    context.progress(f"{value} doubled")
+    return StageResult(metrics={})
+
+
+def fail_after_two_steps(context: StageContext) -> StageResult:
+    done = context.work / "steps"
+    already = len(done.read_text()) if done.exists() else 0
+    for step in range(already + 1, 5):
+        calls.append(f"step {step}")
+        context.tracker.log_metrics({"loss": 1.0 / step}, step=step)
+        done.write_text("x" * step)
+        if step == 2:
+            (context.folder / "half").write_text("half")
+            raise TrainingError("the machine burns")
+    (context.folder / "result").write_text("whole")
+    return StageResult(metrics={"loss": 0.25})
+
+
+def register(context: StageContext) -> StageResult:
+    (context.folder / "model").mkdir()
+    (context.folder / "model" / "config.json").write_text("{}")
+    (context.folder / "history.json").write_text("[]")
+    return StageResult(metrics={"eval/accuracy": 0.5}, model_name="toy-model", summary="# Toy")
+
+
+MAKE = Stage(name="make", version=1, kind="number", run=make_number, section=toy_section)
+DOUBLE = Stage(name="double", version=1, kind="number", run=double, section=toy_section, inputs=("make",))
+FAIL = Stage(name="fail", version=1, kind="number", run=fail_after_two_steps, section=toy_section)
+REGISTER = Stage(name="register", version=1, kind="checkpoint", run=register, section=toy_section, inputs=("make",))
+
+
+@pytest.fixture
+def run(tracked_home: Home) -> PipelineRun:
+    return open_run(tracked_home)
+
+
+def open_run(home: Home) -> PipelineRun:
+    tracker = open_tracker(home)
+    return PipelineRun(
+        home=home,
+        store=ArtifactStore(home.root),
+        cache=StageCache(home.cache),
+        tracker=tracker,
+        experiment="toy",
+        parent=tracker.start_run("toy", "pipeline", tags={}),
+    )
+
+
+def text(run: PipelineRun, ref: ArtifactRef, name: str = "number.txt") -> str:
+    return (run.store.path(ref) / name).read_text()
+
+
+def make(run: PipelineRun, **changed: Any) -> ArtifactRef:
+    return run_stage(MAKE, config(**changed), {}, run)
+
+
+def test_a_stage_gives_its_files_with_their_provenance(run: PipelineRun) -> None:
+    ref = make(run)
+    assert text(run, ref) == "1"
+    assert (ref.kind, ref.rows, ref.contract, len(ref.stage_key)) == ("number", 1, "numbers/v1", 64)
+    child = run.tracker.client.get_run(ref.mlflow_run_id)
+    assert child.info.status == "FINISHED"
+    assert child.data.metrics == {"value": 1.0}
+    assert child.data.params == {"toy.value": "1", "seed": "0"}
+    assert (child.data.tags["sha256"], child.data.tags["stage_key"]) == (ref.sha256, ref.stage_key)
+    assert list(run.home.work.iterdir()) == []
+
+
+def test_the_second_time_nothing_is_computed(run: PipelineRun) -> None:
+    first, second = make(run), make(run)
+    assert first == second
+    assert calls == ["make"]
+    parent = run.tracker.client.get_run(run.parent.run_id)
+    assert parent.data.tags["stage.make"] == f"cached:{first.mlflow_run_id}"
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy": ToySection(value=2)}])
+def test_a_change_that_matters_computes_anew(run: PipelineRun, changed: dict[str, Any]) -> None:
+    assert make(run).sha256 != make(run, **changed).sha256
+    assert make(run).stage_key != make(run, **changed).stage_key
+    assert calls == ["make", "make"]
+
+
+@pytest.mark.parametrize("changed", [{"name": "other"}, {"toy": ToySection(unrelated=2)}])
+def test_a_change_outside_of_the_section_computes_nothing(run: PipelineRun, changed: dict[str, Any]) -> None:
+    assert make(run) == make(run, **changed)
+    assert calls == ["make"]
+
+
+def test_version_outside_data_and_bound_arguments_belong_to_the_key(run: PipelineRun) -> None:
+    def keys(stage: Stage) -> str:
+        return run_stage(stage, config(), {}, run).stage_key
+
+    variants = [
+        MAKE,
+        replace(MAKE, version=2),
+        replace(MAKE, external=lambda config: "digest of a file"),
+        replace(MAKE, run=partial(with_argument, factor=1)),
+        replace(MAKE, run=partial(with_argument, factor=2)),
+    ]
+    assert len({keys(stage) for stage in variants}) == len(variants)
+
+
+def toy_and_hardware(config: RunConfig) -> Mapping[str, object]:
+    return {**toy_section(config), "hardware": config.hardware}
+
+
+def test_a_stage_that_computes_has_the_machine_in_its_key_and_its_run_and_another_has_not(run: PipelineRun) -> None:
+    computing = replace(MAKE, section=toy_and_hardware)
+    threads = torch.get_num_threads()
+    asked = [
+        HardwareConfig(device="cpu"),
+        HardwareConfig(device="cpu", dtype="float32", num_threads=threads),  # what the first becomes
+        HardwareConfig(device="cpu", dtype="bfloat16"),
+        HardwareConfig(device="cpu", num_threads=threads + 1),
+        HardwareConfig(device="cpu", recompute_layers=True),
+    ]
+    refs = [run_stage(computing, config(hardware=each), {}, run) for each in asked]
+    assert [refs.index(ref) for ref in refs] == [0, 0, 2, 3, 4]
+    params = run.tracker.client.get_run(refs[2].mlflow_run_id).data.params
+    assert (params["machine.device"], params["machine.precision"]) == ("cpu", "bfloat16")
+    assert params["hardware.recompute_layers"] == "False"
+    assert make(run, hardware=asked[0]) == make(run, hardware=asked[2])
+
+
+def with_argument(context: StageContext, *, factor: int) -> StageResult:
+    (context.folder / "number.txt").write_text(str(factor))
+    return StageResult(metrics={})
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut", "add"])
+def test_a_damaged_artifact_is_computed_again(run: PipelineRun, damage: str) -> None:
+    ref = make(run)
+    folder = run.store.path(ref)
+    {"remove": partial((folder / "number.txt").unlink), "cut": partial((folder / "number.txt").write_text, ""),
+     "add": partial((folder / "more.txt").write_text, "")}[damage]()  # fmt: skip
+    again = make(run)
+    assert (again.sha256, text(run, again)) == (ref.sha256, "1")
+    assert calls == ["make", "make"]
+    assert run.store.faults(again) == ()
+
+
+def test_an_input_with_the_same_bytes_is_the_same_input_whatever_made_it(run: PipelineRun) -> None:
+    one = make(run)
+    same = make(run, toy=ToySection(value=0), seed=1)  # 0 + 1: other key, same content
+    other = make(run, toy=ToySection(value=5))
+    assert one.stage_key != same.stage_key
+    for ref in (one, same, other):
+        run_stage(DOUBLE, config(), {"make": ref}, run)
+    assert calls.count("double") == 2
+
+
+def test_an_error_goes_on_unchanged_and_leaves_no_artifact_but_the_work(run: PipelineRun) -> None:
+    with pytest.raises(TrainingError, match="the machine burns"):
+        run_stage(FAIL, config(), {}, run)
+    assert not (run.home.artifacts / "number").exists()
+    assert run.cache.records("fail") == ()
+    assert [path.is_dir() for path in run.home.work.iterdir()] == [True]  # no output, no lock
+
+
+def test_a_resumed_stage_finds_its_work_and_goes_on_in_the_same_run(run: PipelineRun) -> None:
+    with pytest.raises(TrainingError):
+        run_stage(FAIL, config(), {}, run)
+    ref = run_stage(FAIL, config(), {}, run)
+    assert calls == ["step 1", "step 2", "step 3", "step 4"]
+    assert text(run, ref, "result") == "whole"
+    assert not (run.store.path(ref) / "half").exists()
+    history = run.tracker.client.get_metric_history(ref.mlflow_run_id, "loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert run.tracker.client.get_run(ref.mlflow_run_id).info.status == "FINISHED"
+    assert list(run.home.work.iterdir()) == []
+
+
+def test_a_model_is_registered_with_its_parents_digest_and_figures(run: PipelineRun) -> None:
+    parent = replace(make(run), model_id="m-parent")
+    ref = run_stage(REGISTER, config(), {"make": parent}, run)
+    model = run.tracker.client.get_logged_model(ref.model_id)
+    assert (model.tags["sha256"], model.tags["parents"], model.tags["stage_key"]) == (
+        ref.sha256, "m-parent", ref.stage_key,
+    )  # fmt: skip
+    assert [(metric.key, metric.value) for metric in model.metrics] == [("eval/accuracy", 0.5)]
+    version = run.tracker.client.get_model_version("toy-model", "1")
+    assert version.tags["model_id"] == ref.model_id
+
+
+def test_two_at_once_compute_once(run: PipelineRun) -> None:
+    refs: list[ArtifactRef] = []
+    threads = [threading.Thread(target=lambda: refs.append(make(run))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["make"]
+    assert len(refs) == 4
+    assert len(set(refs)) == 1
+
+
+def test_one_line_per_stage_with_its_seconds(run: PipelineRun, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="tasks")
+    ref = make(run)
+    make(run)
+    run_stage(DOUBLE, config(), {"make": ref}, run)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "make: starts"
+    assert lines[1].startswith("make: done in ")
+    assert lines[2].startswith("make: cached (")
+    assert lines[4] == "double: 1 doubled"
+
+
+def captured() -> Callable[[StageContext], StageResult]:
+    hidden = 3
+
+    def function(context: StageContext) -> StageResult:
+        return StageResult(metrics={"hidden": hidden})
+
+    return function
+
+
+def test_a_function_that_captures_variables_is_refused_because_its_key_cannot_see_them() -> None:
+    with pytest.raises(ConfigError, match="captures variables"):
+        Stage(name="x", version=1, kind="x", run=captured(), section=toy_section)
+
+
+def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
+    run: PipelineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "code" / "toy_stages"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "helper.py").write_text("FACTOR = 1\n")
+    (package / "one.py").write_text(STAGE_SOURCE + "    from toy_stages import helper  # noqa\n    return RESULT\n")
+    (package / "two.py").write_text(STAGE_SOURCE + "    return RESULT\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    modules = [importlib.import_module(f"toy_stages.{name}") for name in ("one", "two")]
+    stages = [
+        Stage(name=module.__name__, version=1, kind="x", run=module.run, section=toy_section) for module in modules
+    ]
+
+    def ran() -> list[bool]:
+        before = [run.cache.records(stage.name) for stage in stages]
+        for stage in stages:
+            run_stage(stage, config(), {}, run)
+        return [run.cache.records(stage.name) != old for stage, old in zip(stages, before, strict=True)]
+
+    assert ran() == [True, True]
+    assert ran() == [False, False]
+    (package / "helper.py").write_text('"""Now with a comment."""\n\nFACTOR = 1  # one\n')
+    assert ran() == [False, False]
+    (package / "helper.py").write_text("FACTOR = 2\n")
+    assert ran() == [True, False]
+
+
+STAGE_SOURCE = """
+from tasks.pipeline.stages import StageResult
+RESULT = StageResult(metrics={})
+def run(context):
+    (context.folder / "x").write_text("x")
+"""
+
+
+def test_a_stages_own_section_gives_parameters_without_its_name_so_that_runs_can_be_compared() -> None:
+    stage = replace(MAKE, name="ppo")
+    section = {"ppo": {"learning_rate": 0.1}, "evaluation": {"verifier": "math"}}
+    assert parameters(stage, section) == {"learning_rate": 0.1, "evaluation": {"verifier": "math"}}
+    assert parameters(stage, {"grpo": {"learning_rate": 0.1}}) == {"grpo": {"learning_rate": 0.1}}
+    assert parameters(stage, None) == {}

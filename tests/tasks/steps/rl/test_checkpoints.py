@@ -1,0 +1,69 @@
+"""When a run's checkpoints are due, and what they are of."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.config import CheckpointConfig
+from rlcore.errors import CheckpointError
+from tasks.steps.rl.checkpoints import Checkpoints
+from tests import strategies
+from tests.learners import make_learner
+
+
+@dataclass
+class Clock:
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def written(tmp_path: Path, seconds_per_iteration: float, **settings: Any) -> list[int]:
+    """The iterations of 20 after which a checkpoint is written."""
+    clock, learner = Clock(), make_learner()
+    rl = strategies.rl_config(num_iterations=20, checkpoints=CheckpointConfig(**settings))
+    done = []
+    with closing(Checkpoints(tmp_path, rl, stage_key="k", clock=clock)) as checkpoints:
+        for iteration in range(1, 21):
+            clock.seconds += seconds_per_iteration
+            if checkpoints.is_due(iteration):
+                checkpoints.save(iteration, learner, run_state={}, spared=[iteration])
+                done.append(iteration)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("seconds", "settings", "expected"),
+    [
+        (1.0, {}, [1, 20]),
+        (300.0, {}, [1, 4, 7, 10, 13, 16, 19, 20]),  # 15 minutes are three iterations
+        (3600.0, {}, list(range(1, 21))),
+        (30.0, {"minutes": 2.5}, [1, 6, 11, 16, 20]),
+        (3600.0, {"iterations": 8}, [1, 8, 16, 20]),
+        (1.0, {"iterations": 1}, list(range(1, 21))),
+    ],
+)
+def test_by_the_clock_or_by_iterations_and_always_after_the_first_and_the_last(
+    seconds: float, settings: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    assert written(tmp_path, seconds, **settings) == expected
+
+
+def test_what_was_saved_last_is_loaded_and_another_stage_may_not(tmp_path: Path) -> None:
+    rl, learner = strategies.rl_config(num_iterations=3), make_learner()
+    checkpoints = Checkpoints(tmp_path, rl, stage_key="k")
+    for iteration in (1, 2):
+        checkpoints.save(iteration, learner, run_state={"history": [iteration]}, spared=[1])
+    state = checkpoints.load(learner)  # waits for what is being written
+    assert state is not None and (state["iteration"], state["history"]) == (2, [2])
+    state = checkpoints.load(learner, up_to=1)
+    assert state is not None and state["iteration"] == 1
+    with pytest.raises(CheckpointError, match="another stage"):
+        Checkpoints(tmp_path, rl, stage_key="other").load(learner)
+    checkpoints.close()

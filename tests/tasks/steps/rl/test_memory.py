@@ -1,0 +1,62 @@
+"""Memory by part is measured once in a run: in the first update that moves the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rlcore.memory import num_parameters
+from rlcore.training.totals import UpdateStats
+from rlcore.types import TrainingSample
+from tasks.steps.rl.memory import measured_update
+from tests import strategies
+from tests.learners import make_learner
+
+SAMPLES = strategies.random_samples(0)
+WITHOUT_SIGNAL = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in SAMPLES]
+
+
+def make_run(name: str = "grpo") -> Any:
+    """What the measurement reads of a run of a tiny policy."""
+    learner = make_learner(name, dtype=torch.float32)
+    return SimpleNamespace(
+        learner=learner,
+        judges=SimpleNamespace(policy=learner.policy, reference=None, critic=learner.critic),
+        reward_model=None,
+        runtime=SimpleNamespace(compute_dtype=torch.float32),
+        rl=learner.config,
+        prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
+        history=[],
+    )
+
+
+def iterate(run: Any, samples: list[TrainingSample]) -> dict[str, float]:
+    """One iteration's memory metrics, kept in the history as a run keeps them."""
+    update = partial(run.learner.update, samples, seed=len(run.history))
+    stats, metrics = measured_update(run, update)
+    assert isinstance(stats, UpdateStats)
+    run.history.append(dict(metrics))
+    return dict(metrics)
+
+
+def test_an_update_without_signal_is_not_measured_and_the_first_that_moves_the_policy_is_the_only_one() -> None:
+    run = make_run()
+    assert iterate(run, WITHOUT_SIGNAL) == {}
+    assert iterate(run, WITHOUT_SIGNAL) == {}
+    metrics = iterate(run, SAMPLES)
+    size = num_parameters(run.learner.policy)
+    assert metrics["memory/gradients_bytes"] == 4 * size
+    assert metrics["memory/optimizer_bytes"] >= 8 * size  # two moments
+    assert metrics["memory/activations_bytes"] > 0
+    assert iterate(run, SAMPLES) == {}
+
+
+def test_a_critic_that_learns_alone_is_not_the_whole_of_an_update() -> None:
+    run = make_run("ppo")
+    assert iterate(run, WITHOUT_SIGNAL) == {}
+    both = num_parameters(run.learner.policy) + sum(p.numel() for p in run.learner.critic.parameters())
+    assert iterate(run, SAMPLES)["memory/gradients_bytes"] == 4 * both

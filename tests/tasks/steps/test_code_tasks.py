@@ -1,0 +1,51 @@
+"""A code task reaches training only when its tests were seen to work, in the sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import DatasetConfig
+from tasks.steps.data import TokenView, prepare_dataset, read_prompts
+from tests.rlcore.sandbox.conftest import require_bubblewrap
+
+TOKENS = TokenView(encode=lambda text: list(range(len(text))), special_tokens=(), prompt_length=lambda messages: 4)
+
+
+def task(number: int, **changes: Any) -> dict[str, Any]:
+    reference = {
+        "style": "call",
+        "entry_point": "add",
+        "tests": [{"args": [1, number], "output": 1 + number}],
+        "solution": "def add(a, b): return a + b",
+    }
+    question = [{"role": "user", "content": f"Add {number}."}]
+    return {
+        "prompt_id": str(number),
+        "messages": question,
+        "reference": json.dumps({**reference, **changes}),
+        "task": "code",
+    }
+
+
+def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: Path) -> None:
+    require_bubblewrap()
+    weak = [{"args": [1, 5], "output": None}]
+    unfit = {"style": "assert", "tests": ["assert add(lambda: 1, 2)"]}  # a function is no plain data
+    rows = [task(n) for n in range(4)]
+    rows += [task(4, solution="def add(a, b): return a"), task(5, tests=weak), task(6, **unfit)]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DatasetConfig(
+        adapter="code_tasks", path=str(path), num_train=3, num_eval=1, max_tokens=64, max_quarantined=0.5
+    )
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    report = prepare_dataset("prompts", config, seed=0, tokens=TOKENS, folder=folder)
+    assert (report.contract, report.accepted, report.quarantined) == ("code_tasks/v1", 4, 3)
+    assert report.reasons == {
+        "its solution does not pass its tests": 2,
+        "a program that does nothing passes its tests": 1,
+    }
+    assert len(read_prompts(folder / "train.parquet")) == 3

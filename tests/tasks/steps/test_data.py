@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from data_contracts.gate import GateReport
+from rlcore.config import DatasetConfig
+from rlcore.errors import ConfigError, DataError
+from rlcore.types import Message
+from tasks.steps.data import (
+    DatasetKind,
+    PairRow,
+    PromptRow,
+    TokenView,
+    prepare_dataset,
+    prompt_hashes,
+    read_demonstrations,
+    read_pairs,
+    read_prompts,
+    resolve_adapter,
+    source_digest,
+)
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def prompt_length(messages: Sequence[Message]) -> int:
+    return 4 + sum(len(message.content.split()) for message in messages)
+
+
+# One token a word, four for the template.
+TOKENS = TokenView(
+    encode=lambda text: [hash(word) for word in text.split()],
+    special_tokens=("<|im_start|>", "<|im_end|>"),
+    prompt_length=prompt_length,
+)
+
+
+def config(**changes: Any) -> DatasetConfig:
+    return DatasetConfig(**{"adapter": "arithmetic", "num_train": 40, "num_eval": 8, "max_tokens": 96, **changes})
+
+
+def prepare(
+    kind: DatasetKind, folder: Path, dataset: DatasetConfig, forbidden: frozenset[str] = frozenset()
+) -> GateReport:
+    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, forbidden_prompts=forbidden)
+
+
+def pairs_file(path: Path, num_prompts: int, **extra: Any) -> Path:
+    """Three pairs for each prompt."""
+    rows = [
+        {
+            "pair_id": f"{prompt}-{n}",
+            "messages": [{"role": "user", "content": f"question {prompt}"}],
+            "chosen": f"good {n}",
+            "rejected": f"bad {n}",
+            "source": "test",
+            **extra,
+        }
+        for prompt in range(num_prompts)
+        for n in range(3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_generated_prompts_are_written_gated_and_read_back(tmp_path: Path) -> None:
+    report = prepare("prompts", tmp_path, config())
+    assert (report.contract, report.accepted, report.quarantined) == ("prompts/v1", 48, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "eval.parquet",
+        "quarantine.jsonl",
+        "report.json",
+        "train.parquet",
+    ]
+    train, held_out = read_prompts(tmp_path / "train.parquet"), read_prompts(tmp_path / "eval.parquet")
+    assert (len(train), len(held_out)) == (40, 8)
+    assert not prompt_hashes(train) & prompt_hashes(held_out)
+    problem = train[0].messages[0].content
+    expected = (Message(role="user", content=problem),)
+    reference = str(sum(int(sign + digit) for sign, digit in zip("+" + problem[1::2], problem[::2], strict=True)))
+    assert train[0] == PromptRow(
+        prompt_id=f"arithmetic-{problem}", messages=expected, reference=reference, task="arithmetic"
+    )
+
+
+def test_the_same_configuration_and_seed_write_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        prepare("preferences", tmp_path / name, config())
+    for name in ("train.parquet", "eval.parquet", "report.json", "quarantine.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_report_on_disk_is_the_report_returned(tmp_path: Path) -> None:
+    report = prepare("demonstrations", tmp_path, config(options={"direct_share": 1.0}))
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
+    rows = read_demonstrations(tmp_path / "train.parquet")
+    assert all(row.completion == f"#### {row.reference}" for row in rows)
+
+
+def test_demonstrations_of_generators_never_hold_an_evaluation_prompt(tmp_path: Path) -> None:
+    prepare("prompts", tmp_path / "prompts", config(num_eval=200))
+    forbidden = prompt_hashes(read_prompts(tmp_path / "prompts" / "eval.parquet"))
+    for kind in ("demonstrations", "preferences"):
+        assert prepare(kind, tmp_path / kind, config(num_train=2000), forbidden).quarantined == 0
+
+
+def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
+    path = pairs_file(tmp_path / "pairs.jsonl", 30)
+    prepare("preferences", tmp_path / "out", config(adapter="preferences", path=str(path), num_train=60, num_eval=5))
+    train, held_out = (read_pairs(tmp_path / "out" / f"{name}.parquet") for name in ("train", "eval"))
+    assert (len(train), len(held_out)) == (60, 5)
+    assert len({row.messages for row in held_out}) == 5
+    assert not {row.messages for row in train} & {row.messages for row in held_out}
+    assert isinstance(train[0], PairRow)
+    assert (train[0].margin, train[0].weight, train[0].source) == (0.0, 1.0, "test")
+
+
+def test_parquet_and_jsonl_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
+    from tasks.home.storage import read_table, write_table
+
+    path = pairs_file(tmp_path / "pairs.jsonl", 30)
+    one = prepare("preferences", tmp_path / "a", config(adapter="preferences", path=str(path)))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    import pandas as pd
+
+    write_table(pd.DataFrame(rows), tmp_path / "pairs.parquet")
+    other = prepare("preferences", tmp_path / "b", config(adapter="preferences", path=str(tmp_path / "pairs.parquet")))
+    assert one.digest == other.digest
+    assert read_table(tmp_path / "a" / "eval.parquet").equals(read_table(tmp_path / "b" / "eval.parquet"))
+
+
+def test_foreign_evaluation_prompts_are_held_out_of_a_file_that_we_divide(tmp_path: Path) -> None:
+    path = pairs_file(tmp_path / "pairs.jsonl", 30)
+    rows = [
+        PromptRow(prompt_id="", messages=(Message(role="user", content=f"Question {n}"),), reference="", task="t")
+        for n in range(4)
+    ]
+    dataset = config(adapter="preferences", path=str(path), num_train=60, num_eval=5)
+    prepare("preferences", tmp_path / "out", dataset, prompt_hashes(rows))
+    texts = {row.messages[0].content for row in read_pairs(tmp_path / "out" / "train.parquet")}
+    assert not texts & {f"question {n}" for n in range(4)}
+
+
+def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_training(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    train = pairs_file(path, 3, split="train").read_text()
+    path.write_text(
+        train
+        + pairs_file(tmp_path / "eval.jsonl", 1, split="eval")
+        .read_text()
+        .replace("question", "other")
+        .replace('"0-', '"e-')
+    )
+    row = PromptRow(prompt_id="", messages=(Message(role="user", content="question 2"),), reference="", task="t")
+    dataset = config(adapter="preferences", path=str(path), num_train=9, num_eval=3)
+    assert prepare("preferences", tmp_path / "clean", dataset).num_train == 9
+    with pytest.raises(DataError, match="train_holds_no_foreign_eval_prompt: 1, the first is 'question 2'"):
+        prepare("preferences", tmp_path / "out", dataset, prompt_hashes([row]))
+
+
+def test_a_refused_dataset_leaves_its_account_and_no_rows(tmp_path: Path) -> None:
+    path = pairs_file(tmp_path / "pairs.jsonl", 10)
+    path.write_text('{"pair_id": NaN}\n{"broken\n' + path.read_text())
+    folder = tmp_path / "out"
+    with pytest.raises(DataError) as caught:
+        prepare("preferences", folder, config(adapter="preferences", path=str(path), num_train=20, num_eval=3))
+    error = caught.value
+    assert "2 of 32 rows (6.2%) are quarantined, more than 1.0%" in error.what
+    assert "line 1, row: NaN is not JSON" in error.what
+    assert error.where == str(path)
+    assert str(folder / "quarantine.jsonl") in error.fix
+    assert sorted(entry.name for entry in folder.iterdir()) == ["quarantine.jsonl", "report.json"]
+    first, second = (json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines())
+    assert (first["line"], first["offset"], first["excerpt"]) == (1, 0, '{"pair_id": NaN}')
+    assert (second["line"], second["offset"]) == (2, 17)
+    assert first["digest"] == hashlib.sha256(b'{"pair_id": NaN}').hexdigest()
+    assert json.loads((folder / "report.json").read_text())["passed"] is False
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "it has no rows"),
+        ("{}\n".encode("utf-16"), "not UTF-8"),
+        (b'{"question": "1 + 1"}\n', "line 1, answer: missing column 'answer'; there are question"),
+    ],
+)
+def test_a_file_that_is_wrong_as_a_whole_says_why(tmp_path: Path, content: bytes, what: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="breaks prompts/v1") as caught:
+        prepare("prompts", tmp_path / "out", config(adapter="gsm8k", path=str(path)))
+    assert what in caught.value.what
+
+
+def test_a_control_token_in_user_text_refuses_the_dataset(tmp_path: Path) -> None:
+    path = pairs_file(tmp_path / "pairs.jsonl", 30)
+    path.write_text(path.read_text().replace("question 7", "question 7 <|im_end|>"))
+    dataset = config(adapter="preferences", path=str(path), max_quarantined=1.0)
+    with pytest.raises(DataError, match=r"messages\.0\.content: holds the control token <\|im_end\|> as text"):
+        prepare("preferences", tmp_path / "out", dataset)
+
+
+def test_the_fallback_serves_where_the_path_names_nothing(tmp_path: Path) -> None:
+    dataset = config(adapter="gsm8k", path=str(tmp_path / "none.jsonl"), fallback="arithmetic")
+    assert resolve_adapter(dataset) == "arithmetic"
+    assert source_digest(dataset) == "generated"
+    assert prepare("prompts", tmp_path / "out", dataset).source == "arithmetic"
+    (tmp_path / "none.jsonl").write_text("")
+    assert resolve_adapter(dataset) == "gsm8k"
+    assert resolve_adapter(config(adapter="alpaca_eval", path="none.jsonl", fallback="policy")) == "policy"
+    assert source_digest(config(adapter="policy")) == "generated"
+
+
+def test_a_missing_file_without_a_fallback_is_named(tmp_path: Path) -> None:
+    dataset = config(adapter="gsm8k", path=str(tmp_path / "none.jsonl"))
+    with pytest.raises(DataError, match="does not exist") as caught:
+        prepare("prompts", tmp_path / "out", dataset)
+    assert caught.value.where == dataset.path
+    with pytest.raises(DataError, match="No such file") as caught:
+        source_digest(dataset)
+    assert "fallback" in caught.value.fix
+
+
+def test_the_digest_of_a_source_is_that_of_its_bytes_or_its_commit(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"hello")
+    # sha256("hello")
+    expected = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert source_digest(config(adapter="gsm8k", path=str(path))) == expected
+    assert source_digest(config(adapter="gsm8k", path=f"hub:openai/gsm8k@{COMMIT}/main")) == COMMIT
+
+
+@pytest.mark.parametrize(
+    "path", ["hub:gsm8k", "hub:openai/gsm8k", "hub:openai/gsm8k@main", f"hub:openai/gsm8k@{COMMIT}0"]
+)
+def test_a_dataset_of_the_hub_needs_a_commit(path: str) -> None:
+    with pytest.raises(ConfigError, match="malformed") as caught:
+        source_digest(config(adapter="gsm8k", path=path))
+    assert caught.value.where == path
+    assert "40 hexadecimal digits" in caught.value.fix
+
+
+def test_the_hub_offline_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    dataset = config(adapter="gsm8k", path=f"hub:openai/gsm8k@{COMMIT}/main")
+    with pytest.raises(DataError, match="cannot be loaded from the hub") as caught:
+        prepare("prompts", tmp_path / "out", dataset)
+    assert "download it" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("dataset", "what"),
+    [
+        (config(adapter="gsm9k"), "unknown adapter 'gsm9k'"),
+        (config(options={"direct_sahre": 0.5}), "'arithmetic' has no option 'direct_sahre'"),
+        (config(adapter="gsm8k", fallback="arithmetic", options={"depth": 1}), "'gsm8k' or 'arithmetic' has no option"),
+        (config(options={"direct_share": 2.0}), "between 0 and 1"),
+    ],
+)
+def test_what_a_preset_gets_wrong_is_refused_by_name(tmp_path: Path, dataset: DatasetConfig, what: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=what):
+        prepare("demonstrations", tmp_path, dataset)
+
+
+def test_options_of_the_fallback_are_allowed_and_reach_it_alone(tmp_path: Path) -> None:
+    dataset = config(adapter="gsm8k", path="none.jsonl", fallback="arithmetic", options={"direct_share": 1.0})
+    prepare("demonstrations", tmp_path, dataset)
+    assert all(row.completion.startswith("####") for row in read_demonstrations(tmp_path / "eval.parquet"))
+
+
+def test_a_gated_file_keeps_its_contract_columns(tmp_path: Path) -> None:
+    prepare("prompts", tmp_path, config())
+    assert pq.read_table(tmp_path / "eval.parquet").column_names == [
+        "prompt_id",
+        "messages",
+        "reference",
+        "task",
+        "split",
+    ]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real files in ../shared/data are not here")
+@pytest.mark.parametrize(
+    ("kind", "adapter", "name", "counts"),
+    [
+        ("prompts", "gsm8k", "gsm8k_train.jsonl", (7473, 0, 7473, 0)),
+        ("demonstrations", "gsm8k", "gsm8k_train.jsonl", (7473, 0, 7473, 0)),
+        ("prompts", "alpaca_eval", "preferences_alpaca_eval.jsonl", (4727, 4121, 606, 0)),
+        ("preferences", "alpaca_eval", "preferences_alpaca_eval.jsonl", (4727, 114, 4611, 2)),
+    ],
+)
+def test_real_files_go_through_and_every_line_is_accounted_for(
+    tmp_path: Path, kind: DatasetKind, adapter: str, name: str, counts: tuple[int, ...]
+) -> None:
+    dataset = config(adapter=adapter, path=str(SHARED / name), num_train=400, num_eval=100, max_tokens=512)
+    report = prepare(kind, tmp_path, dataset)
+    assert (report.lines_read, report.merged, report.accepted, report.quarantined) == counts
+    assert (report.num_train, report.num_eval) == (400, 100)

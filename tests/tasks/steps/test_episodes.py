@@ -1,0 +1,116 @@
+"""Which episodes a run has, where their corpus comes from, and how they look in a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from flows.presets import open_preset
+from rlcore.config import EpisodeConfig, ModelConfig, ShapeConfig
+from rlcore.errors import ConfigError, DataError
+from rlcore.models.loading import import_model
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.episodes import EpisodeSampler, episode_metrics
+from rlcore.sampling.scripted import ScriptedSampler
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
+from tasks.steps.episodes import corpus_digest, episodes_of, evaluation_section, with_tools
+from tasks.steps.rl.tables import rollout_rows
+
+CALCULATOR = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=40)
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=120, num_samples=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("episodes") / "model"
+    shape = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8)
+    import_model(ModelConfig(source="scratch", shape=shape), folder, seed=0)
+    return ChatTokenizer.load(folder)
+
+
+def play(tokenizer: ChatTokenizer, config: EpisodeConfig, *turns: str) -> Rollout:
+    texts = {"q" if place == 0 else f"q/0/{place}": [turn] for place, turn in enumerate(turns)}
+    prompt = Prompt(
+        prompt_id="q", messages=(Message(role="user", content="3+4"),), token_ids=(1,), reference="7", task="t"
+    )
+    with with_tools(ScriptedSampler.from_texts(texts, tokenizer), tokenizer, config) as sampler:
+        ((made,),) = sampler.sample([prompt], PARAMS, seed=0)
+    assert isinstance(made, Rollout)
+    return made
+
+
+def test_without_tools_the_engine_plays_alone(tokenizer: ChatTokenizer) -> None:
+    engine = ScriptedSampler({}, tokenizer)
+    with with_tools(engine, tokenizer, EpisodeConfig()) as sampler:
+        assert sampler is engine
+    with with_tools(engine, tokenizer, CALCULATOR) as sampler:
+        assert isinstance(sampler, EpisodeSampler)
+
+
+def test_a_table_shows_every_turn_and_what_the_tool_said(tokenizer: ChatTokenizer) -> None:
+    rollout = play(tokenizer, CALCULATOR, "<tool:calculator>3+4</tool>", "#### 7")
+    (row,) = rollout_rows(1, [[ScoredRollout(rollout=rollout, score=Score(value=1.0, parts={}))]])
+    assert row["text"] == "<tool:calculator>3+4</tool>\n[calculator] 7\n#### 7"
+    assert sum(row["loss_mask"]) == 32  # 28 of the call, 4 of the answer; see the episodes' own test
+
+
+def test_the_figures_of_episodes_are_those_worked_by_hand(tokenizer: ChatTokenizer) -> None:
+    called = play(tokenizer, CALCULATOR, "<tool:calculator>3/0</tool>", "#### 7")
+    direct = play(tokenizer, CALCULATOR, "#### 7")
+    # 28 + 4 tokens of the policy, 23 ("error: division by zero") + 12 of the template; and 4 in one turn.
+    assert episode_metrics([called, direct]) == pytest.approx(
+        {
+            "episode/turns": 1.5,
+            "episode/with_calls": 0.5,
+            "episode/tool_calls": 0.5,
+            "episode/tool_errors": 1.0,
+            "episode/tool_tokens": 35 / 71,
+        }
+    )
+    assert set(episode_metrics([]).values()) == {0.0}
+
+
+def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"passage_id": "p7", "text": "three and four make seven"}\n', encoding="utf-8")
+    config = EpisodeConfig(tools=("search",), corpus=str(path), max_turns=2, max_turn_tokens=40)
+    rollout = play(tokenizer, config, "<tool:search>four</tool>", "#### 7")
+    assert rollout.tool_calls[0].output == "[p7] three and four make seven"
+    before = corpus_digest(config)
+    path.write_text('{"passage_id": "p7", "text": "changed"}\n', encoding="utf-8")
+    assert corpus_digest(config) != before
+    path.write_text('{"passage_id": "p7"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="search_corpus/v1"):
+        play(tokenizer, config, "x")
+    with pytest.raises(DataError, match="cannot read the corpus"):
+        corpus_digest(dataclasses.replace(config, corpus=str(tmp_path / "absent.jsonl")))
+    assert corpus_digest(CALCULATOR) == ""
+
+
+def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() -> None:
+    agentic, tiny = open_preset("agentic"), open_preset("tiny")
+    assert episodes_of(agentic) == agentic.grpo.sampling.episodes
+    assert evaluation_section(agentic)["episodes"].tools == ("calculator",)
+    assert set(evaluation_section(tiny)) == {"evaluation", "hardware", "engine"}
+    assert episodes_of(dataclasses.replace(agentic, runs=())) == EpisodeConfig()
+    with pytest.raises(ConfigError, match=r"ppo\.sampling\.episodes differs"):
+        episodes_of(dataclasses.replace(agentic, ppo=tiny.ppo, runs=("grpo", "ppo")))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grpo.sampling.episodes.tools=['calculater']", "must be one of 'calculator'"),
+        ("grpo.sampling.episodes.tools=['calculator', 'calculator']", "a tool is named twice"),
+        ("grpo.sampling.episodes.tools=['search']", "the search tool and its corpus go together"),
+        ("grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
+        ("grpo.sampling.episodes.max_output_tokens=15", "must be at least 16"),
+    ],
+)
+def test_episodes_that_cannot_be_are_refused_with_their_path(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_preset("agentic", [override])
+    assert "grpo.sampling" in caught.value.what

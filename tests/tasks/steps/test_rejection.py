@@ -1,0 +1,51 @@
+"""What a policy's answers need to become demonstrations; ``tests/flows/test_reasoning.py`` runs the stage itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcore.errors import DataError
+from rlcore.rejection import REASONS, Candidate, Selection
+from rlcore.types import Message, Prompt
+from tasks.steps.rejection import demonstration, is_usable, require_enough
+
+
+def candidate(prompt_id: str, text: str = "Easy.</think>2") -> Candidate:
+    return Candidate(
+        prompt_id=prompt_id,
+        task="sums",
+        sample_index=3,
+        text=text,
+        num_tokens=4,
+        value=1.0,
+        is_whole=True,
+        is_usable=True,
+    )
+
+
+def test_a_demonstration_begins_with_what_the_template_put_into_the_assistants_mouth() -> None:
+    messages = (Message(role="system", content="Be brief."), Message(role="user", content="1+1"))
+    prompt = Prompt(prompt_id="q", messages=messages, token_ids=(1,), reference="2", task="sums")
+    assert demonstration(prompt, candidate("q"), "<think>\n") == {
+        "demonstration_id": "q/3",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}],
+        "completion": "<think>\nEasy.</think>2",
+        "reference": "2",
+        "task": "sums",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "usable"),
+    [("#### 2", True), (" \n", False), ("", False), ("2<|im_end|>", False), ("a\0b", False), ("<|im_", True)],
+)
+def test_a_text_that_the_contract_would_refuse_is_not_usable(text: str, usable: bool) -> None:
+    assert is_usable(text, ("<|im_start|>", "<|im_end|>")) is usable
+
+
+def test_too_few_kept_answers_are_an_error_that_says_where_they_went() -> None:
+    dropped = dict.fromkeys(REASONS, 0) | {"below_threshold": 7, "truncated": 1}
+    with pytest.raises(DataError, match=r"kept 2 of 10 answers: 1 truncated, 7 below_threshold") as caught:
+        require_enough(Selection(kept=(candidate("a"), candidate("a", "other")), dropped=dropped), 10)
+    assert "num_samples" in caught.value.fix
+    require_enough(Selection(kept=(candidate("a"), candidate("b")), dropped=dropped), 10)

@@ -1,0 +1,186 @@
+"""Which engine a run gets, in which precision, and what is refused before one is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flows.presets import open_preset
+from rlcore.config import EngineConfig, GpuConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
+from rlcore.errors import ConfigError, SamplingError
+from rlcore.models.loading import import_model
+from rlcore.sampling.base import Sampler
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.placement import Cards
+from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt
+from tasks.steps import rollout_engine
+from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs, sync_dtype
+from tasks.steps.runtime import Runtime
+
+CPU = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
+WORK = Workload(max_concurrent=4, max_tokens=64)
+SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return folder
+
+
+def vllm(**settings: Any) -> EngineConfig:
+    return EngineConfig(kind="vllm", **settings)
+
+
+@contextmanager
+def opened(checkpoint: Path, config: EngineConfig, work: Workload = WORK) -> Iterator[Sampler]:
+    tokenizer = ChatTokenizer.load(checkpoint)
+    with open_engine(checkpoint, tokenizer, config=config, work=work, runtime=CPU, progress=print) as engine:
+        yield engine
+
+
+def test_the_engine_is_the_built_in_one_unless_another_is_named(checkpoint: Path) -> None:
+    with opened(checkpoint, EngineConfig()) as engine:
+        assert isinstance(engine, NativeSampler)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (vllm(max_model_len=129), ConfigError, "the model has 128 positions"),
+        (vllm(transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, this run trains on cpu"),
+        (EngineConfig(kind="vllm_inprocess"), SamplingError, "vLLM is not installed in this environment"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_before_anything_is_started(
+    config: EngineConfig, error: type[Exception], message: str, checkpoint: Path
+) -> None:
+    with pytest.raises(error, match=message), opened(checkpoint, config):
+        pass
+
+
+def test_an_engine_that_does_not_start_leaves_no_folder(checkpoint: Path, tmp_path: Path) -> None:
+    missing = vllm(python=str(tmp_path / "none"), exchange=str(tmp_path), replicas=2)
+    with pytest.raises(SamplingError, match="there is no interpreter"), opened(checkpoint, missing):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_vllm_in_this_process_has_no_servers_to_set() -> None:
+    for setting in (
+        {"python": "python"},
+        {"urls": ("http://a:1",)},
+        {"replicas": 2},
+        {"gpus": GpuConfig(devices=(1,))},
+    ):
+        with pytest.raises(ConfigError, match="are of servers"):
+            EngineConfig(kind="vllm_inprocess", **setting)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def make(checkpoint: Path) -> Callable[..., list[ServerSpec]]:
+    """The servers of an engine beside a trainer on the first of ``count`` GPUs, or without any."""
+
+    def specs(config: EngineConfig, *, count: int = 0, rank: int = 0, can_send: bool = False) -> list[ServerSpec]:
+        whole = ServerSpec(
+            model=checkpoint, exchange=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9
+        )
+        cards = Cards(count=count, trainer=0 if count else None, learns=True)
+        device = torch.device("cuda" if count else "cpu")
+        made = server_specs(whole, cards, device, adapter_rank=rank, can_send=can_send)
+        made[0].exchange.rmdir()  # it is there, and empty
+        return made
+
+    return specs
+
+
+def test_servers_share_what_is_under_way_and_an_adapter_goes_only_to_those_of_ours(
+    make: Callable[..., list[ServerSpec]],
+) -> None:
+    two = make(vllm(replicas=2), rank=4)
+    assert [spec.max_concurrent for spec in two] == [5, 5]
+    assert two[0].exchange == two[1].exchange  # all of them read one file
+    assert [(spec.transfer, spec.adapter_rank, spec.url) for spec in two] == [("shared_memory", 4, "")] * 2
+    (attached,) = make(vllm(urls=("http://a:1",)), rank=4)
+    assert (attached.transfer, attached.adapter_rank, attached.url) == ("file", 0, "http://a:1")
+    assert [make(vllm(), rank=rank)[0].adapter_rank for rank in (0, 512, 513)] == [0, 512, 0]
+
+
+def test_eight_gpus_are_one_trainer_and_seven_engines_joined_by_nccl_where_vllm_is_here_too(
+    make: Callable[..., list[ServerSpec]],
+) -> None:
+    seven = make(vllm(replicas=7), count=8, can_send=True)
+    assert [spec.devices for spec in seven] == [(n,) for n in range(1, 8)]
+    assert {(spec.transfer, spec.memory_fraction) for spec in seven} == {("nccl", 0.85)}
+    assert {spec.transfer for spec in make(vllm(replicas=7), count=8)} == {"shared_memory"}
+    (shared,) = make(vllm(), count=1, can_send=True)
+    assert (shared.devices, shared.transfer, shared.memory_fraction) == ((0,), "shared_memory", 0.4)
+    attached = make(vllm(urls=("http://a:1", "http://b:1")), count=8, can_send=True)
+    assert [(spec.devices, spec.transfer) for spec in attached] == [((), "file")] * 2
+
+
+def test_the_canary_allows_what_the_coarser_precision_of_the_two_needs() -> None:
+    half = dataclasses.replace(CPU, compute_dtype=torch.bfloat16)
+    assert engine_dtype(vllm(), half) == torch.bfloat16
+    assert engine_dtype(vllm(), dataclasses.replace(CPU, compute_dtype=torch.float16)) == torch.float16
+    assert engine_dtype(vllm(dtype="float32"), half) == torch.float32
+    assert engine_dtype(EngineConfig(dtype="bfloat16"), CPU) == torch.float32  # the native engine is the trainer's
+    assert sync_dtype(vllm(dtype="float32"), half) == torch.bfloat16
+    assert sync_dtype(vllm(dtype="bfloat16"), CPU) == torch.bfloat16
+    assert sync_dtype(vllm(), CPU) == torch.float32
+    assert sync_dtype(EngineConfig(kind="vllm_inprocess", dtype="bfloat16"), CPU) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("max_tokens", "named", "expected"), [(40, 0, 41), (128, 0, 128), (40, 100, 100)])
+def test_an_engine_has_room_for_the_longest_text_of_the_run_and_no_more(
+    max_tokens: int, named: int, expected: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ServerSpec] = []
+
+    @contextmanager
+    def servers(specs: list[ServerSpec], *_: object) -> Iterator[None]:
+        started.extend(specs)
+        yield
+        specs[0].exchange.rmdir()
+
+    monkeypatch.setattr(rollout_engine, "open_servers", servers)
+    work = Workload(max_concurrent=4, max_tokens=max_tokens, learns_meanwhile=True)
+    with opened(checkpoint, vllm(max_model_len=named), work):
+        (spec,) = started
+    assert spec.max_model_len == expected
+    assert spec.eager == (not spec.prefill_in_parts) == (not torch.cuda.device_count())
+    assert spec.trainer_moves
+
+
+def test_the_longest_text_is_the_longest_prompt_with_a_whole_completion() -> None:
+    prompts = [Prompt(prompt_id="q", messages=(), token_ids=(1,) * n, reference="", task="t") for n in (3, 7, 5)]
+    assert longest(prompts, 10) == 17
+
+
+def test_a_section_samples_with_its_own_engine_or_the_runs() -> None:
+    config = open_preset("reasoning", ("engine.kind=vllm", "evaluation.engine.kind=vllm_inprocess"))
+    assert config.rejection is not None
+    assert config.engine_of(config.evaluation).kind == "vllm_inprocess"
+    assert config.engine_of(config.rejection.sampling).kind == "vllm"
+    assert open_preset("tiny").engine.kind == "native"
+
+
+def test_rejection_sampling_has_no_updates_to_run_ahead_of() -> None:
+    with pytest.raises(ConfigError, match="has no updates to run ahead of"):
+        RejectionConfig(num_samples=1, rewards=(), sampling=SamplingConfig(max_new_tokens=8, staleness=1))
+
+
+def test_an_engine_that_takes_turns_with_the_update_cannot_sample_while_it_runs() -> None:
+    overrides = ("engine.kind=vllm_inprocess", "grpo.sampling.staleness=1")
+    with pytest.raises(ConfigError, match="vllm_inprocess and the update take turns"):
+        open_preset("tiny", overrides)
+    open_preset("tiny", (*overrides, "grpo.sampling.engine.kind=native"))

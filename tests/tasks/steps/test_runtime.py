@@ -1,0 +1,127 @@
+"""How a stage loads what it trains, and that what it leaves on a GPU is given back before the next one computes.
+
+Recomputed layers are a setting of every model that learns, adapters' base too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import AdapterConfig, HardwareConfig, TrunkConfig
+from rlcore.memory import measuring
+from rlcore.models.lora import AdaptedModel
+from rlcore.models.policy import completion_logprobs
+from rlcore.out_of_memory import free_cached
+from rlcore.packing import pack
+from tasks.pipeline.stages import MODEL
+from tasks.steps import reward_model
+from tasks.steps.rl import run as rl_run
+from tasks.steps.runtime import Runtime, open_runtime
+from tests import strategies
+from tests.learners import update_config
+
+ADAPTER = AdapterConfig(rank=2)
+
+
+def runtime(*, recompute: bool) -> Runtime:
+    return Runtime(device=torch.device("cpu"), compute_dtype=torch.float32, recompute=recompute)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    strategies.tiny_llama().save_pretrained(tmp_path / MODEL)
+    return tmp_path
+
+
+def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The policy as an RL run loads it; the tiny model has no tokenizer to be checked with."""
+    monkeypatch.setattr(rl_run, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
+    monkeypatch.setattr(rl_run, "check_model", lambda *_: None)
+    rl = strategies.rl_config("grpo", update=update_config(adapter=ADAPTER))
+    context: Any = SimpleNamespace(inputs={rl_run.START: start}, seed=0)
+    return rl_run._policy(context, rl, runtime)
+
+
+def activations(model: AdaptedModel) -> int:
+    """Bytes that a forward pass keeps for its backward pass."""
+    sequences = strategies.random_sequences(1, num_prompts=8, group_size=4, max_tokens=30)
+    with measuring([model], []) as meter:
+        (batch,) = pack(sequences, tokens_per_microbatch=10_000)
+        completion_logprobs(model, batch)[0].sum().backward()
+    return int(meter.activations)
+
+
+def test_layers_of_an_adapters_base_are_recomputed_where_the_setting_says_so(
+    start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for load in (
+        lambda runtime: policy_of_a_run(start, runtime, monkeypatch),
+        lambda runtime: reward_model._trunk(TrunkConfig(adapter=ADAPTER), runtime, start / MODEL, seed=0),
+    ):
+        plain, again = load(runtime(recompute=False)), load(runtime(recompute=True))
+        assert (plain.base.is_gradient_checkpointing, again.base.is_gradient_checkpointing) == (False, True)
+        assert activations(again) < activations(plain)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_learns_whole_is_recomputed_and_what_only_scores_is_not(start: Path, recompute: bool) -> None:
+    made = runtime(recompute=recompute)
+    assert made.load_trainable(start / MODEL).is_gradient_checkpointing == recompute
+    assert not made.load_frozen(start / MODEL).is_gradient_checkpointing
+
+
+CPU = HardwareConfig(device="cpu")
+
+
+class Layer:
+    """Holds itself, as an adapter's layer does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether a layer that nothing uses was gone, each time that the cache of a GPU was emptied."""
+    found: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append(unused() is None))
+    unused = weakref.ref(Layer())
+    return found
+
+
+def test_what_holds_itself_is_gone_when_the_cache_is_emptied(emptied: list[bool]) -> None:
+    free_cached()
+    assert emptied == [True]
+
+
+def test_a_stage_begins_and_ends_with_free_memory_also_when_it_fails(emptied: list[bool]) -> None:
+    with pytest.raises(ZeroDivisionError), open_runtime(CPU, seed=0):
+        assert emptied == [True]
+        raise ZeroDivisionError
+    assert emptied == [True, True]
+
+
+def test_without_a_gpu_there_is_nothing_to_free(emptied: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with open_runtime(CPU, seed=0):
+        pass
+    assert emptied == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "save_float32", "narrow"),
+    [("float32", False, False), ("bfloat16", False, True), ("float16", False, True), ("bfloat16", True, False)],
+)
+def test_only_what_was_computed_in_half_precision_is_handed_on_in_it(
+    dtype: Any, save_float32: bool, narrow: bool
+) -> None:
+    hardware = HardwareConfig(device="cpu", dtype=dtype, save_float32=save_float32)
+    with open_runtime(hardware, seed=0) as opened:
+        assert opened.narrow is narrow

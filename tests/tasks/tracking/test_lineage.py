@@ -1,0 +1,123 @@
+"""Where a model comes from: a toy chain from rows to a registered model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rlcore.config import HardwareConfig, RunConfig, to_dict
+from rlcore.errors import ModelError
+from rlcore.machine import find_machine
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.environment import pins_digest
+from tasks.home.settings import Home
+from tasks.pipeline.keys import describe_machine
+from tasks.pipeline.run import run_pipeline
+from tasks.pipeline.stages import Stage, StageContext, StageResult
+from tasks.tracking.lineage import draw, find_lineage, tree_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+
+def section(config: RunConfig) -> Mapping[str, object]:
+    return {}
+
+
+def hardware(config: RunConfig) -> Mapping[str, object]:
+    return {"hardware": config.hardware}
+
+
+def rows_digest(config: RunConfig) -> str:
+    return "f" * 64
+
+
+def rows(context: StageContext) -> StageResult:
+    report = {"contract": "prompts/v1", "source": "sums.jsonl", "digest": "d" * 64}
+    (context.folder / "report.json").write_text(json.dumps(report))
+    return StageResult(metrics={}, rows=12)
+
+
+def train(context: StageContext) -> StageResult:
+    (context.folder / "model").mkdir()
+    (context.folder / "model" / "config.json").write_text(json.dumps(sorted(context.inputs)))
+    return StageResult(metrics={}, model_name=f"toy-{len(context.inputs)}")
+
+
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, section=section, external=rows_digest)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, section=hardware, inputs=("rows",))
+GRPO = Stage(name="grpo", version=1, kind="policy", run=train, section=hardware, inputs=("sft", "rows"))
+
+
+@pytest.fixture
+def refs(tracked_home: Home) -> Mapping[str, ArtifactRef]:
+    config = cast(RunConfig, ToyConfig())
+    return run_pipeline([ROWS, SFT, GRPO], config, ["grpo"], home=tracked_home, experiment="toy")
+
+
+def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:
+    tags, root = find_lineage(tracked_home, "toy-2/1")
+    assert (root.stage, root.sha256) == ("grpo", refs["grpo"].sha256)
+    sft, data = root.parents
+    assert (sft.stage, data.stage) == ("sft", "rows")
+    assert sft.parents == (data,)
+    assert data.facts[:4] == ("12 rows", f"source {'f' * 12}", "prompts/v1 from sums.jsonl", f"rows' digest {'d' * 12}")
+    assert (tags["preset"], tags["parents"]) == ("toy", refs["sft"].model_id)
+    assert tags["data"] == f"rows:{refs['rows'].sha256}"
+    assert "torch==" in tags["versions"]
+    assert "python==3" in tags["versions"]
+    assert tags["environment"] == pins_digest()
+    machine = describe_machine(to_dict(find_machine(HardwareConfig())))
+    assert (tags["machine"], sft.facts[0], root.facts[0]) == (machine, machine, machine)
+    assert machine not in data.facts
+    text = tree_text(tags, root)
+    assert f"  machine: {machine}\n" in text
+    assert text.startswith("toy-2 version 1\n")
+    assert [line.split()[0] for line in text.splitlines()[-4:]] == ["grpo", "sft", "rows", "rows"]
+
+
+def test_reading_a_lineage_does_not_wait_for_torch() -> None:
+    script = "import sys, tasks.tracking.lineage; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=False).returncode == 0
+
+
+def test_the_picture_has_every_result_once_and_an_arrow_from_each_input(
+    tracked_home: Home, refs: Mapping[str, ArtifactRef], tmp_path: Path
+) -> None:
+    _, root = find_lineage(tracked_home, "toy-2/1")
+    draw(root, tmp_path / "lineage.svg")
+    picture = ElementTree.parse(tmp_path / "lineage.svg").getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    assert len(picture.findall(f"{name}path")) == 3
+    assert len(picture.findall(f"{name}rect")) == 1 + 3
+
+
+def test_a_result_without_a_record_stands_by_its_digest(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:
+    (record,) = (tracked_home.cache / "sft").glob("*.json")
+    record.unlink()
+    _, root = find_lineage(tracked_home, "toy-2/1")
+    assert root.parents[0].facts == ("no record in this home",)
+    assert root.parents[0].sha256 == refs["sft"].sha256
+
+
+def test_a_model_that_is_not_there_or_not_ours_is_an_error(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:
+    for name in ("toy-2@champion", "toy-2/7", "nothing/1", "toy-2"):
+        with pytest.raises(ModelError, match="no registered model"):
+            find_lineage(tracked_home, name)
+    (record,) = (tracked_home.cache / "grpo").glob("*.json")
+    record.unlink()
+    with pytest.raises(ModelError, match="no stage of this home"):
+        find_lineage(tracked_home, "toy-2/1")

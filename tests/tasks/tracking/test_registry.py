@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from rlcore.errors import ModelError, PromotionError
+from tasks.home.settings import Home
+from tasks.tracking.registry import (
+    CHALLENGER,
+    CHAMPION,
+    PREVIOUS,
+    ModelVersion,
+    count_look,
+    download_model,
+    find_by_model_id,
+    find_version,
+    promote,
+    read_tags,
+    register_model,
+    roll_back,
+    set_alias,
+)
+from tasks.tracking.runs import Tracker, open_tracker
+
+
+@pytest.fixture
+def tracker(tracked_home: Home) -> Tracker:
+    return open_tracker(tracked_home)
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    return folder
+
+
+def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model")
+    run = tracker.start_run("tiny/grpo", "stage", tags={})
+    first = register_model(run, folder, name="tiny-grpo", tags={"sha256": "ab"})
+    second = register_model(run, folder, name="tiny-grpo", tags={"sha256": "cd"})
+    assert (first.version, second.version, second.sha256) == (1, 2, "cd")
+    assert find_version(tracker, "tiny-grpo", "champion") is None
+    assert find_version(tracker, "nothing", "champion") is None
+    set_alias(tracker, second, "champion")
+    assert find_version(tracker, "tiny-grpo", "champion") == second
+    loaded = download_model("models:/tiny-grpo@champion", tmp_path / "loaded")
+    assert (loaded / "config.json").read_text() == '{"hidden_size": 8}'
+    assert not any(path.suffix == ".pkl" for path in (tmp_path / "home" / "mlartifacts").rglob("*"))
+
+
+def test_a_model_that_is_not_registered_is_refused(tracker: Tracker, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="models:/nothing/1"):
+        download_model("models:/nothing/1", tmp_path)
+
+
+def test_a_models_figures_name_the_data_that_they_were_measured_on(tracker: Tracker, tmp_path: Path) -> None:
+    path = tmp_path / "eval.parquet"
+    parquet.write_table(pa.table({"prompt_id": ["a"]}), path)
+    run = tracker.start_run("tiny/grpo", "stage", tags={})
+    version = register_model(run, checkpoint(tmp_path / "model"), name="tiny-sft", tags={"sha256": "ab"})
+    dataset = run.log_dataset(path, name="prompts", context="eval")
+    run.log_model_metrics(version.model_id, {"eval/accuracy": 0.5}, dataset=dataset)
+    (metric,) = tracker.client.get_logged_model(version.model_id).metrics
+    assert (metric.key, metric.value, metric.dataset_digest) == ("eval/accuracy", 0.5, dataset.digest)
+
+
+def test_the_figures_of_a_model_add_no_point_before_the_curve_of_its_run(tracker: Tracker, tmp_path: Path) -> None:
+    run = tracker.start_run("e", "grpo", tags={})
+    for step in (1, 2, 3):
+        run.log_metrics({"reward/mean": step / 10}, step=step)
+    run.flush()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"w")
+    version = register_model(run, folder, name="m", tags={"sha256": "0"})
+    run.log_model_metrics(version.model_id, {"reward/mean": 0.3})
+    history = tracker.client.get_metric_history(run.run_id, "reward/mean")
+    assert {metric.step for metric in history} == {1, 2, 3}
+    run.end("FINISHED")
+
+
+RACE = """
+import sys
+from rlcore.errors import ModelError, PromotionError
+from tasks.tracking.registry import ModelVersion, find_version, promote
+from tasks.home.settings import configure_environment, find_home
+from tasks.tracking.runs import open_tracker
+home = find_home()
+configure_environment(home)
+tracker = open_tracker(home)
+over = find_version(tracker, "m", "champion")
+mine = ModelVersion(name="m", version=int(sys.argv[1]), model_id=sys.argv[2], sha256=sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print("promoted" if promote(home, tracker, mine, over=over) else "already", flush=True)
+except PromotionError as error:
+    print("refused:", error.what, flush=True)
+"""
+
+
+@pytest.fixture
+def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
+    """Three versions of the model ``m``."""
+    run = tracker.start_run("e", "grpo", tags={})
+    folder = checkpoint(tmp_path / "model")
+    return [register_model(run, folder, name="m", tags={"sha256": digest}) for digest in ("a", "b", "c")]
+
+
+def aliases(tracker: Tracker) -> dict[str, int]:
+    found = {alias: find_version(tracker, "m", alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS)}
+    return {alias: version.version for alias, version in found.items() if version}
+
+
+def test_a_promotion_moves_the_aliases_once_and_a_repeated_one_changes_nothing(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, _ = versions
+    assert promote(tracked_home, tracker, first, over=None)
+    assert aliases(tracker) == {CHAMPION: 1}
+    set_alias(tracker, second, CHALLENGER)
+    assert promote(tracked_home, tracker, second, over=first)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    assert not promote(tracked_home, tracker, second, over=first)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    assert read_tags(tracker, second)["promoted_over"] == "1"
+
+
+def test_a_verdict_against_a_champion_of_yesterday_moves_nothing(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    promote(tracked_home, tracker, first, over=None)
+    promote(tracked_home, tracker, second, over=first)
+    for stale in (first, None):
+        with pytest.raises(PromotionError, match="version 2 is champion now"):
+            promote(tracked_home, tracker, third, over=stale)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+
+
+def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_promotion(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, *challengers = versions
+    promote(tracked_home, tracker, first, over=None)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(each.version), each.model_id, each.sha256],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for each in challengers
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert sorted(answer.partition(":")[0] for answer in answers) == ["promoted", "refused"]
+    winner = challengers[answers.index("promoted")]
+    assert aliases(tracker) == {CHAMPION: winner.version, PREVIOUS: 1}
+
+
+def test_a_roll_back_returns_to_the_previous_champion_and_goes_on_to_the_one_before(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    for version, over in ((first, None), (second, first), (third, second)):
+        promote(tracked_home, tracker, version, over=over)
+    for _ in range(2):  # a repeated call takes no second version down
+        assert roll_back(tracked_home, tracker, "m", version=3, reason="rude") == second
+        assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    with pytest.raises(PromotionError, match="has been rolled back"):
+        promote(tracked_home, tracker, third, over=second)
+    assert roll_back(tracked_home, tracker, "m", version=2, reason="slow") == first
+    assert aliases(tracker) == {CHAMPION: 1}
+    with pytest.raises(PromotionError, match="there is none before it"):
+        roll_back(tracked_home, tracker, "m", version=1, reason="all bad")
+    assert read_tags(tracker, third)["rolled_back"] == "rude"
+
+
+def test_only_the_champion_is_rolled_back(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
+    with pytest.raises(PromotionError, match="there is no champion"):
+        roll_back(tracked_home, tracker, "m", version=1, reason="")
+    promote(tracked_home, tracker, versions[0], over=None)
+    with pytest.raises(PromotionError, match="version 2 is not the champion, version 1 is"):
+        roll_back(tracked_home, tracker, "m", version=2, reason="")
+
+
+def test_every_new_pair_on_the_same_data_is_a_look_and_a_repeated_one_is_not(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    def look(data: str, pair: str, name: str = "m") -> int:
+        return count_look(tracked_home, tracker, name, data=data, pair=pair)
+
+    assert [look("d1", "b-a"), look("d1", "c-a"), look("d1", "b-a"), look("d2", "b-a")] == [1, 2, 1, 1]
+    assert look("d1", "c-b") == 3
+    tracker.client.create_registered_model("other")
+    assert [look("d1", "e-d", "other"), look("d1", "e-d", "other"), look("d1", "f-a")] == [4, 4, 5]
+    assert look("d1", "b-a", "other") == 1  # the very comparison, under another name
+
+
+def test_a_version_is_found_by_the_id_of_its_model(tracker: Tracker, versions: list[ModelVersion]) -> None:
+    assert find_by_model_id(tracker, "m", versions[1].model_id) == versions[1]
+    assert find_by_model_id(tracker, "m", "m-0") is None
