@@ -32,11 +32,11 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import configure_environment, find_home
-from tasks.pipeline.stages import MODEL
-from tasks.steps.data import read_prompts
+from tasks.steps.base import MODEL
 from tasks.steps.evaluate import answers
 from tasks.steps.promote import compared
 from tasks.steps.rewards import verifier
+from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
 from tasks.steps.tokens import tokenize_prompts
 
@@ -67,7 +67,7 @@ def _evaluations(config: RunConfig, checkpoint: Path, data: Path) -> Iterator[pd
     params = SamplingParams(temperature=1.0, max_new_tokens=config.evaluation.max_new_tokens, num_samples=1)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(config.hardware, seed=config.seed))
-        grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
+        grade = stack.enter_context(verifier(config.evaluation, prefill=tokenizer.prefill))
         sampler = NativeSampler(
             runtime.load_frozen(checkpoint / MODEL), tokenizer, max_concurrent=config.evaluation.max_concurrent
         )

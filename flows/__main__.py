@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     from flows.presets import open_preset
 
-    open_preset(options.preset, options.set)  # refused here, before anything is started
+    config = open_preset(options.preset, options.set)  # refused here, before anything is started
     from flows.post_train import post_train
     from flows.reasoning import reasoning
     from flows.run import TARGETS
@@ -42,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     with live_view():
         refs = call_flow(flow, preset=options.preset, overrides=tuple(options.set))
-    sys.stdout.write(summarise(find_home(), refs, seconds=time.perf_counter() - started))
+    sys.stdout.write(summarise(find_home(), config.name, refs, seconds=time.perf_counter() - started))
     return 0
 
 
@@ -65,12 +65,15 @@ def _ui(options: argparse.Namespace) -> int:
 def _promote(options: argparse.Namespace) -> int:
     from flows.presets import open_preset
 
-    open_preset(options.preset, options.set)  # refused here, before anything is started
+    config = open_preset(options.preset, options.set)  # refused here, before anything is started
     from flows.promote import promote
     from tasks.pipeline.bridge import call_flow
+    from tasks.pipeline.pages import page_folder
 
     refs = call_flow(promote, preset=options.preset, overrides=tuple(options.set))
-    sys.stdout.write((find_home().root / refs["promote"].uri / "verdict.md").read_text(encoding="utf-8"))
+    sys.stdout.write(
+        (page_folder(find_home(), config.name, "promote", refs["promote"]) / "verdict.md").read_text("utf-8")
+    )
     return 0
 
 

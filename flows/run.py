@@ -14,11 +14,11 @@ from tasks.home.disk import full_disk_named
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
 from tasks.pipeline.bridge import report_markdown
 from tasks.pipeline.memory_plan import memory_lines
+from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
 from tasks.pipeline.run import PlanRow, cached_refs, order_stages, plan, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
 from tasks.report.run_page import publish_report
-from tasks.steps.promote import current_champion, settle
 from tasks.tracking.registry import ModelVersion, roll_back
 from tasks.tracking.runs import open_tracker
 
@@ -92,7 +92,7 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion) -> 
         refs = run_pipeline(table, config, gates, home=home, experiment=config.name)
     if recipe_of(home, ingredients_of(rl, config, refs)) == past.recipe:
         outcome = f"nothing to do: version {champion.version} of {champion.name} was made from these very inputs"
-        return Retraining(result="unchanged", outcome=outcome, page=page_of(home, refs), refs=refs)
+        return Retraining(result="unchanged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs)
     return _judged(home, config, table, champion)
 
 
@@ -106,7 +106,9 @@ def _judged(home: Home, config: RunConfig, table: Sequence[Stage], champion: Mod
     outcome = settle(home, config, refs, over=champion)
     if known:
         outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"
-    return Retraining(result="unchanged" if known else "judged", outcome=outcome, page=page_of(home, refs), refs=refs)
+    return Retraining(
+        result="unchanged" if known else "judged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs
+    )
 
 
 def run_roll_back(model: str, version: int, reason: str) -> str:

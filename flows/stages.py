@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from rlcore.config import PromotionConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from tasks.pipeline.retrain import Past
 from tasks.pipeline.stages import Stage
-from tasks.preset.sections import section_of
+from tasks.preset.sections import Sections, sections_of
+from tasks.report.comparison import comparison_page
+from tasks.report.drift_page import drift_page
+from tasks.report.promotion_page import promotion_page
+from tasks.report.rejection_page import rejection_page
+from tasks.report.reward_gate_page import reward_gate_page
+from tasks.report.reward_page import reward_page
+from tasks.report.training_pages import rl_page, sft_page
 from tasks.steps.compare import run_compare
 from tasks.steps.drift import run_drift
-from tasks.steps.episodes import evaluation_corpus, evaluation_section
+from tasks.steps.episodes import evaluation_corpus, evaluation_sections
 from tasks.steps.evaluate import run_evaluate
-from tasks.steps.import_sft import import_section, run_import_sft, source_files
+from tasks.steps.import_sft import import_sections, run_import_sft, source_files
 from tasks.steps.online_rl import run_online_rl
 from tasks.steps.prepare import (
     demonstrations_source,
@@ -23,8 +29,9 @@ from tasks.steps.prepare import (
     run_prepare_demonstrations,
     run_prepare_prompts,
 )
-from tasks.steps.prepare_preferences import preferences_section, preferences_source, run_prepare_preferences
+from tasks.steps.prepare_preferences import preferences_sections, preferences_source, run_prepare_preferences
 from tasks.steps.promote import run_champion, run_promote
+from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs, unused_by_rejection, unused_by_rl
 from tasks.steps.rejection import needs_reward_model, run_rejection
 from tasks.steps.reward_gate import run_reward_gate
 from tasks.steps.reward_model import run_reward_model
@@ -72,9 +79,10 @@ def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tup
         name="drift",
         version=1,
         kind="report",
+        draw=drift_page,
         run=partial(run_drift, accepted={name: past.datasets[name] for name in datasets if name in past.datasets}),
         inputs=datasets,
-        section=_sections("retrain"),
+        sections=_sections("retrain"),
     )
     prepare_preferences, reward_model = _reward_model() if config.reward_model else (None, None)
     return (
@@ -94,9 +102,10 @@ def _reward_gate(past: Past) -> Stage:
         name="reward_gate",
         version=1,
         kind="verdict",
+        draw=reward_gate_page,
         run=partial(run_reward_gate, previous=previous, seen=seen),
         inputs=("reward_model", "prepare_preferences"),
-        section=_sections("retrain", "preferences", "reward_model", "hardware"),
+        sections=_sections("retrain", "preferences", "reward_model", "hardware"),
     )
 
 
@@ -116,8 +125,8 @@ def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage,
             name="champion",
             version=1,
             kind="checkpoint",
-            run=partial(run_champion, uri=uri, model_id=champion.model_id),
-            section=_sections(),
+            run=partial(run_champion, uri=uri, sha256=champion.sha256),
+            sections=_sections(),
             external=partial(_constant, champion.model_id),
         )
         opponent, inputs = (imported, _evaluate("champion", "champion")), (*inputs, "champion", "evaluate_champion")
@@ -126,9 +135,10 @@ def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage,
         name="promote",
         version=1,
         kind="verdict",
+        draw=promotion_page,
         run=partial(run_promote, challenger=challenger, champion=version, champion_sha256=sha256),
         inputs=inputs,
-        section=_sections("name", "promotion"),
+        sections=_sections("name", "promotion"),
     )
     return (*opponent, verdict)
 
@@ -139,8 +149,9 @@ def _base_and_data() -> tuple[Stage, ...]:
             name="import_sft",
             version=1,
             kind="checkpoint",
+            model="base",
             run=run_import_sft,
-            section=import_section,
+            sections=import_sections,
             external=source_files,
         ),
         Stage(
@@ -149,7 +160,7 @@ def _base_and_data() -> tuple[Stage, ...]:
             kind="dataset",
             run=run_prepare_prompts,
             inputs=("import_sft",),
-            section=_sections("prompts"),
+            sections=_sections("prompts"),
             external=prompts_source,
         ),
         Stage(
@@ -158,7 +169,7 @@ def _base_and_data() -> tuple[Stage, ...]:
             kind="dataset",
             run=run_prepare_demonstrations,
             inputs=("import_sft", "prepare_prompts"),
-            section=_sections("demonstrations"),
+            sections=_sections("demonstrations"),
             external=demonstrations_source,
         ),
     )
@@ -169,9 +180,11 @@ def _sft(name: str, *, start: str, data: str) -> Stage:
         name=name,
         version=1,
         kind="checkpoint",
+        model=name,
+        draw=sft_page,
         run=partial(run_sft, section=name, start=start, data=data),
         inputs=(start, data),
-        section=_sections(name, "hardware"),
+        sections=_sections(name, "hardware"),
     )
 
 
@@ -183,16 +196,19 @@ def _reward_model() -> tuple[Stage, ...]:
             kind="dataset",
             run=run_prepare_preferences,
             inputs=("sft", "prepare_prompts"),
-            section=preferences_section,
+            sections=preferences_sections,
             external=preferences_source,
+            unused=unused_by_pairs,
         ),
         Stage(
             name="reward_model",
             version=1,
             kind="reward_model",
+            model="reward-model",
+            draw=reward_page,
             run=run_reward_model,
             inputs=("sft", "prepare_preferences"),
-            section=_sections("reward_model", "preferences", "hardware"),
+            sections=_sections("reward_model", "preferences", "confidence", "hardware"),
         ),
     )
 
@@ -216,10 +232,12 @@ def _rejection(config: RunConfig) -> Stage:
         name="rejection",
         version=1,
         kind="dataset",
+        draw=rejection_page,
         run=partial(run_rejection, policy="grpo"),
         inputs=("grpo", "prepare_prompts", *reward_model),
-        section=_sections("rejection", "grpo", "prompts", "hardware"),
+        sections=_sections("rejection", "grpo", "prompts", "hardware"),
         external=partial(outside, section="rejection"),
+        unused=unused_by_rejection,
     )
 
 
@@ -230,9 +248,10 @@ def _compare(config: RunConfig) -> Stage:
         name="compare",
         version=1,
         kind="comparison",
+        draw=comparison_page,
         run=run_compare,
         inputs=(*evaluations, *config.runs, *optional),
-        section=_sections("name", "runs"),
+        sections=_sections("confidence"),
     )
 
 
@@ -242,10 +261,13 @@ def _online_rl(name: str, config: RunConfig, *, start: str) -> Stage:
         name=name,
         version=1,
         kind="policy",
+        model=name,
+        draw=rl_page,
         run=partial(run_online_rl, section=name, start=start),
         inputs=(start, "prepare_prompts", *reward_model),
-        section=_sections(name, "evaluation", "hardware", "health"),
+        sections=_sections(name, "evaluation", "hardware", "health"),
         external=partial(outside, section=name),
+        unused=partial(unused_by_rl, section=name),
     )
 
 
@@ -256,19 +278,20 @@ def _evaluate(name: str, checkpoint: str) -> Stage:
         kind="evaluation",
         run=partial(run_evaluate, checkpoint=checkpoint),
         inputs=(checkpoint, "prepare_prompts"),
-        section=evaluation_section,
+        sections=evaluation_sections,
         external=evaluation_corpus,
+        unused=unused_by_evaluation,
     )
 
 
-def _sections(*names: str) -> Callable[[RunConfig], Mapping[str, Any]]:
-    """The named sections of the preset: ``hardware`` where a model computes."""
+def _sections(*names: str) -> Callable[[RunConfig], Sections]:
+    """What a stage declares of a preset: ``hardware`` where a model computes."""
     return partial(_pick, names)
 
 
-def _pick(names: tuple[str, ...], config: RunConfig) -> Mapping[str, Any]:
-    return {name: section_of(config, name) for name in names}
+def _pick(names: tuple[str, ...], config: RunConfig) -> Sections:
+    return sections_of(config, *names)
 
 
-def _constant(value: str, config: RunConfig) -> str:
+def _constant(value: str, config: Sections) -> str:
     return value

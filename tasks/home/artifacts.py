@@ -28,7 +28,7 @@ class ArtifactRef:
 
     ``uri`` is relative to the home, so that the home can be moved. ``bytes`` is the sum of the files' sizes,
     ``rows`` the number of rows (0: not a table), ``contract`` the data contract that they passed
-    (``preference_pairs/v2``), ``model_id`` MLflow's id when the artifact is a registered model.
+    (``preference_pairs/v2``).
     """
 
     kind: str
@@ -39,7 +39,6 @@ class ArtifactRef:
     contract: str = ""
     stage_key: str = ""
     mlflow_run_id: str = ""
-    model_id: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -23,35 +23,37 @@ from rlcore.errors import StorageError
 
 PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 
-# These move bytes, record and schedule, or hold values that enter the key themselves (rlcore.config, rlcore.machine):
-# what they do cannot change a stage's result, so a change in them recomputes nothing.
-NEUTRAL = frozenset(
-    {"rlcore.config", "rlcore.errors", "rlcore.machine"}
-    | {
-        f"tasks.{name}"
-        for name in ("engine", "tracking", "artifacts", "settings", "code_hash", "leases", "locks", "logs")
-    }
-    | {f"tasks.{name}" for name in ("stages", "stage_keys", "pipeline", "registry", "environment", "disk")}
-    | {"tasks.pipeline.events", "tasks.pipeline.exporter"}
+# The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
+# values that enter the key themselves (rlcore.config), or words (rlcore.metrics).
+NEUTRAL = (
+    "rlcore.config",
+    "rlcore.metrics",
+    "tasks.home",
+    "tasks.pipeline",
+    "tasks.preset",
+    "tasks.report",
+    "tasks.tracking",
 )
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def closure(module: str, *, root: Path | None = None) -> frozenset[str]:
+def closure(module: str, *, without: Collection[str] = (), root: Path | None = None) -> frozenset[str]:
     """The modules of our packages that ``module`` imports, directly or not, and itself.
 
-    ``root`` is the folder that holds the packages (default: that of this installation). A module outside our
-    packages (a user's stage) is followed within its own top-level package too.
+    ``without``: modules and packages where the search stops, because they are not run. ``root`` is the folder that
+    holds the packages (default: that of this installation). A module outside our packages (a user's stage) is followed
+    within its own top-level package too.
 
     Raises:
         StorageError: the source of ``module`` cannot be found.
     """
-    return frozenset(_reach(module, root))
+    return frozenset(_reach(module, without, root))
 
 
-def closure_digests(module: str, *, root: Path | None = None) -> Mapping[str, str]:
+def closure_digests(module: str, *, without: Collection[str] = (), root: Path | None = None) -> Mapping[str, str]:
     """The digest of each module of the closure, by name."""
-    return {name: _digest(path.read_text(encoding="utf-8")) for name, path in sorted(_reach(module, root).items())}
+    found = sorted(_reach(module, without, root).items())
+    return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
 
 
 def closure_digest(module: str, *, root: Path | None = None) -> str:
@@ -86,13 +88,13 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _reach(module: str, root: Path | None) -> dict[str, Path]:
+def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     packages = {*PACKAGES, module.partition(".")[0]}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = None if name in found or _is_neutral(name) else _source(name, root)
+        path = None if name in found or _lies_in(name, (*NEUTRAL, *without)) else _source(name, root)
         if path is None:
             continue
         found[name] = path
@@ -108,8 +110,8 @@ def _reach(module: str, root: Path | None) -> dict[str, Path]:
     return found
 
 
-def _is_neutral(module: str) -> bool:
-    return module in NEUTRAL or module.rpartition(".")[0] in NEUTRAL
+def _lies_in(module: str, packages: Collection[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _source(module: str, root: Path | None) -> Path | None:

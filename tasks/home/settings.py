@@ -39,8 +39,9 @@ _DEFAULTS = {
 class Home:
     """The folder that holds all state; it may be moved while nothing runs.
 
-    ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``work/`` unfinished stages,
-    ``leases/`` runs that are alive, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the two tools' own state.
+    ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``pages/`` pages and plots of results,
+    ``work/`` unfinished stages, ``leases/`` runs that are alive, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the
+    two tools' own state.
     """
 
     root: Path
@@ -60,6 +61,10 @@ class Home:
     @property
     def leases(self) -> Path:
         return self.root / "leases"
+
+    @property
+    def pages(self) -> Path:
+        return self.root / "pages"
 
     @property
     def prefect(self) -> Path:

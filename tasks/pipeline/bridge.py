@@ -58,8 +58,8 @@ def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callabl
     """Make a function a task. ``run_name`` is a template over its arguments: ``"iteration {iteration}"``.
 
     Arguments and results are not stored, hashed, copied or searched by Prefect, so they may be live objects or large
-    batches: stages keep their own results (:mod:`tasks.pipeline.stages`). There are no retries, because a failed attempt
-    may have changed what it was given.
+    batches: stages keep their own results (:mod:`tasks.pipeline.stages`). There are no retries, because a failed
+    attempt may have changed what it was given.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -78,6 +78,13 @@ def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callabl
         return call
 
     return decorate
+
+
+def as_task(name: str, number: int, work: Callable[[], R]) -> R:
+    """Do ``work`` as the task ``<name> <number>`` of a flow run; anywhere else it is just done."""
+    if not _in_flow_run():
+        return work()
+    return cast(R, _prefect_task(name)(_Call(work, f"{name} {number}")))
 
 
 def current_flow_run() -> FlowRun | None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.storage import read_json
 from tasks.pipeline.bridge import announce
 
 SNAPSHOT = "rlcore.snapshot.made"
@@ -41,9 +43,12 @@ def told_if_it_fails(preset: str, stage: str) -> Iterator[None]:
         raise
 
 
-def tell_of_stop(preset: str, stage: str, text: str) -> None:
-    """A health rule has stopped an RL run."""
-    announce(STOPPED, _resource(preset, stage), text)
+def tell_of_stop(preset: str, stage: str, folder: Path) -> None:
+    """A health rule has stopped an RL run, by the account in its artifact; nothing of any other artifact."""
+    path = folder / "health.json"
+    stopped = read_json(path)["stopped"] if path.is_file() else None
+    if stopped is not None:
+        announce(STOPPED, _resource(preset, stage), stopped["text"])
 
 
 def tell_of_refusal(model: str, version: int, text: str) -> None:

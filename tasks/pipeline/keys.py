@@ -11,21 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from rlcore.errors import StorageError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.storage import read_json, write_json
+from tasks.home.cache import Ingredients, Record
+from tasks.home.nested import flatten
 
-Ingredients = Mapping[str, Any]
-
-_FORMAT = 1
 _MAX_NAMES = 5
 _LIBRARIES = ("torch", "transformers", "tokenizers", "reasoning-gym", "math-verify")  # numbers and data come from these
 _WORDS = {  # the ingredients, with the words in which a plan names a change
@@ -39,17 +32,6 @@ _WORDS = {  # the ingredients, with the words in which a plan names a change
     "seed": "seed changed",
     "versions": "versions changed",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """A finished stage in the cache."""
-
-    key: str
-    ref: ArtifactRef
-    ingredients: Ingredients
-    created: str  # ISO 8601, UTC
-    seconds: float
 
 
 def key_of(ingredients: Ingredients) -> str:
@@ -77,20 +59,6 @@ def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(run, partial):
         return run.__module__, {}
     return run.func.__module__, {**{str(place): value for place, value in enumerate(run.args)}, **run.keywords}
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested values by dotted path: ``{"grpo": {"rewards": [{"weight": 1}]}}`` -> ``{"grpo.rewards.0.weight": 1}``."""
-    if isinstance(value, Mapping) and value:
-        items: Iterator[tuple[Any, Any]] = iter(value.items())
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        items = iter(enumerate(value))
-    else:
-        return {path: value} if path or not isinstance(value, Mapping) else {}
-    flat: dict[str, Any] = {}
-    for name, item in items:
-        flat |= flatten(item, f"{path}.{name}" if path else str(name))
-    return flat
 
 
 def differences(old: Ingredients, new: Ingredients, *, unknown: Collection[str] = ()) -> Mapping[str, tuple[str, ...]]:
@@ -121,14 +89,6 @@ def why(ingredients: Ingredients, records: Collection[Record], *, unknown: Colle
     return "; ".join(_describe(_WORDS[kind], names) for kind, names in named.items())
 
 
-def describe_machine(machine: Mapping[str, object]) -> str:
-    """A machine in a line: ``device cpu, precision float32, instructions AVX512, threads 1, …``.
-
-    It is the ingredient of that name, as records keep it; empty for a stage that computes with no model.
-    """
-    return ", ".join(f"{name} {value}" for name, value in machine.items() if value)
-
-
 def _moves(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """``precision float32 -> bfloat16`` for each field that both machines have, the most telling first."""
     changed = [name for name, value in new.items() if value != old.get(name) and value and old.get(name)]
@@ -138,50 +98,3 @@ def _moves(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
 def _describe(text: str, names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return f"{text}: {', '.join(names[:_MAX_NAMES])}{more}" if names else text
-
-
-class StageCache:
-    """``cache/<stage>/<key>.json``: which key gave which artifact."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def find(self, stage: str, key: str) -> Record | None:
-        return _read(self.folder / stage / f"{key}.json")
-
-    def records(self, stage: str) -> tuple[Record, ...]:
-        """All records of a stage; one that cannot be read counts as absent, so its stage is computed again."""
-        read = (_read(path) for path in sorted((self.folder / stage).glob("*.json")))
-        return tuple(record for record in read if record is not None)
-
-    def write(self, stage: str, record: Record) -> None:
-        document = {
-            "format": _FORMAT,
-            "key": record.key,
-            "ref": record.ref.to_json(),
-            "ingredients": record.ingredients,
-            "created": record.created,
-            "seconds": record.seconds,
-        }
-        write_json(document, self.folder / stage / f"{record.key}.json")
-
-
-def now() -> str:
-    """The time, as records keep it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _read(path: Path) -> Record | None:
-    try:
-        document = read_json(path)
-        if document["format"] != _FORMAT:
-            return None
-        return Record(
-            key=document["key"],
-            ref=ArtifactRef.from_json(document["ref"]),
-            ingredients=document["ingredients"],
-            created=document["created"],
-            seconds=document["seconds"],
-        )
-    except (KeyError, TypeError, StorageError):
-        return None

@@ -1,7 +1,7 @@
 """A terminal's last lines while a run works: how far it is, how fast, where the reward is going, when it will end.
 
-The loops report through :func:`tasks.pipeline.bridge.report_progress`, which logs a record that no other handler takes. Without
-a terminal there is no view and the plain lines stay as they are; a worker never opens one.
+The loops report through :func:`tasks.pipeline.bridge.report_progress`, which logs a record that no other handler takes.
+Without a terminal there is no view and the plain lines stay as they are; a worker never opens one.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from rlcore.sampling.placement import Cards
 from rlcore.sampling.vllm_gpu import is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
-from tasks.pipeline.stages import MODEL
+from tasks.steps.base import MODEL
 from tasks.steps.rl.run import resolve_algorithm
 from tasks.steps.rollout_engine import place
 

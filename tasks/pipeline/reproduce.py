@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from rlcore.errors import DataError, ModelError
 from rlcore.machine import find_machine, settings_of
 from rlcore.strict import build
 from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from tasks.home.cache import Record, StageCache, describe_machine
 from tasks.home.code_hash import code_version
 from tasks.home.settings import Home, configure_environment
 from tasks.home.storage import read_json
-from tasks.pipeline.keys import Record, StageCache, describe_machine, key_of, why
-from tasks.pipeline.stages import MODEL, Stage, ingredients_of
+from tasks.pipeline.keys import key_of, why
+from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.steps.base import MODEL
 from tasks.tracking.lineage import is_import, read_records
 from tasks.tracking.registry import ModelVersion, read_version
 
@@ -50,8 +52,8 @@ class Origin:
         if record is None:
             return None
         name, _, number = record.ingredients["arguments"]["uri"].removeprefix("models:/").partition("/")
-        model_id = record.ingredients["arguments"]["model_id"]
-        return ModelVersion(name=name, version=int(number), model_id=model_id, sha256=record.ref.sha256)
+        model_id, sha256 = record.ingredients["external"], record.ingredients["arguments"]["sha256"]
+        return ModelVersion(name=name, version=int(number), model_id=model_id, sha256=sha256)
 
 
 def find_origin(home: Home, model: str) -> Origin:
@@ -178,7 +180,7 @@ def _lend(home: Home, scratch: Home, record: Record, stage: Stage, config: RunCo
     if not target.exists():
         shutil.copytree(home.root / record.ref.uri, target)
     ingredients = ingredients_of(stage, config, {})
-    lent = Record(key=key_of(ingredients), ref=record.ref, ingredients=ingredients, created=record.created, seconds=0.0)
+    lent = replace(record, key=key_of(ingredients), ingredients=ingredients, seconds=0.0)
     StageCache(scratch.cache).write(stage.name, lent)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.cache import Ingredients
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
-from tasks.pipeline.keys import Ingredients, key_of
+from tasks.pipeline.keys import key_of
+from tasks.pipeline.pages import page_folder
 from tasks.tracking import registry
 from tasks.tracking.lineage import Ancestor, ancestry, read_records
 from tasks.tracking.registry import ModelVersion
@@ -87,8 +88,9 @@ def _content(home: Home, stage: str, sha256: str) -> str:
     return str(read_json(path)["digest"]) if stage.startswith("prepare_") and path.is_file() else sha256
 
 
-def page_of(home: Home, refs: Mapping[str, ArtifactRef]) -> str:
+def page_of(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> str:
     """The pages of a retraining's stages, one after another: drift, reward model, verdict."""
     files = {"drift": "drift.md", "reward_gate": "reward_gate.md", "promote": "verdict.md"}
-    paths = [Path(home.root / refs[stage].uri / file) for stage, file in files.items() if stage in refs]
+    folders = {stage: page_folder(home, preset, stage, refs[stage]) for stage in files if stage in refs}
+    paths = [folder / files[stage] for stage, folder in folders.items()]
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)

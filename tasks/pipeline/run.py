@@ -11,11 +11,15 @@ from typing import Literal, Protocol
 from rlcore.config import RunConfig, to_dict
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.cache import StageCache, describe_machine, now
 from tasks.home.code_hash import code_version
+from tasks.home.locks import file_lock
 from tasks.home.settings import Home
 from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link, report_table, task
-from tasks.pipeline.keys import StageCache, describe_machine, key_of, now, why
+from tasks.pipeline.keys import key_of, why
 from tasks.pipeline.leases import heal, hold_lease
+from tasks.pipeline.models import register
+from tasks.pipeline.pages import Result, page_folder, show_pages
 from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, run_stage
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
@@ -154,7 +158,21 @@ def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef],
 def _run_stage_task(
     stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun
 ) -> ArtifactRef:
-    return run_stage(stage, config, inputs, run)
+    ref = run_stage(stage, config, inputs, run)
+    with file_lock(run.home.work / f"publish-{ref.sha256}.lock"):
+        _publish(stage, config.name, ref, inputs, run)
+    return ref
+
+
+def _publish(stage: Stage, preset: str, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> None:
+    """Register the model and draw the page of a stage, under the preset's name, where that is not done yet."""
+    if stage.model:
+        register(stage, ref, inputs, preset=preset, run=run)
+    folder = page_folder(run.home, preset, stage.name, ref)
+    if stage.draw is not None and not folder.is_dir():
+        folders = {name: run.store.path(each) for name, each in inputs.items()}
+        result = Result(preset=preset, stage=stage.name, data=run.store.path(ref), inputs=folders)
+        show_pages(stage.draw, result, folder, run.parent)
 
 
 def _look_up(

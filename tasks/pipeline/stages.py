@@ -1,6 +1,6 @@
-"""A stage: a named function from artifacts to an artifact, run only when nothing that it depends on is known.
+"""A stage: a named step from artifacts to an artifact, run only when nothing that it depends on is known.
 
-A stage writes into a temporary folder that becomes its artifact when it is done; what it wants to find again after a
+A step writes into a temporary folder that becomes its artifact when it is done; what it wants to find again after a
 kill (checkpoints) it keeps in its work folder, which is removed at success. The order on disk is: artifact, record in
 the cache, end of the work folder; so a kill at any moment costs at most the work of one stage.
 """
@@ -19,77 +19,48 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import RunConfig, to_dict
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.cache import Ingredients, Record, StageCache, describe_machine, now
 from tasks.home.code_hash import closure_digests, code_version
 from tasks.home.environment import pins, pins_digest
 from tasks.home.locks import file_lock
 from tasks.home.settings import Home
 from tasks.home.storage import read_json, write_json
-from tasks.pipeline.bridge import report_markdown
-from tasks.pipeline.events import tell_of_snapshot, told_if_it_fails
+from tasks.pipeline.bridge import as_task, report_progress
+from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
-from tasks.pipeline.keys import Ingredients, Record, StageCache, describe_machine, function_of, key_of, now, versions
-from tasks.tracking.registry import register_model
+from tasks.pipeline.keys import function_of, key_of, versions
+from tasks.pipeline.pages import Draw, Result, show_refusal
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import RunTracker, Tracker
 
 logger = logging.getLogger(__name__)
 
-MODEL = "model"  # the checkpoint's folder inside an artifact
 
-
-@dataclass(frozen=True, kw_only=True)
-class StageContext:
-    """What a stage's function gets.
-
-    ``folder`` becomes the artifact; ``work`` survives a kill, and a resumed stage finds it as it was left; ``inputs``
-    are the folders of the upstream artifacts, by the name of their stage, to be read only; ``tracker`` is the
-    stage's own MLflow run; ``progress`` shows a line to people.
-    """
-
-    folder: Path
-    work: Path
-    inputs: Mapping[str, Path]
-    input_refs: Mapping[str, ArtifactRef]
-    config: RunConfig
-    seed: int
-    stage_key: str
-    tracker: RunTracker
-    progress: Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageResult:
-    """What a stage's function gives back, beside the files.
-
-    ``metrics`` are the figures that sum the stage up; ``summary`` is Markdown for the flow run's page. With
-    ``model_name`` the artifact's folder ``model_folder`` is registered as the next version of that model; ``model_id``
-    is MLflow's id of a model that was registered before and is what the artifact holds.
-    """
-
-    metrics: Mapping[str, float]
-    rows: int = 0
-    contract: str = ""
-    summary: str = ""
-    model_name: str = ""
-    model_folder: str = "model"
-    model_id: str = ""
-
-
-def no_files(config: RunConfig) -> str:
+def no_files(config: Sections) -> str:
     """The ``external`` of a stage that reads nothing but its inputs."""
     return ""
 
 
+def every_module(config: Sections) -> frozenset[str]:
+    """The ``unused`` of a stage that may run all the code that it can reach."""
+    return frozenset()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a pipeline.
+    """One step of a pipeline, with what it depends on and what is made of its result.
 
-    ``inputs`` names upstream stages. ``section`` picks the part of the configuration that matters, best as a mapping
-    with the sections' own names (``lambda config: {"sft": config.sft}``): a plan then names the field that changed.
-    The section ``hardware`` belongs to it where a model computes: it stands for the machine that it comes to.
-    ``external`` gives a digest of files outside of the store, such as source data. ``version`` is raised when a result
-    has to be made anew though no code of ours changed.
+    ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
+    its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
+    that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``unused`` names
+    modules that the step can reach and does not run with these sections; the key does not count them. ``version`` is
+    raised when a result has to be made anew though no code of ours changed.
+
+    ``model``: the artifact holds a model, which is registered as ``<name of the preset>-<model>``. ``draw`` makes the
+    stage's page. Neither is in the key: they work on the finished artifact, also where it came from the cache.
 
     Raises:
         ConfigError: ``run`` holds captured variables, which would be missing from the key.
@@ -99,9 +70,12 @@ class Stage:
     version: int
     kind: str
     run: Callable[[StageContext], StageResult]
-    section: Callable[[RunConfig], object]
+    sections: Callable[[RunConfig], Sections]
     inputs: tuple[str, ...] = ()
-    external: Callable[[RunConfig], str] = no_files
+    external: Callable[[Sections], str] = no_files
+    unused: Callable[[Sections], frozenset[str]] = every_module
+    model: str = ""
+    draw: Draw | None = None
 
     def __post_init__(self) -> None:
         function = self.run.func if isinstance(self.run, partial) else self.run
@@ -127,31 +101,33 @@ class PipelineRun:
 def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> Ingredients:
     """Everything that the stage's result depends on, as JSON values."""
     module, arguments = function_of(stage.run)
-    section, machine = _with_machine(stage.section(config))
+    sections = stage.sections(config)
+    counted, machine = _with_machine(sections)
     return {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
         "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
-        "external": stage.external(config),
-        "code": closure_digests(module),
+        "external": stage.external(sections),
+        "code": closure_digests(module, without=stage.unused(sections)),
         "arguments": to_dict(arguments),
-        "config": section,
+        "config": counted,
         "machine": machine,
         "seed": config.seed,
         "versions": versions(),
     }
 
 
-def _with_machine(section: object) -> tuple[Any, Mapping[str, Any]]:
-    """A section as JSON values, and the machine that its settings ``hardware`` came to, which takes their place.
+def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What a key counts of the sections, and the machine that ``hardware`` came to, which takes the settings' place.
 
     So ``auto`` is what it became, and asking for just that is no change. Without such settings there is no machine.
     """
-    if not isinstance(section, Mapping) or "hardware" not in section:
-        return to_dict(section), {}
+    counted = sections.counted()
+    if "hardware" not in counted:
+        return counted, {}
     from rlcore.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
 
-    kept = {name: value for name, value in to_dict(section["hardware"]).items() if name not in CHOSEN}
-    return to_dict({**section, "hardware": kept}), to_dict(find_machine(section["hardware"]))
+    kept = {name: value for name, value in counted["hardware"].items() if name not in CHOSEN}
+    return {**counted, "hardware": kept}, to_dict(find_machine(sections.hardware))
 
 
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
@@ -182,31 +158,52 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
                 work=work,
                 inputs={name: run.store.path(inputs[name]) for name in stage.inputs},
                 input_refs={name: inputs[name] for name in stage.inputs},
-                config=config,
+                config=stage.sections(config),
                 seed=config.seed,
                 stage_key=key,
                 tracker=tracker,
                 progress=partial(logger.info, "%s: %s", stage.name),
+                advance=report_progress,
+                turn=as_task,
             )
             tracker.log_params(_logged(stage, ingredients))
-            ref = _commit(stage, context, stage.run(context), run.store, machine=ingredients["machine"])
-        seconds = time.perf_counter() - started
+            result = _run_step(stage, config, context)
+            ref = _commit(stage, context, result, run.store, machine=ingredients["machine"])
+        record = Record(
+            key=key,
+            ref=ref,
+            ingredients=ingredients,
+            metrics=result.metrics,
+            code=code_version(),
+            environment=pins_digest(),
+            created=now(),
+            seconds=time.perf_counter() - started,
+        )
         is_new = ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
-        run.cache.write(stage.name, Record(key=key, ref=ref, ingredients=ingredients, created=now(), seconds=seconds))
+        run.cache.write(stage.name, record)
         shutil.rmtree(run.home.work / key)
         if is_new and stage.kind == "dataset":
             tell_of_snapshot(config, stage.name, ref)
-    logger.info("%s: done in %.1f s", stage.name, seconds)
+        tell_of_stop(config.name, stage.name, run.store.path(ref))
+    logger.info("%s: done in %.1f s", stage.name, record.seconds)
     return ref
 
 
-def parameters(stage: Stage, section: object) -> Mapping[str, object]:
+def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:
+    """Run the step; a gate that refuses has written its account by then, and its page is shown before the error."""
+    try:
+        return stage.run(context)
+    except RlcoreError:
+        account = Result(preset=config.name, stage=stage.name, data=context.folder, inputs=context.inputs)
+        show_refusal(stage.draw, account, context.work)
+        raise
+
+
+def parameters(stage: Stage, section: Mapping[str, Any]) -> Mapping[str, object]:
     """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
 
     The section with the stage's own name loses it: ``grpo.learning_rate`` and ``ppo.learning_rate`` are one column.
     """
-    if not isinstance(section, Mapping):
-        return {}
     own = section.get(stage.name)
     others = {name: value for name, value in section.items() if name != stage.name}
     return {**own, **others} if isinstance(own, Mapping) else section
@@ -254,22 +251,7 @@ def _commit(
     tags = {"sha256": ref.sha256, "artifact": ref.uri, "stage_key": ref.stage_key, "code": code_version()}
     tags |= {"machine": describe_machine(machine)} if machine else {}
     tracker.set_tags(tags)
-    ref = dataclasses.replace(ref, mlflow_run_id=tracker.run_id)
-    if result.summary:
-        report_markdown(stage.name, result.summary)
-    if not result.model_name:
-        return dataclasses.replace(ref, model_id=result.model_id)
-    parents = ",".join(sorted(each.model_id for each in context.input_refs.values() if each.model_id))
-    folder = store.path(ref) / result.model_folder
-    tags |= {"parents": parents, "preset": context.config.name, "data": _datasets(context.input_refs)}
-    tags["versions"] = ",".join(f"{name}=={version}" for name, version in versions().items() if version)
-    tags["environment"] = pins_digest()
-    (context.work / "environment.txt").write_text(pins(), encoding="utf-8")
-    tracker.log_artifact(context.work / "environment.txt", "environment")
-    version = register_model(tracker, folder, name=result.model_name, tags=tags)
-    tracker.log_model_metrics(version.model_id, result.metrics)
-    return dataclasses.replace(ref, model_id=version.model_id)
-
-
-def _datasets(inputs: Mapping[str, ArtifactRef]) -> str:
-    return ",".join(f"{name}:{ref.sha256}" for name, ref in sorted(inputs.items()) if ref.kind == "dataset")
+    if stage.model:
+        (context.work / "environment.txt").write_text(pins(), encoding="utf-8")
+        tracker.log_artifact(context.work / "environment.txt", "environment")
+    return dataclasses.replace(ref, mlflow_run_id=tracker.run_id)

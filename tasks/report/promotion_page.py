@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rlcore.checks import Check
 from rlcore.promotion import Verdict
+from rlcore.strict import build
+from tasks.home.storage import read_json
+from tasks.pipeline.pages import Result
+from tasks.steps.compare import greedy_answers
+from tasks.steps.promote import evaluations
 
 _SHOWN = 5
+
+
+def promotion_page(result: Result, folder: Path) -> str:
+    """Writes ``verdict.md``."""
+    told = read_json(result.data / "verdict.json")
+    folders = evaluations(result.inputs, told["challenger"])
+    answers = {side: greedy_answers(each) for side, each in folders.items()}
+    page = render(told["model"], build(Verdict, told["verdict"]), answers, champion=told["champion"])
+    (folder / "verdict.md").write_text(page, encoding="utf-8")
+    return page
 
 
 def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str) -> str:

@@ -15,7 +15,7 @@ from rlcore.evaluation import PairedDifference, paired_difference
 from tasks.home.storage import read_json, read_table
 from tasks.report.charts import Point, Series, line_chart
 from tasks.steps.compare import CONTRASTS, LABELS, RL_RUNS, greedy_answers
-from tasks.steps.data import read_prompts
+from tasks.steps.rows import read_prompts
 
 History = Sequence[Mapping[str, float]]
 Folders = Mapping[str, Path]

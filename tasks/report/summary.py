@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.cache import StageCache
 from tasks.home.settings import Home
-from tasks.pipeline.keys import StageCache
+from tasks.pipeline.pages import page_folder
 
 
-def summarise(home: Home, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
+def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """A table of the stages with the seconds that each took when it ran, then the comparison's page."""
     cache = StageCache(home.cache)
     lines = ["", f"{'stage':<24}{'seconds':>9}  artifact"]
@@ -19,7 +20,7 @@ def summarise(home: Home, refs: Mapping[str, ArtifactRef], *, seconds: float) ->
         lines.append(f"{name:<24}{took}  {ref.kind}/{ref.sha256[:12]}")
     lines.append(f"{'this run, in all':<24}{seconds:9.1f}")
     if "compare" in refs:
-        page = home.root / refs["compare"].uri / "comparison.md"
+        page = page_folder(home, preset, "compare", refs["compare"]) / "comparison.md"
         lines += ["", page.read_text(encoding="utf-8"), f"plots: {page.parent}"]
     lines.append("look at it: make ui")
     return "\n".join(lines) + "\n"

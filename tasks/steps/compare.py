@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from rlcore.evaluation import PairedDifference, paired_difference
-from tasks.home.storage import read_table
-from tasks.pipeline.stages import StageContext, StageResult
-from tasks.report import plots
-from tasks.report.head_to_head import head_to_head_curves, head_to_head_table, standings
+from rlcore.evaluation import paired_difference
+from tasks.home.storage import read_json, read_table, write_json
+from tasks.steps.base import StageContext, StageResult
 
 LABELS = {  # in the order in which the checkpoints are made
     "base": "base",
@@ -35,19 +30,18 @@ CONTRASTS = (
     ("GRPO mixed", "GRPO"),
 )
 RL_RUNS = ("grpo", "ppo", "grpo_mixed")
-OPPONENTS = ("GRPO", "PPO")
 
 
 def run_compare(context: StageContext) -> StageResult:
-    """A table with intervals, paired tests, curves and the answers that changed; nothing is computed anew."""
+    """Figures with intervals and paired tests; ``report/comparison.py`` makes the page. No model computes anew."""
     folders = {
         label: context.inputs[f"evaluate_{name}"]
         for name, label in LABELS.items()
         if f"evaluate_{name}" in context.inputs
     }
-    summaries = {label: _json(folder / "summary.json") for label, folder in folders.items()}
+    summaries = {label: read_json(folder / "summary.json") for label, folder in folders.items()}
     answers = {label: greedy_answers(folder) for label, folder in folders.items()}
-    confidence = context.config.evaluation.confidence
+    confidence = context.config.confidence
     differences = {
         f"{new} - {old}": paired_difference(
             answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence
@@ -55,152 +49,16 @@ def run_compare(context: StageContext) -> StageResult:
         for new, old in CONTRASTS
         if new in folders and old in folders
     }
-    histories: dict[str, list[dict[str, float]]] = {
-        LABELS[name]: _json(context.inputs[name] / "history.json") for name in RL_RUNS if LABELS[name] in folders
-    }
-    page = render(context.config.name, summaries, differences, histories, answers)
-    if "reward_model" in context.inputs:
-        page += "\n" + reward_model_section(_json(context.inputs["reward_model"] / "metrics.json"))
-    if "rejection" in context.inputs:
-        page += "\n" + rejection_section(_json(context.inputs["rejection"] / "rejection.json"))
-    (context.folder / "comparison.md").write_text(page, encoding="utf-8")
-    _draw(context, summaries, histories)
+    documents = {name: asdict(paired) for name, paired in differences.items()}
+    write_json({"summaries": summaries, "differences": documents}, context.folder / "comparison.json")
     metrics = {f"accuracy/{label}": row["eval/accuracy"] for label, row in summaries.items()}
     metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
-    (context.folder / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+    write_json(metrics, context.folder / "metrics.json")
     context.tracker.log_metrics(metrics, step=0)
-    context.progress("\n" + accuracy_table(summaries))
-    return StageResult(metrics=metrics, summary=page)
-
-
-def _draw(
-    context: StageContext,
-    summaries: Mapping[str, Mapping[str, float]],
-    histories: Mapping[str, list[dict[str, float]]],
-) -> None:
-    """The figures, in the artifact and in MLflow, beside the page."""
-    folder, name = context.folder, context.config.name
-    bars = {
-        label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
-        for label, row in summaries.items()
-    }
-    plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
-    plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
-    runs = {label: standings(histories[label]) for label in OPPONENTS if label in histories}
-    head_to_head_curves(runs, folder / "head_to_head.png", title=f"{name}: held-out accuracy by cost")
-    for file in ("comparison.md", "accuracy.png", "curves.png", "head_to_head.png"):
-        context.tracker.log_artifact(folder / file, "comparison")
+    return StageResult(metrics=metrics)
 
 
 def greedy_answers(folder: Path) -> pd.DataFrame:
     """The greedy answers of one checkpoint, in the order of the problems."""
     table = read_table(folder / "answers.parquet")
     return table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
-
-
-def render(
-    name: str,
-    summaries: Mapping[str, Mapping[str, float]],
-    differences: Mapping[str, PairedDifference],
-    histories: Mapping[str, list[dict[str, float]]],
-    answers: Mapping[str, pd.DataFrame],
-) -> str:
-    """The page, as Markdown."""
-    parts = [
-        f"# {name}: what each step was worth",
-        accuracy_table(summaries),
-        "## Differences on the same problems (paired score interval, exact McNemar test)",
-        difference_table(differences),
-        "## Cost of the RL runs",
-        cost_table(histories),
-        "## PPO against GRPO at equal samples and at equal compute",
-        head_to_head_table({label: histories[label] for label in OPPONENTS if label in histories}),
-        *(
-            f"## Problems that {label} solves and SFT did not\n\n{changed_answers(answers['SFT'], answers[label])}"
-            for label in histories
-        ),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
-    """Accuracy with interval, pass@k where sampled, length."""
-    lines = [
-        "| checkpoint | greedy accuracy | 95 % interval | problems | pass@1 | pass@k | length |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for label, row in summaries.items():
-        ks = sorted(int(key.removeprefix("eval/pass_")) for key in row if re.fullmatch(r"eval/pass_\d+", key))
-        first = f"{row[f'eval/pass_{ks[0]}']:.3f}" if ks else "–"
-        best = f"{row[f'eval/pass_{ks[-1]}']:.3f} (k={ks[-1]})" if ks else "–"
-        interval = f"[{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]"
-        lines.append(
-            f"| {label} | {row['eval/accuracy']:.3f} | {interval} | {row['eval/problems']:.0f} "
-            f"| {first} | {best} | {row['completion/length']:.1f} |"
-        )
-    return "\n".join(lines)
-
-
-def difference_table(differences: Mapping[str, PairedDifference]) -> str:
-    """Difference in points with its interval and p value."""
-    lines = ["| contrast | difference | interval | p |", "|---|---|---|---|"]
-    for name, paired in differences.items():
-        d = paired.difference
-        lines.append(f"| {name} | {d.mean:+.3f} | [{d.low:+.3f}, {d.high:+.3f}] | {paired.p_value:.2g} |")
-    return "\n".join(lines)
-
-
-def cost_table(histories: Mapping[str, list[dict[str, float]]]) -> str:
-    """Seconds by part, summed over the iterations."""
-    names = ("rollout", "score", "update", "sync", "evaluate")
-    lines = [
-        "| run | iterations | " + " | ".join(f"{name} s" for name in names) + " |",
-        "|---" * (2 + len(names)) + "|",
-    ]
-    for label, history in histories.items():
-        seconds = [sum(row.get(f"seconds/{name}", 0.0) for row in history) for name in names]
-        lines.append(f"| {label} | {len(history)} | " + " | ".join(f"{value:.1f}" for value in seconds) + " |")
-    return "\n".join(lines)
-
-
-def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5) -> str:
-    """A few problems that were wrong and are right now, with both answers."""
-    both = before.merge(after, on="prompt_id", suffixes=("_before", "_after"))
-    changed = both[~both["correct_before"] & both["correct_after"]].head(count)
-    lines = ["| problem | before | after |", "|---|---|---|"]
-    lines += [
-        f"| {row.prompt_id} | {_cell(row.completion_before)} | {_cell(row.completion_after)} |"
-        for row in changed.itertuples()
-    ]
-    return "\n".join(lines) if len(changed) else "None."
-
-
-def reward_model_section(metrics: Mapping[str, float]) -> str:
-    """The reward model's held-out figures."""
-    return (
-        "## Reward model on held-out pairs\n\n"
-        f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
-        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] "
-        f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
-        f"calibration error {metrics['rm/ece']:.3f}.\n"
-    )
-
-
-def rejection_section(account: Mapping[str, Any]) -> str:
-    """How many answers of the policy became demonstrations, and how often it was right."""
-    total, rate = account["all"], account["all"]["pass_rate"]
-    went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
-    return (
-        "## Rejection sampling\n\n"
-        f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
-        f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
-        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]. Not kept: {went or 'none'}.\n"
-    )
-
-
-def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")[:160]
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

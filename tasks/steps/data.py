@@ -1,14 +1,13 @@
-"""Datasets from anywhere to gated Parquet files, and back as rows. The one file that imports ``datasets``."""
+"""Datasets from anywhere to gated Parquet files. The one file that imports ``datasets``."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data_contracts import code_tasks, convert, gate
 from data_contracts.adapters import CONTRACTS, Kind
@@ -16,12 +15,11 @@ from data_contracts.budget import TokenMeter
 from data_contracts.errors import ContractError
 from data_contracts.gate import GateLimits, GateReport, GateResult
 from data_contracts.reading import Source, read_source, source_of
-from data_contracts.text import prompt_hash
 from rlcore.config import DatasetConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.home.artifacts import file_sha256
-from tasks.home.storage import read_table, write_bytes, write_json, write_table
+from tasks.home.storage import write_bytes, write_json, write_table
 from tasks.steps.code_tasks import without_broken_tests
 
 DatasetKind = Kind
@@ -43,42 +41,6 @@ class TokenView:
     prompt_length: Callable[[Sequence[Message]], int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptRow:
-    """One row of ``prompts/v1``, without its split."""
-
-    prompt_id: str
-    messages: tuple[Message, ...]
-    reference: str
-    task: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemonstrationRow:
-    """One row of ``demonstrations/v1``, without its split."""
-
-    demonstration_id: str
-    messages: tuple[Message, ...]
-    completion: str
-    reference: str
-    task: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairRow:
-    """One row of ``preference_pairs/v2``, without its split. ``weight``: how much the pair's set counts."""
-
-    pair_id: str
-    set_id: str
-    messages: tuple[Message, ...]
-    chosen: str
-    rejected: str
-    margin: float
-    probability: float
-    weight: float
-    source: str
-
-
 def prepare_dataset(
     kind: DatasetKind,
     config: DatasetConfig,
@@ -90,7 +52,7 @@ def prepare_dataset(
 ) -> GateReport:
     """Rows, gated: ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
 
-    ``forbidden_prompts``: hashes of prompts that another dataset evaluates on (:func:`prompt_hashes`). Where we divide
+    ``forbidden_prompts``: hashes of prompts that another dataset evaluates on (``prompt_hashes.py``). Where we divide
     the rows they are held out; a source that has them in its own ``train`` split is refused.
 
     Raises:
@@ -185,47 +147,6 @@ def source_digest(config: DatasetConfig) -> str:
         ) from error
 
 
-def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
-    """Hashes of the normalised prompts, to keep them out of another dataset's training rows."""
-    return frozenset(prompt_hash(_turns(row.messages)) for row in rows)
-
-
-def read_prompts(path: Path) -> list[PromptRow]:
-    """Rows of a gated file of prompts, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
-    return [PromptRow(**row) for row in _read(path)]
-
-
-def read_demonstrations(path: Path) -> list[DemonstrationRow]:
-    """Rows of a gated file of demonstrations, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
-    return [DemonstrationRow(**row) for row in _read(path)]
-
-
-def read_pairs(path: Path) -> list[PairRow]:
-    """Rows of a gated file of preference pairs, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
-    return [PairRow(**row) for row in _read(path)]
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    rows = read_table(path).drop(columns="split").to_dict("records")
-    return [
-        {str(name): value for name, value in row.items()}
-        | {"messages": tuple(Message(**message) for message in row["messages"])}
-        for row in rows
-    ]
-
-
 def _source(kind: DatasetKind, adapter: str, config: DatasetConfig, seed: int) -> Source:
     if convert.is_generator(adapter):
         known, takes_settings = convert.known_options(adapter, kind)
@@ -286,10 +207,6 @@ def _write(result: GateResult, folder: Path) -> None:
         )
     for split in ("train", "eval"):
         write_table(result.kept[result.kept["split"] == split], folder / f"{split}.parquet")
-
-
-def _turns(messages: Sequence[Message]) -> list[Mapping[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 @contextmanager

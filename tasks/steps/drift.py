@@ -1,4 +1,4 @@
-"""The drift gate: new data against the data that the champion was trained on, column by column, with a page."""
+"""The drift gate: new data against the data that the champion was trained on, column by column."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.drift import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
-from rlcore.config import DriftConfig
+from rlcore.config import DriftConfig, RetrainConfig
 from rlcore.errors import DataError
 from tasks.home.settings import find_home
 from tasks.home.storage import read_json, write_json
-from tasks.pipeline.bridge import report_markdown
-from tasks.pipeline.stages import StageContext, StageResult
+from tasks.steps.base import StageContext, StageResult
 
 _DIGITS = 12
 
@@ -45,32 +44,26 @@ def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageRes
     Raises:
         DataError: a column has moved too far. The page stays in the work folder, which the error names.
     """
-    settings = context.config.retrain
-    assert settings is not None  # without the section there is no such stage
+    settings: RetrainConfig = context.config.retrain
     root = find_home().artifacts / "dataset"
     found = [
         compare_snapshots(name, folder, root / accepted[name] if name in accepted else None, settings.drift)
         for name, folder in sorted(context.inputs.items())
     ]
-    page = render(found)
-    for folder in (context.work, context.folder):
-        (folder / "drift.md").write_text(page, encoding="utf-8")
     write_json([asdict(one) for one in found], context.folder / "drift.json")
-    context.tracker.log_artifact(context.folder / "drift.md", "data")
     metrics = _metrics([column for one in found for column in one.columns])
     context.tracker.log_metrics(metrics)
     for one in found:
-        context.progress(f"{one.name}: {_sentence(one)}")
+        context.progress(sentence_of(one))
     refused = [one for one in found if one.level == "refuse"]
     if refused:
-        report_markdown("drift", page)  # a stage that fails has no summary
         raise DataError(
-            "the new data drifts from the last accepted: " + "; ".join(map(_sentence, refused)),
+            "the new data drifts from the last accepted: " + "; ".join(map(sentence_of, refused)),
             where=str(context.work / "drift.md"),
             fix="look at the page; where the change is meant, accept these rows: retrain.drift.accepted="
             + str([one.new[:_DIGITS] for one in refused]),
         )
-    return StageResult(metrics=metrics, summary=page)
+    return StageResult(metrics=metrics)
 
 
 def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: DriftConfig) -> DatasetDrift:
@@ -95,28 +88,8 @@ def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: Dri
     )
 
 
-def render(found: Sequence[DatasetDrift]) -> str:
-    """The page, as Markdown: which column moved, and how."""
-    return "# New data against the last accepted\n\n" + "\n".join(map(_section, found))
-
-
-def _section(one: DatasetDrift) -> str:
-    lines = [f"## {one.name}: {one.level}", "", f"{_sentence(one)}."]
-    if one.columns:
-        lines += [
-            "",
-            f"Rows {one.accepted[:_DIGITS]} accepted, {one.new[:_DIGITS]} new.",
-            "",
-            "| column | level | PSI | by chance | KS | by chance | mean | values | moved most |",
-            "|---|---|---|---|---|---|---|---|---|",
-            *map(_row, one.columns),
-        ]
-    if one.left_out:
-        lines += ["", f"Not compared, as one side lacks them or counts otherwise: {', '.join(one.left_out)}."]
-    return "\n".join(lines) + "\n"
-
-
-def _sentence(one: DatasetDrift) -> str:
+def sentence_of(one: DatasetDrift) -> str:
+    """What has become of a dataset, in a sentence."""
     if not one.accepted:
         return f"{one.name}: no accepted version in this home to compare with"
     if one.accepted == one.new:
@@ -124,7 +97,7 @@ def _sentence(one: DatasetDrift) -> str:
     moved = [column for column in one.columns if column.level != "calm"]
     if not moved:
         return f"{one.name}: no column of {len(one.columns)} has moved"
-    words = ", ".join(f"{column.column} ({_distance(column)}: {_moves(column)})" for column in moved)
+    words = ", ".join(f"{column.column} ({_distance(column)}: {moves_of(column)})" for column in moved)
     return f"{one.name}: {words}" + (", accepted by a person" if one.is_excused else "")
 
 
@@ -132,17 +105,8 @@ def _distance(column: ColumnDrift) -> str:
     return f"PSI {column.psi:.2f}" + (f", KS {column.ks:.2f}" if column.means else "")
 
 
-def _row(column: ColumnDrift) -> str:
-    ks, by_chance = (f"{column.ks:.3f}", f"{column.ks_by_chance:.3f}") if column.means else ("–", "–")
-    means = f"{column.means[0]:.1f} → {column.means[1]:.1f}" if column.means else "–"
-    level = column.level if column.level == "calm" else f"**{column.level}**"
-    return (
-        f"| {column.column} | {level} | {column.psi:.3f} | {column.psi_by_chance:.3f} | {ks} | {by_chance} | {means} "
-        f"| {column.before} → {column.after} | {_moves(column)} |"
-    )
-
-
-def _moves(column: ColumnDrift) -> str:
+def moves_of(column: ColumnDrift) -> str:
+    """The names and bins whose shares changed most."""
     moves = (f"{_cell(move.name)} {move.before:.1%} → {move.after:.1%}" for move in column.moves)
     return "; ".join(moves) or "nothing"
 

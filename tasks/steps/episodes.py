@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
@@ -18,7 +17,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.search import Passage
 from rlcore.tools.table import ToolResources, build_tools
 from tasks.home.artifacts import file_sha256
-from tasks.preset.sections import section_of
+from tasks.preset.sections import Sections, section_of
 
 
 @contextmanager
@@ -54,12 +53,11 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
     return found[config.runs[0]] if found else EpisodeConfig()
 
 
-def evaluation_section(config: RunConfig) -> Mapping[str, Any]:
-    """What an evaluation depends on: its settings, the machine's and the engine's; episodes where a run has tools."""
-    section = {name: section_of(config, name) for name in ("evaluation", "hardware")}
-    section["engine"] = config.engine_of(config.evaluation).numbers
-    episodes = episodes_of(config)
-    return section | ({"episodes": episodes} if episodes.tools else {})
+def evaluation_sections(config: RunConfig) -> Sections:
+    """What an evaluation reads: its settings, the machine's and its engine's, and the episodes of the RL runs."""
+    evaluation, hardware = (section_of(config, name) for name in ("evaluation", "hardware"))
+    engine, episodes = config.engine_of(config.evaluation), episodes_of(config)
+    return Sections({"evaluation": evaluation, "hardware": hardware, "engine": engine, "episodes": episodes})
 
 
 def corpus_digest(config: EpisodeConfig) -> str:
@@ -78,9 +76,9 @@ def corpus_digest(config: EpisodeConfig) -> str:
         ) from error
 
 
-def evaluation_corpus(config: RunConfig) -> str:
+def evaluation_corpus(config: Sections) -> str:
     """:func:`corpus_digest` of the episodes that are evaluated."""
-    return corpus_digest(episodes_of(config))
+    return corpus_digest(config.episodes)
 
 
 def _passages(config: EpisodeConfig) -> list[Passage]:

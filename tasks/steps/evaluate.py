@@ -19,11 +19,11 @@ from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.home.storage import write_table
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.steps.data import read_prompts
-from tasks.steps.episodes import episodes_of, with_tools
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import verifier
 from tasks.steps.rollout_engine import Workload, longest, open_engine
+from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
 from tasks.steps.tokens import tokenize_prompts
 
@@ -31,24 +31,24 @@ from tasks.steps.tokens import tokenize_prompts
 def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
     """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts."""
     model = context.inputs[checkpoint]
-    config = context.config.evaluation
+    config: EvaluationConfig = context.config.evaluation
     tokenizer = ChatTokenizer.load(model / MODEL)
     rows = read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")[: config.num_problems]
     prompts = tokenize_prompts(rows, tokenizer)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        grade = stack.enter_context(verifier(context.config, prefill=tokenizer.prefill))
+        grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
         engine = stack.enter_context(
             open_engine(
                 model / MODEL,
                 tokenizer,
-                config=context.config.engine_of(config),
+                config=context.config.engine,
                 work=Workload(max_concurrent=config.max_concurrent, max_tokens=longest(prompts, config.max_new_tokens)),
                 runtime=runtime,
                 progress=context.progress,
             )
         )
-        sampler = stack.enter_context(with_tools(engine, tokenizer, episodes_of(context.config)))
+        sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)
         if config.num_samples:

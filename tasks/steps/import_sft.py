@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
 from rlcore.models.loading import import_model, source_digest
 from tasks.home.settings import find_home
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
+from tasks.preset.sections import Sections, sections_of
+from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.tracking import runs as tracking
 from tasks.tracking.registry import download_model, find_version
 
 
 def run_import_sft(context: StageContext) -> StageResult:
     """Verified safetensors with tokenizer, chat template and end-of-sequence ids; the card says what it is."""
-    config = context.config.model
+    config: ModelConfig = context.config.model
     if config.source == "registry":
         config = _downloaded(config, context.work)
     card = import_model(config, context.folder / MODEL, seed=context.seed)
     context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
     context.progress(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
-    return StageResult(
-        metrics={"model/parameters": float(card.num_parameters)}, model_name=f"{context.config.name}-base"
-    )
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
 def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
@@ -39,22 +36,23 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
     return dataclasses.replace(config, source="folder", path=str(folder))
 
 
-def import_section(config: RunConfig) -> Mapping[str, Any]:
-    """What an import depends on; only a model from scratch is computed: its weights are drawn here."""
-    hardware = {"hardware": config.hardware} if config.model.source == "scratch" else {}
-    return {"model": config.model, **hardware}
+def import_sections(config: RunConfig) -> Sections:
+    """What an import reads; only a model from scratch is computed: its weights are drawn here."""
+    hardware = ("hardware",) if config.model.source == "scratch" else ()
+    return sections_of(config, "model", *hardware)
 
 
-def source_files(config: RunConfig) -> str:
+def source_files(config: Sections) -> str:
     """What the checkpoint is made from, for the stage's key; empty where the configuration says it all.
 
     An alias in a registry URI counts as the version that it points at now: moving it re-runs the import.
     """
-    if config.model.source != "registry":
-        return source_digest(config.model)
-    name, _, alias = config.model.path.removeprefix("models:/").partition("@")
+    model: ModelConfig = config.model
+    if model.source != "registry":
+        return source_digest(model)
+    name, _, alias = model.path.removeprefix("models:/").partition("@")
     if not alias:
-        return config.model.path
+        return model.path
     version = find_version(tracking.open_tracker(find_home()), name, alias)
     if version is None:
         raise ModelError(

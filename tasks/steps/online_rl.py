@@ -23,9 +23,7 @@ from rlcore.sampling.vllm import rest
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
 from rlcore.types import Rollout, ScoredRollout
-from tasks.pipeline.bridge import report_progress, task
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.report import plots
+from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.rl.ahead import mean_staleness
 from tasks.steps.rl.groups import draw_groups, replacement_metrics
 from tasks.steps.rl.health import go_back, stopping, watch, write_health
@@ -45,12 +43,12 @@ def run_online_rl(context: StageContext, *, section: str, start: str) -> StageRe
         check_rewards(run, compare_engines(run))
         done = resume(run)
         for iteration in range(done + 1, run.rl.num_iterations + 1):
-            verdict = run_iteration(run, iteration)
-            report_progress(f"{section} iterations", iteration, run.rl.num_iterations, run.history[-1])
+            verdict = context.turn("iteration", iteration, partial(run_iteration, run, iteration))
+            context.advance(f"{section} iterations", iteration, run.rl.num_iterations, run.history[-1])
             if finding := stopping(run, verdict):
                 redo(run, go_back(run, finding, sound=verdict.sound), verdict.sound)
                 break
-        return finish(run, section)
+        return finish(run)
 
 
 def resume(run: RlRun) -> int:
@@ -79,7 +77,6 @@ def redo(run: RlRun, done: int, until: int) -> None:
         sync_weights(run)
 
 
-@task(name="iteration", run_name="iteration {iteration}")
 def run_iteration(run: RlRun, iteration: int) -> Verdict:
     """One iteration: every step of it is timed, what it measured is logged and kept, and the health rules judge it."""
     metrics: dict[str, float] = {}
@@ -197,8 +194,8 @@ def check_rewards(run: RlRun, samples: Sequence[Rollout]) -> None:
         run.context.progress(note)
 
 
-def finish(run: RlRun, section: str) -> StageResult:
-    """The artifact: the policy, every rollout, the history and its plot."""
+def finish(run: RlRun) -> StageResult:
+    """The artifact: the policy, every rollout, the history and what the health rules found."""
     folder = run.context.folder
     run.rollouts.write()
     run.context.tracker.flush()
@@ -207,12 +204,9 @@ def finish(run: RlRun, section: str) -> StageResult:
     shutil.copytree(run.rollouts.folder, folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(run.history, indent=1), encoding="utf-8")
     write_health(run)
-    plots.training_curves(run.history, folder / "curves.png", title=run.rl.algorithm)
-    run.context.tracker.log_artifact(folder / "curves.png", "plots")
     run.context.tracker.log_artifacts(folder / "rollouts", "rollouts")
     last = {name: value for name, value in run.history[-1].items() if name != "iteration"}
     memory = {"memory/peak_gib": peak_memory_gib(run.runtime.device)}
     del run.learner
     torch.cuda.empty_cache()
-    name = f"{run.context.config.name}-{section}"
-    return StageResult(metrics=last | memory, rows=len(run.history), model_name=name)
+    return StageResult(metrics=last | memory, rows=len(run.history))

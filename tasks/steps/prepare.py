@@ -6,17 +6,13 @@ import shutil
 from pathlib import Path
 
 from data_contracts.gate import GateReport
-from rlcore.config import DatasetConfig, RunConfig
+from rlcore.config import DatasetConfig
 from rlcore.tokenization import ChatTokenizer
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.steps.data import (
-    DatasetKind,
-    TokenView,
-    prepare_dataset,
-    prompt_hashes,
-    read_prompts,
-    source_digest,
-)
+from tasks.preset.sections import Sections
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, source_digest
+from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.rows import read_prompts
 
 
 def run_prepare_prompts(context: StageContext) -> StageResult:
@@ -70,11 +66,11 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
     )
 
 
-def prompts_source(config: RunConfig) -> str:
+def prompts_source(config: Sections) -> str:
     """Digest of what the prompts are read from."""
     return source_digest(config.prompts)
 
 
-def demonstrations_source(config: RunConfig) -> str:
+def demonstrations_source(config: Sections) -> str:
     """Digest of what the demonstrations are read from."""
     return source_digest(config.demonstrations)

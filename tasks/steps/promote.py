@@ -1,4 +1,4 @@
-"""The challenger against the champion: the verdict as a stage, and what follows from it in the registry."""
+"""The champion from the registry, and the verdict over a challenger."""
 
 from __future__ import annotations
 
@@ -12,40 +12,30 @@ import numpy as np
 import pandas as pd
 
 from rlcore.checks import Check, at_least, at_most
-from rlcore.config import ModelConfig, PromotionConfig, RunConfig
-from rlcore.errors import ConfigError, DataError, PromotionError
+from rlcore.config import ModelConfig, PromotionConfig
+from rlcore.errors import ConfigError, DataError
 from rlcore.models.loading import import_model
 from rlcore.promotion import Paired, Rule, Verdict, judge
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.settings import Home, find_home
-from tasks.home.storage import read_json, write_json
-from tasks.pipeline.events import tell_of_refusal
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.report.promotion_page import render
+from tasks.home.settings import find_home
+from tasks.home.storage import write_json
+from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.compare import greedy_answers
-from tasks.steps.data import prompt_hashes, read_prompts
-from tasks.tracking import registry
-from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion, download_model
+from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.rows import read_prompts
+from tasks.tracking.registry import count_look, download_model
 from tasks.tracking.runs import open_tracker
 
 _DIGITS = 16  # of the digests that name a look
 
 
-def registered_name(config: RunConfig) -> str:
-    """The registered model that the challenger's stage adds versions to."""
-    return f"{config.name}-{config.section('promotion', PromotionConfig).challenger}"
+def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult:
+    """The champion's files from the registry, verified like every checkpoint that comes from outside.
 
-
-def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
-    """The champion that the challenger is judged against, or None before the first promotion."""
-    return registry.find_version(open_tracker(home), registered_name(config), CHAMPION)
-
-
-def run_champion(context: StageContext, *, uri: str, model_id: str) -> StageResult:
-    """The champion's files from the registry, verified like every checkpoint that comes from outside."""
+    ``sha256``: of the artifact that was registered. It stands in the record, where a lineage finds what made it.
+    """
     folder = download_model(uri, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
-    return StageResult(metrics={"model/parameters": float(card.num_parameters)}, model_id=model_id)
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
 def run_promote(context: StageContext, *, challenger: str, champion: str, champion_sha256: str) -> StageResult:
@@ -53,9 +43,9 @@ def run_promote(context: StageContext, *, challenger: str, champion: str, champi
 
     The registry counts the looks at the held-out prompts: a pair that was judged before keeps its number.
     """
-    settings = context.config.section("promotion", PromotionConfig)
+    settings: PromotionConfig = context.config.promotion
     ref = context.input_refs[challenger]
-    answers = {name: greedy_answers(folder) for name, folder in _evaluations(context, challenger).items()}
+    answers = {name: greedy_answers(folder) for name, folder in evaluations(context.inputs, challenger).items()}
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
     rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
     if ref.sha256 == champion_sha256:
@@ -68,13 +58,16 @@ def run_promote(context: StageContext, *, challenger: str, champion: str, champi
         verdict = judge(primary, guards, limits, rule=rule, look=look, seed=context.seed)
     else:
         verdict = judge(None, (), limits, rule=rule, look=1, seed=context.seed)
-    page = render(registered_name(context.config), verdict, answers, champion=champion)
-    (context.folder / "verdict.md").write_text(page, encoding="utf-8")
-    write_json(dataclasses.asdict(verdict), context.folder / "verdict.json")
-    for file in ("verdict.md", "verdict.json"):
-        context.tracker.log_artifact(context.folder / file, "promotion")
+    sides = {"model": model_name(context.config.name, settings), "challenger": challenger, "champion": champion}
+    write_json({**sides, "verdict": dataclasses.asdict(verdict)}, context.folder / "verdict.json")
+    context.tracker.log_artifact(context.folder / "verdict.json", "promotion")
     context.progress(verdict.sentence)
-    return StageResult(metrics=_metrics(verdict), summary=page)
+    return StageResult(metrics=_metrics(verdict))
+
+
+def model_name(preset: str, settings: PromotionConfig) -> str:
+    """The registered model that the challenger is a version of."""
+    return f"{preset}-{settings.challenger}"
 
 
 def compared(
@@ -133,53 +126,21 @@ def prompt_set(path: Path) -> str:
     return hashlib.sha256("\n".join(sorted(prompt_hashes(read_prompts(path)))).encode()).hexdigest()
 
 
-def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
-    """Do in the registry what the verdict says, and tell in a sentence; a repeated call changes nothing.
-
-    Raises:
-        PromotionError: the champion is no longer the one that was judged against, or the version was rolled back.
-    """
-    name, challenger = registered_name(config), config.section("promotion", PromotionConfig).challenger
-    tracker = open_tracker(home)
-    version = registry.find_by_model_id(tracker, name, refs[challenger].model_id)
-    if version is None:
-        raise PromotionError("the challenger is no longer in the registry", where=f"registered model {name}")
-    verdict = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")
-    if verdict["look"] == 0:
-        return f"{name}: {verdict['sentence']}"
-    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != refs["promote"].sha256
-    registry.set_tags(
-        tracker,
-        version,
-        {
-            "verdict": verdict["sentence"][:5000],
-            "verdict_artifact": refs["promote"].sha256,
-            "judged_over": str(over.version) if over else "none",
-        },
-    )
-    if verdict["promote"]:
-        registry.promote(home, tracker, version, over=over)
-    else:
-        registry.set_alias(tracker, version, CHALLENGER)
-        if is_new:
-            tell_of_refusal(name, version.version, verdict["sentence"])
-    return f"{name} version {version.version}: {verdict['sentence']}"
-
-
 def _paired(name: str, champion: pd.Series, challenger: pd.Series, margin: float) -> Paired:
     sides = [side.to_numpy(dtype=np.float64) for side in (champion, challenger)]
     return Paired(name=name, champion=sides[0], challenger=sides[1], margin=margin)
 
 
-def _evaluations(context: StageContext, challenger: str) -> dict[str, Path]:
+def evaluations(inputs: Mapping[str, Path], challenger: str) -> dict[str, Path]:
+    """The evaluations of both sides, among the inputs of the verdict; without a champion that of the challenger."""
     folders = {"champion": "evaluate_champion", "challenger": f"evaluate_{challenger}"}
-    return {side: context.inputs[stage] for side, stage in folders.items() if stage in context.inputs}
+    return {side: inputs[stage] for side, stage in folders.items() if stage in inputs}
 
 
 def _look(context: StageContext, *, pair: str) -> int:
-    home = find_home()
+    home, name = find_home(), model_name(context.config.name, context.config.promotion)
     data = prompt_set(context.inputs["prepare_prompts"] / "eval.parquet")[:_DIGITS]
-    return registry.count_look(home, open_tracker(home), registered_name(context.config), data=data, pair=pair)
+    return count_look(home, open_tracker(home), name, data=data, pair=pair)
 
 
 def _history(folder: Path) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,15 @@ from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.home.storage import read_table, write_json
-from tasks.pipeline.bridge import report_progress
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.steps.data import prepare_source, prompt_hashes, read_prompts
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.data import prepare_source
 from tasks.steps.prepare import record, token_view
+from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rewards import open_reward_model, reward_resources
 from tasks.steps.rl.groups import MAX_REWARD_ERRORS
 from tasks.steps.rl.tables import write_rollouts
-from tasks.steps.rollout_engine import Workload, longest, open_engine
+from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
 from tasks.steps.tokens import check_context, tokenize_prompts
 
@@ -51,7 +52,7 @@ def run_rejection(context: StageContext, *, policy: str) -> StageResult:
         DataError: no answers to at least two prompts were kept.
         RewardError: the grader fails too often.
     """
-    config = context.config.section("rejection", RejectionConfig)
+    config: RejectionConfig = context.config.rejection
     folder = context.inputs[policy] / MODEL
     tokenizer = ChatTokenizer.load(folder)
     prompts = chosen_prompts(context, config, tokenizer)
@@ -84,12 +85,13 @@ def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
 
 def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
     """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
-    config = context.config.section("rejection", RejectionConfig)
+    config: RejectionConfig = context.config.rejection
     paths = chunk_paths(context, len(prompts))
     done = sum(path.exists() for path in paths)
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
-    terms = dataclasses.replace(context.config.section("grpo", RlConfig), rewards=config.rewards)
+    grpo: RlConfig = context.config.grpo
+    terms = dataclasses.replace(grpo, rewards=config.rewards)
     check_context(max_positions(folder), prompts, config.sampling.max_new_tokens)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
@@ -101,7 +103,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             open_engine(
                 folder,
                 tokenizer,
-                config=context.config.engine_of(config.sampling),
+                config=sampling_engine(config.sampling),
                 work=Workload(
                     max_concurrent=config.sampling.max_concurrent,
                     max_tokens=longest(prompts, config.sampling.max_new_tokens),
@@ -118,7 +120,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             groups = score_groups(sample_groups(sampler, chunk, config, seed=seed), reward)
             mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
             write_rollouts(path, number, groups)
-            report_progress("rejection chunks", number + 1, len(paths))
+            context.advance("rejection chunks", number + 1, len(paths))
 
 
 def sample_groups(
@@ -186,7 +188,7 @@ def write_demonstrations(
     context: StageContext, selection: Selection, prompts: Sequence[Prompt], tokenizer: ChatTokenizer
 ) -> GateReport:
     """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
-    config = context.config.section("rejection", RejectionConfig)
+    config: RejectionConfig = context.config.rejection
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     rows = [demonstration(by_id[one.prompt_id], one, tokenizer.prefill) for one in selection.kept]
     num_eval = max(1, min(config.num_eval, len(rows) // 10))
@@ -222,7 +224,8 @@ def give_account(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
     """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
-    config, seed = context.config.section("rejection", RejectionConfig), context.seed
+    config: RejectionConfig = context.config.rejection
+    seed = context.seed
     total = account(candidates, selection.kept, config, seed=seed)
     tasks = {
         task: account(
@@ -243,10 +246,9 @@ def give_account(
         "eval": report.num_eval,
     }
     write_json(document, context.folder / "rejection.json")
-    page = render({"all": total, **tasks}, selection.dropped)
     context.tracker.log_artifact(context.folder / "rejection.json", "data")
-    context.progress("\n" + page)
-    return StageResult(metrics=figures(total), rows=report.accepted, contract=report.contract, summary=page)
+    context.progress(f"{total.kept} of {total.sampled} answers kept, {total.verified} verified")
+    return StageResult(metrics=figures(total), rows=report.accepted, contract=report.contract)
 
 
 def figures(total: Yield) -> dict[str, float]:
@@ -260,19 +262,3 @@ def figures(total: Yield) -> dict[str, float]:
         "rejection/pass_rate_high": total.pass_rate.high,
         "rejection/solved": total.solved.mean,
     }
-
-
-def render(yields: Mapping[str, Yield], dropped: Mapping[str, int]) -> str:
-    """The account as Markdown."""
-    lines = [
-        "| task | prompts | sampled | verified | kept | accepted | pass rate | 95 % interval | prompts solved |",
-        "|---" * 9 + "|",
-    ]
-    lines += [
-        f"| {task} | {each.num_prompts} | {each.sampled} | {each.verified} | {each.kept} "
-        f"| {each.kept / each.sampled:.3f} | {each.pass_rate.mean:.3f} "
-        f"| [{each.pass_rate.low:.3f}, {each.pass_rate.high:.3f}] | {each.solved.mean:.3f} |"
-        for task, each in yields.items()
-    ]
-    went = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
-    return "\n".join([*lines, "", f"Not kept: {went or 'none'}."])

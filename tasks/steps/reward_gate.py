@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.checks import Check, at_least
-from rlcore.config import RetrainConfig, RunConfig
+from rlcore.config import RetrainConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation import independent_values
 from rlcore.models.reward_ensemble import load_reward_model
@@ -20,16 +21,15 @@ from rlcore.promotion import Verdict
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
 from tasks.home.settings import find_home
-from tasks.home.storage import write_json
-from tasks.pipeline.bridge import report_markdown
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.report.promotion_page import check_table
-from tasks.steps.data import PairRow, prompt_hashes, read_pairs
+from tasks.home.storage import write_json, write_table
+from tasks.preset.sections import Sections
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import Runtime, open_runtime
-from tasks.steps.tokens import tokenize_pairs
+from tasks.steps.texts import tokenize_pairs
 
 Margins = NDArray[np.float64]
-_SHOWN = 5
 
 
 def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> StageResult:
@@ -42,8 +42,7 @@ def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> Stage
         DataError: no held-out pair is left.
         TrainingError: a check did not pass. The page stays in the work folder, which the error names.
     """
-    settings = context.config.retrain
-    assert settings is not None  # without the section there is no such stage
+    settings: RetrainConfig = context.config.retrain
     artifacts, new = find_home().artifacts, context.input_refs["reward_model"].sha256
     rows = _unseen(read_pairs(context.inputs["prepare_preferences"] / "eval.parquet"), artifacts / "dataset" / seen)
     folders = [context.inputs["reward_model"] / MODEL]
@@ -53,20 +52,16 @@ def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> Stage
         margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
     checks = compared(margins, _prompts(rows), settings)
     verdict = _verdict(checks, settings)
-    page = render(verdict, rows, margins, is_same=previous == new)
-    for folder in (context.work, context.folder):
-        (folder / "reward_gate.md").write_text(page, encoding="utf-8")
-    write_json(asdict(verdict), context.folder / "reward_gate.json")
-    context.tracker.log_artifact(context.folder / "reward_gate.md", "reward_model")
+    write_table(margins_table(rows, margins), context.folder / "margins.parquet")
+    write_json({"is_same": previous == new, "verdict": asdict(verdict)}, context.folder / "reward_gate.json")
     context.progress(verdict.sentence)
     if not verdict.promote:
-        report_markdown("reward gate", page)  # a stage that fails has no summary
         raise TrainingError(
             f"the new reward model is refused: {'; '.join(check.sentence for check in checks if not check.passed)}",
             where=str(context.work / "reward_gate.md"),
             fix="look at the pairs on the page and at the preference snapshot, or lower the bounds in [retrain]",
         )
-    return StageResult(metrics=_metrics(checks), rows=len(rows), summary=page)
+    return StageResult(metrics=_metrics(checks), rows=len(rows))
 
 
 def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: RetrainConfig) -> tuple[Check, ...]:
@@ -114,9 +109,14 @@ def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) 
     )
 
 
-def margins_of(folder: Path, rows: Sequence[PairRow], config: RunConfig, runtime: Runtime) -> Margins:
+def margins_table(rows: Sequence[PairRow], margins: Sequence[Margins]) -> pd.DataFrame:
+    """One row per pair, with the margin of the new reward model and, where there is one, of the previous one."""
+    texts = {name: [getattr(row, name) for row in rows] for name in ("pair_id", "chosen", "rejected")}
+    return pd.DataFrame({**texts, **dict(zip(("new", "previous"), margins, strict=False))})
+
+
+def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime: Runtime) -> Margins:
     """By how much a stored reward model prefers the chosen answers: float64 [P], the mean over its members."""
-    assert config.preferences is not None and config.reward_model is not None  # without them there is no such stage
     budget = config.reward_model.tokens_per_microbatch
     pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=config.preferences.max_tokens)
     sequences = different_sequences(pairs)
@@ -126,18 +126,6 @@ def margins_of(folder: Path, rows: Sequence[PairRow], config: RunConfig, runtime
     chosen, rejected = ([place[pair.sides[side]] for pair in pairs] for side in (0, 1))
     margins: Margins = scores[chosen] - scores[rejected]
     return margins
-
-
-def render(verdict: Verdict, rows: Sequence[PairRow], margins: Sequence[Margins], *, is_same: bool) -> str:
-    """The page, as Markdown: every check with its interval, and pairs on which the two disagree."""
-    parts = ["# The reward model", f"**{verdict.sentence}**", check_table(verdict)]
-    if is_same:
-        parts.append("It is the champion's reward model: neither data nor settings have changed.")
-    elif len(margins) == 1:
-        parts.append("There is no reward model of the champion in this home to compare with.")
-    else:
-        parts += ["## Pairs on which the two disagree", _disagreements(rows, margins[0], margins[1])]
-    return "\n\n".join(parts) + "\n"
 
 
 def _unseen(rows: Sequence[PairRow], snapshot: Path) -> list[PairRow]:
@@ -165,24 +153,6 @@ def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> Verdict:
     return Verdict(
         promote=not failed, look=0, alpha=(1.0 - settings.confidence) / 2.0, checks=checks, sentence=sentence
     )
-
-
-def _disagreements(rows: Sequence[PairRow], new: Margins, old: Margins) -> str:
-    apart = np.flatnonzero(np.sign(new) != np.sign(old))
-    if not len(apart):
-        return "None."
-    worst = sorted(apart.tolist(), key=lambda place: -abs(float(new[place] - old[place])))[:_SHOWN]
-    lines = ["| pair | chosen | rejected | margin, new | previous |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {rows[place].pair_id} | {_cell(rows[place].chosen)} | {_cell(rows[place].rejected)} "
-        f"| {new[place]:+.2f} | {old[place]:+.2f} |"
-        for place in worst
-    ]
-    return f"{len(apart)} of {len(rows)}.\n\n" + "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:160]
 
 
 def _metrics(checks: Sequence[Check]) -> dict[str, float]:

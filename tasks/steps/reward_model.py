@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import RewardModelConfig, TrunkConfig
+from rlcore.config import DatasetConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import save_model
@@ -23,12 +23,11 @@ from rlcore.training.preferences import TokenPair, different_sequences, preferen
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
 from rlcore.training.reward_model import Report
 from tasks.home.storage import write_json, write_table
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.report import plots
-from tasks.report.reward_report import HeldOut, held_out_report, suspects_table
-from tasks.steps.data import PairRow, read_pairs
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
+from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
-from tasks.steps.tokens import tokenize_pairs
+from tasks.steps.texts import tokenize_pairs
 
 TABLES = ("reliability.json", "label_audit.parquet")
 
@@ -42,8 +41,8 @@ class _Data:
 
 def run_reward_model(context: StageContext) -> StageResult:
     """Bradley-Terry training from the SFT checkpoint; fails below the preset's held-out accuracy."""
-    start, config = context.inputs["sft"] / MODEL, context.config.reward_model
-    assert config is not None  # without the section there is no such stage
+    start = context.inputs["sft"] / MODEL
+    config: RewardModelConfig = context.config.reward_model
     data = _read(context, start)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
@@ -53,7 +52,7 @@ def run_reward_model(context: StageContext) -> StageResult:
         held_out, scales = _judge(fitted, data, config, seed=context.seed)
         _save(fitted.members, start, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
-    found = held_out_report(held_out, seed=context.seed, confidence=context.config.evaluation.confidence)
+    found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
     scales = RewardScales(members=scales.members, temperature=found.metrics["rm/temperature"])
     scales.save(context.folder / MODEL)
     metrics = dict(found.metrics) | _audit_metrics(fitted.suspects)
@@ -61,22 +60,18 @@ def run_reward_model(context: StageContext) -> StageResult:
     write_json(list(found.reliability), context.folder / "reliability.json")
     write_table(suspects_table(fitted.suspects, data.rows), context.folder / "label_audit.parquet")
     context.tracker.log_metrics(metrics, step=len(history))
-    plots.loss_curve(history, "rm/loss", context.folder / "loss.png", title="Reward model")
-    context.tracker.log_artifact(context.folder / "loss.png", "plots")
+    write_json(history, context.folder / "history.json")
     for name in TABLES:
         context.tracker.log_artifact(context.folder / name, "reward_model")
-    context.progress(found.line)
-    _require_accuracy(metrics["rm/eval_accuracy"], config.min_accuracy)
-    return StageResult(
-        metrics=metrics | {"memory/peak_gib": memory},
-        model_name=f"{context.config.name}-reward-model",
-        summary=found.page,
-    )
+    accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
+    context.progress(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
+    _require_accuracy(accuracy, config.min_accuracy)
+    return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
 def _read(context: StageContext, start: Path) -> _Data:
-    folder, config = context.inputs["prepare_preferences"], context.config.preferences
-    assert config is not None  # as above
+    folder = context.inputs["prepare_preferences"]
+    config: DatasetConfig = context.config.preferences
     tokenizer = ChatTokenizer.load(start)
     rows, others = read_pairs(folder / "train.parquet"), read_pairs(folder / "eval.parquet")
     for name, found in (("num_train", rows), ("num_eval", others)):

@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import RewardTerm, RlConfig, RunConfig
+from rlcore.config import EvaluationConfig, RewardTerm, RlConfig
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import TokenItems
 from rlcore.rewards.table import RewardResources, build_rewards
-from tasks.pipeline.stages import MODEL, StageContext
+from tasks.steps.base import MODEL, StageContext
 from tasks.steps.runtime import Runtime
 
 
-def verifier(config: RunConfig, *, prefill: str) -> MixedReward:
+def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
     """The grader of held-out answers: right or wrong, whatever else the reward mixes in.
 
     ``prefill``: of the tokenizer whose model answers.
     """
-    term = RewardTerm(kind=config.evaluation.verifier, options=config.evaluation.verifier_options)
+    term = RewardTerm(kind=config.verifier, options=config.verifier_options)
     return build_rewards((term,), resources=RewardResources(prefill=prefill))
 
 

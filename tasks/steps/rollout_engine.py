@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlcore.config import AdapterConfig, EngineConfig, TransferKind
+from rlcore.config import AdapterConfig, EngineConfig, SamplingConfig, TransferKind
 from rlcore.errors import ConfigError
 from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import Sampler
@@ -44,6 +44,12 @@ class Workload:
 def longest(prompts: Sequence[Prompt], max_new_tokens: int) -> int:
     """Tokens of the longest prompt and its completion."""
     return max((len(prompt.token_ids) for prompt in prompts), default=0) + max_new_tokens
+
+
+def sampling_engine(sampling: SamplingConfig) -> EngineConfig:
+    """The engine that a section samples with: a stage is given its sections with one."""
+    assert sampling.engine is not None
+    return sampling.engine
 
 
 @contextmanager

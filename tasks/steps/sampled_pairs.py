@@ -17,10 +17,11 @@ from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.home.storage import write_table
-from tasks.pipeline.stages import MODEL, StageContext
-from tasks.steps.data import POLICY, read_prompts
+from tasks.steps.base import MODEL, StageContext
+from tasks.steps.data import POLICY
 from tasks.steps.rewards import verifier
 from tasks.steps.rollout_engine import Workload, open_engine
+from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
 from tasks.steps.tokens import tokenize_prompts
 
@@ -47,7 +48,7 @@ def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path
     prefill = tokenizer.prefill
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        grade = stack.enter_context(verifier(context.config, prefill=prefill))
+        grade = stack.enter_context(verifier(context.config.evaluation, prefill=prefill))
         sampler = stack.enter_context(
             open_engine(
                 checkpoint,

@@ -9,11 +9,11 @@ from rlcore.models.check import check_model
 from rlcore.models.loading import save_model
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
-from tasks.pipeline.stages import MODEL, StageContext, StageResult
-from tasks.report import plots
-from tasks.steps.data import read_demonstrations
+from tasks.home.storage import write_json
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.rows import read_demonstrations
 from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.steps.tokens import tokenize_demonstrations
+from tasks.steps.texts import tokenize_demonstrations
 
 
 def run_sft(context: StageContext, *, section: str, start: str, data: str) -> StageResult:
@@ -21,7 +21,7 @@ def run_sft(context: StageContext, *, section: str, start: str, data: str) -> St
 
     The artifact is a checkpoint of the same form.
     """
-    config = context.config.section(section, SftConfig)
+    config: SftConfig = getattr(context.config, section)
     checkpoint, dataset = context.inputs[start] / MODEL, context.inputs[data]
     tokenizer = ChatTokenizer.load(checkpoint)
     train = tokenize_demonstrations(read_demonstrations(dataset / "train.parquet"), tokenizer)
@@ -41,7 +41,6 @@ def run_sft(context: StageContext, *, section: str, start: str, data: str) -> St
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
         save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         memory = peak_memory_gib(runtime.device)
-    plots.loss_curve(history, "sft/loss", context.folder / "loss.png", title="SFT")
-    context.tracker.log_artifact(context.folder / "loss.png", "plots")
+    write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"memory/peak_gib": memory}, model_name=f"{context.config.name}-{section}")
+    return StageResult(metrics=result | {"memory/peak_gib": memory})

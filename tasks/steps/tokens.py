@@ -1,15 +1,13 @@
-"""Contract rows to token sequences: the one place where text meets the tokenizer on its way into training."""
+"""Prompts as token sequences, and whether the model has room for them and their completions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import ConfigError
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.preferences import TokenPair
 from rlcore.types import Prompt
-from tasks.steps.data import DemonstrationRow, PairRow, PromptRow
+from tasks.steps.rows import PromptRow
 
 
 def tokenize_prompts(rows: Sequence[PromptRow], tokenizer: ChatTokenizer) -> list[Prompt]:
@@ -24,32 +22,6 @@ def tokenize_prompts(rows: Sequence[PromptRow], tokenizer: ChatTokenizer) -> lis
         )
         for row in rows
     ]
-
-
-def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[Demonstration]:
-    """Token ids and loss masks: every turn of the assistant counts, up to and with its end-of-turn token."""
-    return [render_conversation(tokenizer, row.messages, row.completion) for row in rows]
-
-
-def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tokens: int) -> list[TokenPair]:
-    """Both sides cut to the token budget. The gate has refused pairs that the cut makes equal."""
-    pairs = []
-    for row in rows:
-        prompt_ids, chosen_ids = tokenizer.render_demonstration(row.messages, row.chosen)
-        _, rejected_ids = tokenizer.render_demonstration(row.messages, row.rejected)
-        room = max_tokens - len(prompt_ids)
-        pairs.append(
-            TokenPair(
-                prompt_ids=prompt_ids,
-                chosen_ids=chosen_ids[:room],
-                rejected_ids=rejected_ids[:room],
-                set_id=row.set_id,
-                margin=row.margin,
-                probability=row.probability,
-                weight=row.weight,
-            )
-        )
-    return pairs
 
 
 def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int) -> None:

@@ -14,9 +14,9 @@ from textwrap import shorten
 
 from rlcore.errors import ModelError
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.cache import Record, StageCache, describe_machine
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
-from tasks.pipeline.keys import Record, StageCache, describe_machine
 from tasks.tracking.registry import read_version
 
 _DIGITS = 12
@@ -62,8 +62,9 @@ def read_records(home: Home) -> tuple[Record, ...]:
 
 def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancestor:
     """The tree above one record; of several records of the same content the newest that is not newer counts."""
-    model_id = record.ingredients["arguments"].get("model_id")  # of an import from the registry: what made that model
-    made_it = (each for each in records if each.ref.model_id == model_id and not is_import(each)) if model_id else ()
+    # Of an import from the registry: what made the artifact that was registered.
+    registered = record.ingredients["arguments"]["sha256"] if is_import(record) else None
+    made_it = (each for each in records if each.ref.sha256 == registered)
     parents = [ancestry(home, records, each) for each in made_it][:1]
     for stage, sha256 in record.ingredients["inputs"].items():
         made = [
@@ -81,7 +82,7 @@ def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancesto
 
 def is_import(record: Record) -> bool:
     """Whether a stage brought in a model that was registered before, instead of making one."""
-    return "model_id" in record.ingredients["arguments"]
+    return "uri" in record.ingredients["arguments"]
 
 
 def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:

@@ -92,10 +92,10 @@ def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None
     return _model_version(version) if version else None
 
 
-def find_by_model_id(tracker: Tracker, name: str, model_id: str) -> ModelVersion | None:
-    """The version of ``name`` that an artifact's ``model_id`` was registered as, or None."""
-    found = tracker.client.search_model_versions(f"name = '{name}' and tags.model_id = '{model_id}'")
-    return _model_version(found[0]) if found else None
+def find_by_sha256(tracker: Tracker, name: str, sha256: str) -> ModelVersion | None:
+    """The newest version of ``name`` that an artifact of that digest was registered as, or None."""
+    found = tracker.client.search_model_versions(f"name = '{name}' and tags.sha256 = '{sha256}'")
+    return _model_version(max(found, key=lambda each: int(each.version))) if found else None
 
 
 def read_version(home: Home, model: str) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The one place that imports MLflow: runs, metrics, datasets; the registry of models is in ``tasks.tracking.registry``.
+"""The one place that imports MLflow: runs, metrics, datasets; the registry of models is in ``registry.py``.
 
 MLflow takes seconds to import, so each function that needs it imports it. Everything goes through run ids: MLflow's
 "active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles.
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from tasks.home.artifacts import file_sha256
 from tasks.home.background import BackgroundWriter
 from tasks.home.locks import file_lock
+from tasks.home.nested import flatten
 from tasks.home.settings import Home
-from tasks.pipeline.keys import flatten
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -88,6 +88,11 @@ class Tracker:
         if parent:
             self.client.set_tag(run_id, PARENT_TAG, parent)
         return RunTracker(self.client, run_id, run.info.experiment_id, resumed=True)
+
+    def known_run(self, run_id: str) -> RunTracker | None:
+        """A run as it is, to add to; None when MLflow has none of that id."""
+        run = or_none(self.client.get_run, run_id) if run_id else None
+        return RunTracker(self.client, run_id, run.info.experiment_id) if run else None
 
     def find_run(self, experiment: str, tag: str, value: str) -> str:
         """The id of the newest run of an experiment with that tag, or an empty text."""

@@ -20,7 +20,7 @@ from tasks.steps.rewards import open_reward_model
 from tasks.steps.runtime import Runtime, open_runtime
 from tests.flows.conftest import run_flows
 from tests.flows.micro import MICRO
-from tests.flows.test_post_train import folder
+from tests.flows.test_post_train import folder, pages
 
 SETTINGS = (
     "runs=['ppo']",
@@ -57,7 +57,7 @@ def adapted_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_run_reaches_the_comparison_and_every_model_moved_as_an_adapter(adapted_home: Path) -> None:
-    assert "| PPO |" in (folder(adapted_home, "compare") / "comparison.md").read_text()
+    assert "| PPO |" in pages(adapted_home, "compare", "comparison.md")
     history = json.loads((folder(adapted_home, "ppo") / "history.json").read_text())
     assert len(history) == 2
     assert all(row["gradient_norm"] > 0.0 and row["critic/gradient_norm"] > 0.0 for row in history)

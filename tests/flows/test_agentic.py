@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tasks.home.storage import read_table
-from tasks.steps.data import read_demonstrations
+from tasks.steps.rows import read_demonstrations
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_post_train import folder
 from tests.flows.warm import run_warm

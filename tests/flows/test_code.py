@@ -10,7 +10,7 @@ import pytest
 from rlcore.errors import SandboxError
 from rlcore.sandbox.pool import SandboxPool
 from tasks.home.storage import read_table
-from tasks.steps.data import read_prompts
+from tasks.steps.rows import read_prompts
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_post_train import folder
 from tests.flows.warm import run_warm

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tasks.steps.data import read_pairs
+from tasks.steps.rows import read_pairs
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
 from tests.flows.micro import MICRO
 
@@ -27,6 +27,12 @@ def folder(home: Path, stage: str) -> Path:
     return home / str(record(home, stage)["ref"]["uri"])  # type: ignore[index]
 
 
+def pages(home: Path, stage: str, file: str) -> str:
+    """A page of the stage's only artifact."""
+    (path,) = (home / "pages" / "tiny" / stage).glob(f"*/{file}")
+    return path.read_text()
+
+
 def plan_states(home: Path, *overrides: str, cwd: Path = ROOT) -> dict[str, str]:
     done = run_flows("plan", home, *overrides, cwd=cwd)
     assert done.returncode == 0, done.stderr
@@ -34,7 +40,7 @@ def plan_states(home: Path, *overrides: str, cwd: Path = ROOT) -> dict[str, str]
 
 
 def test_every_stage_leaves_an_artifact_and_the_comparison_names_every_checkpoint(micro_home: Path) -> None:
-    page = (folder(micro_home, "compare") / "comparison.md").read_text()
+    page = pages(micro_home, "compare", "comparison.md")
     assert all(f"| {label} |" in page for label in ("base", "SFT", "GRPO", "PPO"))
     assert (folder(micro_home, "grpo") / "model" / "model.safetensors").is_file()
     assert len(list((folder(micro_home, "grpo") / "rollouts").glob("*.parquet"))) == 4

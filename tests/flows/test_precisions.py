@@ -100,7 +100,8 @@ def test_rl_steps_on_what_the_engine_sampled_with_the_same_log_probabilities(
 
 def test_every_checkpoint_of_a_half_precision_run_is_evaluated_and_compared(half: tuple[str, Path]) -> None:
     _, home = half
-    page = (newest(home, "compare") / "comparison.md").read_text()
+    (path,) = home.glob(f"pages/*/compare/{newest(home, 'compare').name[:12]}/comparison.md")
+    page = path.read_text()
     assert all(f"| {label} |" in page for label in ("base", "SFT", "GRPO", "PPO"))
     for name in ("base", "sft", "grpo", "ppo"):
         assert json.loads((newest(home, f"evaluate_{name}") / "summary.json").read_text())["eval/problems"] == 40

@@ -16,6 +16,7 @@ from rlcore.errors import ConfigError, DataError, PromotionError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.home.storage import read_json, write_table
+from tasks.pipeline.pages import page_folder
 from tasks.steps.promote import compared, limits_of, prompt_set
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
@@ -49,7 +50,7 @@ def run(folder: Path, recipe: tuple[int, int], *overrides: str) -> Mapping[str, 
 
 
 def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
-    loaded: dict[str, Any] = read_json(home.root / refs["promote"].uri / "verdict.json")
+    loaded: dict[str, Any] = read_json(home.root / refs["promote"].uri / "verdict.json")["verdict"]
     return loaded
 
 
@@ -71,7 +72,7 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert (better["promote"], better["look"]) == (True, 1)
     assert better["checks"][0]["estimate"] == 1.0
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
-    page = (tracked_home.root / refs["promote"].uri / "verdict.md").read_text()
+    page = (page_folder(tracked_home, "tiny", "promote", refs["promote"]) / "verdict.md").read_text()
     assert "## Problems won: " in page
     assert "| accuracy | 1" in page, page
 
@@ -96,6 +97,17 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     with pytest.raises(PromotionError, match="has been rolled back"):
         run(tmp_path, RIGHT)
     assert aliases(tracked_home)[CHAMPION] == 1
+
+
+def test_a_preset_under_another_name_promotes_what_its_base_has_trained(tracked_home: Home, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine"\n', encoding="utf-8")
+    recipe = (*SMALL, *write_files(tmp_path, right=WRONG[0]), f"sft.num_steps={WRONG[1]}")
+    refs = run_promotion("tiny", recipe)
+    mine = run_promotion(str(tmp_path / "mine.toml"), recipe)
+    assert mine["sft"] == refs["sft"]  # from the cache
+    champion = find_version(open_tracker(tracked_home), "mine-sft", CHAMPION)
+    assert champion is not None
+    assert (champion.version, champion.sha256) == (1, refs["sft"].sha256)
 
 
 def answers(correct: list[bool], tasks: list[str], tokens: int = 10) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from flows.presets import FOLDER, open_preset
 from flows.stages import checkpoints, stages
 from rlcore.errors import ConfigError
 from tasks.home.storage import read_table
-from tasks.steps.data import read_demonstrations, read_prompts
+from tasks.steps.rows import read_demonstrations, read_prompts
 from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
@@ -79,7 +79,8 @@ def test_each_stage_takes_the_artifact_of_the_one_before_it(home: Path) -> None:
 
 
 def test_there_is_an_evaluation_after_every_stage_and_all_checkpoints_are_compared(home: Path) -> None:
-    page = (folder(home, "compare") / "comparison.md").read_text()
+    (path,) = home.glob("pages/*/compare/*/comparison.md")
+    page = path.read_text()
     for label in ("base", "SFT", "GRPO", "SFT on kept", "GRPO mixed"):
         assert f"| {label} | " in page
     for contrast in ("GRPO - SFT", "SFT on kept - GRPO", "GRPO mixed - SFT on kept"):

@@ -11,8 +11,8 @@ import pytest
 
 from rlcore.config import RunConfig, load_preset
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.cache import StageCache
 from tasks.home.storage import read_table, write_table
-from tasks.pipeline.keys import StageCache
 from tasks.report import run_page as report
 from tests.flows.conftest import ROOT
 from tests.quick import within_seconds

@@ -1,38 +1,140 @@
-"""What a stage's key hangs on: the code that it runs, and not that of other stages."""
+"""What a stage's key hangs on: the code that it runs, and neither that of other stages nor words and pictures."""
 
 from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
 
 import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
+from rlcore.config import RunConfig
+from tasks.home import code_hash
 from tasks.home.code_hash import closure
-from tasks.pipeline.keys import function_of
+from tasks.pipeline.keys import function_of, key_of
+from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.steps import recipe
+from tests.flows.conftest import ROOT
 
-CLOSURES = {stage.name: closure(function_of(stage.run)[0]) for stage in stages(open_preset("tiny"))}
+SAMPLED = ("preferences.adapter=policy",)
+MOST = 110  # modules that a key of an RL stage counts
+
+
+def modules_of(stage: Stage, config: RunConfig) -> frozenset[str]:
+    return closure(function_of(stage.run)[0], without=stage.unused(stage.sections(config)))
+
+
+def closures(preset: str, *overrides: str) -> dict[str, frozenset[str]]:
+    config = open_preset(preset, overrides)
+    return {stage.name: modules_of(stage, config) for stage in stages(config)}
+
+
+def keys(preset: str, *overrides: str) -> dict[str, str]:
+    """The key of each stage, as for inputs that stay."""
+    config = open_preset(preset, overrides)
+    return {stage.name: key_of(ingredients_of(stage, config, {})) for stage in stages(config)}
+
+
+def changed(*overrides: str, start: tuple[str, ...] = ()) -> set[str]:
+    """The stages that get another key by the overrides."""
+    before, after = keys("tiny", *start), keys("tiny", *start, *overrides)
+    return {name for name in before if before[name] != after[name]}
+
+
 # Of each module, the stages of the preset that a change of it computes again.
 RL, EVALUATIONS = {"grpo", "ppo"}, {"evaluate_base", "evaluate_sft", "evaluate_grpo", "evaluate_ppo"}
 DEPENDENTS = {
     "rlcore.training.learner": RL,
-    "rlcore.sampling.vllm_server": {*RL, *EVALUATIONS, "prepare_preferences"},  # everything that samples
+    "rlcore.sampling.native": {*RL, *EVALUATIONS, "prepare_preferences"},  # everything that samples
+    "rlcore.sampling.vllm_server": set(),
     "rlcore.training.sft": {"sft"},
     "rlcore.training.reward_model": {"reward_model"},
-    "rlcore.rewards.math_answer": {
-        *RL,
-        *EVALUATIONS,
-        "prepare_preferences",
-    },  # pairs that the policy samples are graded
+    "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences"},  # pairs that are sampled are graded
+    "rlcore.rewards.reward_model": {"ppo"},
     "tasks.steps.import_sft": {"import_sft"},
     "tasks.steps.prepare": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
     "tasks.steps.compare": {"compare"},
 }
 
 
+@pytest.fixture(scope="module")
+def sampled() -> dict[str, frozenset[str]]:
+    return closures("tiny", *SAMPLED)
+
+
 @pytest.mark.parametrize("module", sorted(DEPENDENTS))
-def test_a_change_computes_again_the_stages_that_run_the_code_and_no_other(module: str) -> None:
-    assert {name for name, modules in CLOSURES.items() if module in modules} == DEPENDENTS[module]
+def test_a_change_computes_again_the_stages_that_run_the_code_and_no_other(
+    module: str, sampled: dict[str, frozenset[str]]
+) -> None:
+    assert {name for name, modules in sampled.items() if module in modules} == DEPENDENTS[module]
 
 
-def test_importing_a_model_and_reading_data_hang_on_no_training_code() -> None:
+def test_servers_are_counted_where_they_sample() -> None:
+    found = closures("tiny", "grpo.sampling.engine.kind=vllm")
+    assert {name for name, modules in found.items() if "rlcore.sampling.vllm_server" in modules} == {"grpo"}
+
+
+def test_importing_a_model_and_reading_data_hang_on_no_training_code(sampled: dict[str, frozenset[str]]) -> None:
     for name in ("import_sft", "prepare_prompts", "prepare_demonstrations"):
-        assert not {module for module in CLOSURES[name] if module.startswith("rlcore.rewards.")}, name
+        assert not {module for module in sampled[name] if module.startswith("rlcore.rewards.")}, name
+
+
+def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_or_sandbox(
+    sampled: dict[str, frozenset[str]],
+) -> None:
+    for name in sorted(RL):
+        assert len(sampled[name]) <= MOST
+        strange = ("rlcore.metrics", "rlcore.sandbox", "tasks.report", "tasks.pipeline", "tasks.tracking")
+        assert [module for module in sampled[name] if module.startswith(strange)] == []
+
+
+def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
+    assert "rlcore.sandbox.box" in closures("rlvr_code")["grpo"]
+
+
+def test_every_module_that_a_recipe_may_leave_out_exists() -> None:
+    tables = (recipe._REWARDS, recipe._TOOLS, recipe._ENGINES, {"": recipe._ADAPTERS}, {"": recipe._IMPORTS})
+    named = {module for table in tables for modules in table.values() for module in modules}
+    assert [module for module in sorted(named) if importlib.util.find_spec(module) is None] == []
+
+
+def test_the_confidence_of_intervals_is_in_the_key_of_every_stage_that_gives_them() -> None:
+    assert changed("evaluation.confidence=0.9") == {*RL, *EVALUATIONS, "reward_model", "compare"}
+    assert "reward_model" not in changed("evaluation.max_new_tokens=41")
+
+
+def test_the_machine_that_samples_pairs_is_in_their_key_and_pairs_that_are_read_have_none() -> None:
+    assert "prepare_preferences" in changed("hardware.dtype=bfloat16", start=SAMPLED)
+    assert "prepare_preferences" not in changed("hardware.dtype=bfloat16")
+
+
+def test_the_name_of_a_preset_is_in_no_key() -> None:
+    assert changed("name=mine") == set()
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sources, in a folder where they may be edited, as the key function reads them."""
+    for package in ("rlcore", "tasks", "data_contracts"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code_hash, "_ROOT", tmp_path)
+    return tmp_path
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_a_word_in_the_glossary_or_a_number_in_a_plot_changes_no_key_and_a_number_in_a_loss_does(copied: Path) -> None:
+    before = keys("tiny")
+    replaced(copied / "rlcore/metrics/training.py", "reward", "payment")
+    replaced(copied / "tasks/report/plots.py", "dpi=110", "dpi=220")
+    replaced(copied / "tasks/report/comparison.py", "what each step was worth", "what it was worth")
+    assert keys("tiny") == before
+    replaced(copied / "rlcore/algorithms/surrogates.py", "1.0", "1.5")
+    after = keys("tiny")
+    assert {name for name in before if before[name] != after[name]} == RL

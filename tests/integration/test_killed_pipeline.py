@@ -33,7 +33,9 @@ from prefect import flow
 from tasks.pipeline.bridge import call_flow
 from tasks.pipeline.run import run_pipeline
 from tasks.home.settings import find_home
-from tasks.pipeline.stages import Stage, StageResult
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageResult
+from tasks.pipeline.stages import Stage
 
 @dataclass
 class Config:
@@ -50,7 +52,7 @@ def step(context):
 
 @flow(name="toy", persist_result=False)
 def toy():
-    stage = Stage(name="step", version=1, kind="x", run=step, section=lambda config: {})
+    stage = Stage(name="step", version=1, kind="x", run=step, sections=lambda config: Sections({}))
     run_pipeline([stage], Config(), ["step"], home=find_home(), experiment="toy")
 
 def main():

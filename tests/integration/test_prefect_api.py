@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from prefect.states import Running
 from rlcore.errors import CanaryError, ConfigError, TrainingError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
+from tasks.home.storage import write_json
 from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
 from tasks.pipeline.events import (
     FAILED,
@@ -152,10 +154,11 @@ def eventually(read: Callable[[], list[Any]], done: Callable[[list[Any]], bool])
 
 
 @flow(name="toy-events", persist_result=False)
-def toy_events(error: Exception | None, config: Any) -> None:
+def toy_events(error: Exception | None, config: Any, folder: Path) -> None:
     ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
     tell_of_snapshot(config, "prepare_preferences", ref)
-    tell_of_stop("toy", "grpo", "stopped after iteration 3")
+    write_json({"findings": [], "stopped": {"text": "stopped after iteration 3"}}, folder / "health.json")
+    tell_of_stop("toy", "grpo", folder)
     tell_of_refusal("toy-grpo", 3, "Refused: no gain.")
     with told_if_it_fails("toy", "grpo"):
         if error is not None:
@@ -163,10 +166,10 @@ def toy_events(error: Exception | None, config: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [CanaryError("the sampler is stale"), ConfigError("no such key"), None])
-def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Exception | None) -> None:
+def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Exception | None, tmp_path: Path) -> None:
     config = SimpleNamespace(name="toy", retrain=object())
     with pytest.raises(type(error)) if error else nullcontext():
-        call_flow(toy_events, error, config)
+        call_flow(toy_events, error, config, tmp_path)
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=["toy-events"])),

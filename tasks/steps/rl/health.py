@@ -10,8 +10,6 @@ from rlcore.errors import TrainingError
 from rlcore.health import Finding, Verdict, judge
 from rlcore.metrics import check_names
 from tasks.home.storage import write_json
-from tasks.pipeline.bridge import report_markdown
-from tasks.pipeline.events import tell_of_stop
 from tasks.steps.rl.run import RlRun
 
 
@@ -56,7 +54,9 @@ def go_back(run: RlRun, finding: Finding, *, sound: int) -> int:
         )
     restored = int(state["iteration"])
     run.ahead.restore(state["ahead"], run.prompts_of(restored + 1))
+    text = f"stopped after iteration {stopped_at} by {finding}; the result is iteration {sound}. {finding.fix}"
     run.stopped = {
+        "text": text,
         "iteration": stopped_at,
         "rule": finding.rule,
         "result_iteration": sound,
@@ -64,10 +64,7 @@ def go_back(run: RlRun, finding: Finding, *, sound: int) -> int:
     }
     run.history = run.history[:sound]
     run.context.tracker.set_tags({"health": f"stopped by {finding.rule} after iteration {stopped_at}"})
-    text = f"stopped after iteration {stopped_at} by {finding}; the result is iteration {sound}. {finding.fix}"
     run.context.progress(text)
-    report_markdown(f"health of {run.context.config.name}", text)
-    tell_of_stop(run.context.config.name, run.rl.algorithm, text)
     return restored
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rlcore.algorithms.settings import with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.canaries import Baseline
-from rlcore.config import RejectionConfig, RlConfig, RunConfig
+from rlcore.config import RejectionConfig, RlConfig
 from rlcore.errors import ConfigError
 from rlcore.models.architectures import max_positions
 from rlcore.models.check import check_model
@@ -29,14 +29,15 @@ from rlcore.training.experience import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
-from tasks.pipeline.stages import MODEL, StageContext
-from tasks.steps.data import read_prompts
+from tasks.preset.sections import Sections
+from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
 from tasks.steps.rewards import open_reward_model, reward_resources, verifier
 from tasks.steps.rl.ahead import RolloutsAhead
 from tasks.steps.rl.checkpoints import Checkpoints
 from tasks.steps.rl.tables import RolloutKeeper
-from tasks.steps.rollout_engine import Workload, longest, open_engine
+from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import Runtime, open_runtime
 from tasks.steps.tokens import check_context, tokenize_prompts
 
@@ -61,7 +62,7 @@ class RlRun:
             tokens_per_microbatch=rl.update.tokens_per_microbatch,
             bootstrap_truncated=rl.critic.gae.bootstrap_truncated,
         )
-        self.engine_config = context.config.engine_of(rl.sampling)
+        self.engine_config = sampling_engine(rl.sampling)
         self.engine: Sampler  # what the sampler works on; without tools they are one
         self.sampler: Sampler
         self.ahead: RolloutsAhead
@@ -107,7 +108,7 @@ def start_from(context: StageContext, stage: str) -> StageContext:
 @contextmanager
 def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
     """Load the models and the rewards of one run; workers of the rewards are ended on the way out."""
-    rl = context.config.section(section, RlConfig)
+    rl: RlConfig = getattr(context.config, section)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
@@ -130,7 +131,7 @@ def open_run(context: StageContext, section: str) -> Iterator[RlRun]:
         run.sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         run.ahead = stack.enter_context(closing(RolloutsAhead()))
         run.reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
-        run.verifier = stack.enter_context(verifier(context.config, prefill=tokenizer.prefill))
+        run.verifier = stack.enter_context(verifier(context.config.evaluation, prefill=tokenizer.prefill))
         yield run
 
 
@@ -165,9 +166,9 @@ def uses_reward_model(rl: RlConfig) -> bool:
     return in_reward or in_critic
 
 
-def outside(config: RunConfig, *, section: str) -> str:
+def outside(config: Sections, *, section: str) -> str:
     """Digest of what a run depends on outside of this code: the user's own rewards, the search tool's corpus."""
-    settings: RlConfig | RejectionConfig = getattr(config, section)  # a stage of its own: the section is there
+    settings: RlConfig | RejectionConfig = getattr(config, section)
     modules = sorted({term.kind.partition(":")[0] for term in settings.rewards if ":" in term.kind})
     digests = [*(closure_digest(module) for module in modules), corpus_digest(settings.sampling.episodes)]
     return " ".join(filter(None, digests))

@@ -7,8 +7,8 @@ import pytest
 from rlcore.errors import StorageError
 from tasks.home.code_hash import NEUTRAL, closure, closure_digest, closure_digests, code_version
 
-# tasks.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
-# tasks.score -> rlcore.grade ("from rlcore import grade") and, through import_module, rlcore.late
+# tasks.steps.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
+# tasks.steps.score -> rlcore.grade ("from rlcore import grade") and, through import_module, rlcore.late
 SOURCES = {
     "rlcore/__init__.py": "",
     "rlcore/learn.py": "def f():\n    from .maths import deep\n    return deep.g()\n",
@@ -20,13 +20,14 @@ SOURCES = {
     "rlcore/config/__init__.py": "Z = 1\n",
     "rlcore/config/rl.py": "Z = 1\n",
     "tasks/__init__.py": "",
+    "tasks/steps/__init__.py": "",
     "tasks/pipeline/stages.py": "from rlcore import unused\n",
-    "tasks/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
+    "tasks/steps/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
     "from rlcore.config.rl import Z\nfrom tasks.pipeline.stages import unused\n",
-    "tasks/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
+    "tasks/steps/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
     '    return importlib.import_module("rlcore.late")\n',
 }
-STAGES = ("tasks.train", "tasks.score")
+STAGES = ("tasks.steps.train", "tasks.steps.score")
 
 
 @pytest.fixture
@@ -50,16 +51,20 @@ def changed(tree: Path, name: str, text: str) -> set[str]:
 
 
 def test_a_closure_follows_imports_at_the_top_in_functions_and_by_name(tree: Path) -> None:
-    assert closure("tasks.train", root=tree) == {
-        "tasks", "tasks.train", "rlcore", "rlcore.learn", "rlcore.maths", "rlcore.maths.deep",
+    assert closure("tasks.steps.train", root=tree) == {
+        "tasks", "tasks.steps", "tasks.steps.train", "rlcore", "rlcore.learn", "rlcore.maths", "rlcore.maths.deep",
     }  # fmt: skip
-    assert closure("tasks.score", root=tree) == {"tasks", "tasks.score", "rlcore", "rlcore.grade", "rlcore.late"}
+    assert closure("tasks.steps.score", root=tree) == {
+        "tasks", "tasks.steps", "tasks.steps.score", "rlcore", "rlcore.grade", "rlcore.late",
+    }  # fmt: skip
 
 
 def test_an_edit_deep_inside_changes_exactly_the_stages_that_reach_it(tree: Path) -> None:
-    assert changed(tree, "rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n") == {"tasks.train"}
-    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"tasks.score"}
-    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"tasks.score"}
+    assert changed(tree, "rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n") == {
+        "tasks.steps.train"
+    }
+    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"tasks.steps.score"}
+    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"tasks.steps.score"}
 
 
 def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree: Path) -> None:
@@ -81,18 +86,18 @@ def test_comments_docstrings_and_layout_change_nothing(tree: Path) -> None:
 
 
 def test_a_default_argument_is_code(tree: Path) -> None:
-    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"tasks.score"}
+    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"tasks.steps.score"}
 
 
 def test_an_edit_is_seen_at_once_even_when_the_file_keeps_its_time(tree: Path) -> None:
-    before = closure_digest("tasks.train", root=tree)
+    before = closure_digest("tasks.steps.train", root=tree)
     path = tree / "rlcore/maths/deep.py"
     stamp = path.stat()
     path.write_text("import math\n\n\ndef g():\n    return math.ex\n")
     import os
 
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert closure_digest("tasks.train", root=tree) != before
+    assert closure_digest("tasks.steps.train", root=tree) != before
 
 
 def test_a_module_without_source_is_refused(tree: Path) -> None:
@@ -115,12 +120,18 @@ def test_a_users_package_is_followed_too(tree: Path, monkeypatch: pytest.MonkeyP
 def test_the_digests_of_our_own_code_name_modules_that_exist() -> None:
     found = closure_digests("rlcore.algorithms.advantages")
     assert {"rlcore", "rlcore.algorithms", "rlcore.algorithms.advantages"} <= set(found)
-    assert not set(found) & NEUTRAL
+    assert not set(found) & set(NEUTRAL)
 
 
-def test_every_neutral_module_exists_so_that_a_rename_is_noticed() -> None:
-    bases = {name: Path(__file__).resolve().parents[3] / name.replace(".", "/") for name in NEUTRAL}
-    assert [name for name, base in bases.items() if not base.with_suffix(".py").is_file() and not base.is_dir()] == []
+def test_every_neutral_folder_exists_so_that_a_rename_is_noticed() -> None:
+    root = Path(__file__).resolve().parents[3]
+    assert [name for name in NEUTRAL if not (root / name.replace(".", "/") / "__init__.py").is_file()] == []
+
+
+def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
+    assert closure("tasks.steps.train", without=["rlcore.maths"], root=tree) == {
+        "tasks", "tasks.steps", "tasks.steps.train", "rlcore", "rlcore.learn",
+    }  # fmt: skip
 
 
 def test_the_code_version_is_never_empty() -> None:

@@ -68,6 +68,7 @@ def test_prefect_is_the_engine_when_nothing_is_said(monkeypatch: pytest.MonkeyPa
 
 def test_stages_and_engine_import_neither_prefect_nor_mlflow() -> None:
     # Both read their settings when they are imported, and cost seconds: no inline run may pay for Prefect.
-    code = "import sys, tasks.pipeline.run; print([name for name in ('prefect', 'mlflow', 'torch') if name in sys.modules])"
+    heavy = "('prefect', 'mlflow', 'torch')"
+    code = f"import sys, tasks.pipeline.run; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -15,10 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactStore
+from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
-from tasks.pipeline.keys import StageCache
-from tasks.pipeline.stages import PipelineRun, Stage, StageContext, StageResult, no_files, run_stage
+from tasks.pipeline.stages import PipelineRun, Stage, run_stage
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker
 
 CONFIG = cast(
@@ -76,6 +78,10 @@ def test_the_running_stage_is_on_the_page_with_its_last_figures_and_then_is_not(
     assert not any(name.startswith("rlcore_") for name, _ in read(port))
 
 
+def nothing(config: RunConfig) -> Sections:
+    return Sections({})
+
+
 def log_twice(context: StageContext) -> StageResult:
     for value in (0.25, 0.75):  # after a resume the last iterations come a second time, which MLflow is not told
         context.tracker.log_metrics({"reward/mean": value}, step=1)
@@ -89,7 +95,7 @@ def test_what_a_stage_logs_is_on_the_page_while_it_runs(port: int, tracked_home:
     store, cache = ArtifactStore(tracked_home.root), StageCache(tracked_home.cache)
     parent = tracker.start_run("tiny", "pipeline", tags={})
     run = PipelineRun(home=tracked_home, store=store, cache=cache, tracker=tracker, experiment="tiny", parent=parent)
-    stage = Stage(name="grpo", version=1, kind="policy", run=log_twice, section=no_files)
+    stage = Stage(name="grpo", version=1, kind="policy", run=log_twice, sections=nothing)
     ref = run_stage(stage, CONFIG, {}, run)
     assert (store.path(ref) / "reward").read_text() == "0.75"
     assert not any(name.startswith("rlcore_") for name, _ in read(port))

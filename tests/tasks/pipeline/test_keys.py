@@ -10,17 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.home.artifacts import ArtifactRef
-from tasks.pipeline.keys import (
-    Record,
-    StageCache,
-    describe_machine,
-    differences,
-    flatten,
-    function_of,
-    key_of,
-    versions,
-    why,
-)
+from tasks.home.cache import Record, StageCache, describe_machine
+from tasks.home.nested import flatten
+from tasks.pipeline.keys import differences, function_of, key_of, versions, why
 
 INGREDIENTS: dict[str, Any] = {
     "stage": {"name": "grpo", "version": 1, "kind": "policy"},
@@ -42,7 +34,16 @@ JSON = st.recursive(
 
 def record(key: str = "k", *, created: str = "2026-11-21T10:00:00.000+00:00", **changed: Any) -> Record:
     ref = ArtifactRef(kind="policy", uri="artifacts/policy/ab", sha256="ab", bytes=1)
-    return Record(key=key, ref=ref, ingredients=INGREDIENTS | changed, created=created, seconds=1.5)
+    return Record(
+        key=key,
+        ref=ref,
+        ingredients=INGREDIENTS | changed,
+        metrics={"x": 0.5},
+        code="c",
+        environment="e",
+        created=created,
+        seconds=1.5,
+    )
 
 
 def a_function(*arguments: object, **named: object) -> None: ...

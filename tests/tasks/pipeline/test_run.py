@@ -16,7 +16,9 @@ from tasks.home.settings import Home
 from tasks.pipeline.bridge import FlowRun
 from tasks.pipeline.leases import hold_lease
 from tasks.pipeline.run import PlanRow, format_plan, open_pipeline_run, order_stages, plan, run_pipeline
-from tasks.pipeline.stages import Stage, StageContext, StageResult
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import Sections, sections_of
+from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import PARENT_TAG, open_tracker
 
 
@@ -50,22 +52,22 @@ def config(**changed: Any) -> RunConfig:
     return cast(RunConfig, ToyConfig(**changed))
 
 
-def data_section(config: RunConfig) -> Mapping[str, object]:
-    return {"data": cast(ToyConfig, config).data}
+def data_section(config: RunConfig) -> Sections:
+    return sections_of(config, "data")
 
 
-def sft_section(config: RunConfig) -> Mapping[str, object]:
-    return {"sft": cast(ToyConfig, config).sft}
+def sft_section(config: RunConfig) -> Sections:
+    return sections_of(config, "sft")
 
 
-def rl_section(config: RunConfig) -> Mapping[str, object]:
-    return {"rl": cast(ToyConfig, config).rl}
+def rl_section(config: RunConfig) -> Sections:
+    return sections_of(config, "rl")
 
 
 def make_data(context: StageContext) -> StageResult:
     """A threshold: values 1 and 2 give the same bytes, so that a rerun may or may not change what comes after."""
     ran.append("data")
-    value = cast(ToyConfig, context.config).data.value
+    value = context.config.data.value
     (context.folder / "rows").write_text("few" if value < 3 else "many")
     return StageResult(metrics={"data/accepted": value}, rows=value)
 
@@ -73,13 +75,13 @@ def make_data(context: StageContext) -> StageResult:
 def train(context: StageContext) -> StageResult:
     ran.append("sft")
     rows = (context.inputs["data"] / "rows").read_text()
-    (context.folder / "model").write_text(f"{rows} {cast(ToyConfig, context.config).sft.value}")
+    (context.folder / "model").write_text(f"{rows} {context.config.sft.value}")
     return StageResult(metrics={"sft/loss": 0.5})
 
 
 def reinforce(context: StageContext) -> StageResult:
     ran.append("rl")
-    if cast(ToyConfig, context.config).rl.value < 0:
+    if context.config.rl.value < 0:
         raise ValueError("negative")
     (context.folder / "model").write_text((context.inputs["sft"] / "model").read_text() + " rl")
     return StageResult(metrics={"reward/mean": 1.0})
@@ -91,10 +93,10 @@ def look(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
-DATA = Stage(name="data", version=1, kind="dataset", run=make_data, section=data_section)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, section=sft_section, inputs=("data",))
-RL = Stage(name="rl", version=1, kind="policy", run=reinforce, section=rl_section, inputs=("sft", "data"))
-OTHER = Stage(name="other", version=1, kind="x", run=look, section=rl_section)
+DATA = Stage(name="data", version=1, kind="dataset", run=make_data, sections=data_section)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=sft_section, inputs=("data",))
+RL = Stage(name="rl", version=1, kind="policy", run=reinforce, sections=rl_section, inputs=("sft", "data"))
+OTHER = Stage(name="other", version=1, kind="x", run=look, sections=rl_section)
 STAGES = (RL, OTHER, SFT, DATA)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,11 @@ import torch
 from rlcore.config import HardwareConfig, RunConfig
 from rlcore.errors import ConfigError, TrainingError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.cache import StageCache
 from tasks.home.settings import Home
-from tasks.pipeline.keys import StageCache
-from tasks.pipeline.stages import PipelineRun, Stage, StageContext, StageResult, parameters, run_stage
+from tasks.pipeline.stages import PipelineRun, Stage, parameters, run_stage
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker
 
 
@@ -50,13 +52,13 @@ def config(**changed: Any) -> RunConfig:
     return cast(RunConfig, ToyConfig(**changed))
 
 
-def toy_section(config: RunConfig) -> Mapping[str, object]:
-    return {"toy": {"value": cast(ToyConfig, config).toy.value}}
+def toy_section(config: RunConfig) -> Sections:
+    return Sections({"value": cast(ToyConfig, config).toy.value})
 
 
 def make_number(context: StageContext) -> StageResult:
     calls.append("make")
-    value = cast(ToyConfig, context.config).toy.value
+    value = context.config.value
     (context.folder / "number.txt").write_text(str(value + context.seed))
     return StageResult(metrics={"value": value}, rows=1, contract="numbers/v1")
 
@@ -83,17 +85,9 @@ def fail_after_two_steps(context: StageContext) -> StageResult:
     return StageResult(metrics={"loss": 0.25})
 
 
-def register(context: StageContext) -> StageResult:
-    (context.folder / "model").mkdir()
-    (context.folder / "model" / "config.json").write_text("{}")
-    (context.folder / "history.json").write_text("[]")
-    return StageResult(metrics={"eval/accuracy": 0.5}, model_name="toy-model", summary="# Toy")
-
-
-MAKE = Stage(name="make", version=1, kind="number", run=make_number, section=toy_section)
-DOUBLE = Stage(name="double", version=1, kind="number", run=double, section=toy_section, inputs=("make",))
-FAIL = Stage(name="fail", version=1, kind="number", run=fail_after_two_steps, section=toy_section)
-REGISTER = Stage(name="register", version=1, kind="checkpoint", run=register, section=toy_section, inputs=("make",))
+MAKE = Stage(name="make", version=1, kind="number", run=make_number, sections=toy_section)
+DOUBLE = Stage(name="double", version=1, kind="number", run=double, sections=toy_section, inputs=("make",))
+FAIL = Stage(name="fail", version=1, kind="number", run=fail_after_two_steps, sections=toy_section)
 
 
 @pytest.fixture
@@ -128,7 +122,7 @@ def test_a_stage_gives_its_files_with_their_provenance(run: PipelineRun) -> None
     child = run.tracker.client.get_run(ref.mlflow_run_id)
     assert child.info.status == "FINISHED"
     assert child.data.metrics == {"value": 1.0}
-    assert child.data.params == {"toy.value": "1", "seed": "0"}
+    assert child.data.params == {"value": "1", "seed": "0"}
     assert (child.data.tags["sha256"], child.data.tags["stage_key"]) == (ref.sha256, ref.stage_key)
     assert list(run.home.work.iterdir()) == []
 
@@ -168,12 +162,12 @@ def test_version_outside_data_and_bound_arguments_belong_to_the_key(run: Pipelin
     assert len({keys(stage) for stage in variants}) == len(variants)
 
 
-def toy_and_hardware(config: RunConfig) -> Mapping[str, object]:
-    return {**toy_section(config), "hardware": config.hardware}
+def toy_and_hardware(config: RunConfig) -> Sections:
+    return Sections({**toy_section(config).declared, "hardware": config.hardware})
 
 
 def test_a_stage_that_computes_has_the_machine_in_its_key_and_its_run_and_another_has_not(run: PipelineRun) -> None:
-    computing = replace(MAKE, section=toy_and_hardware)
+    computing = replace(MAKE, sections=toy_and_hardware)
     threads = torch.get_num_threads()
     asked = [
         HardwareConfig(device="cpu"),
@@ -238,16 +232,14 @@ def test_a_resumed_stage_finds_its_work_and_goes_on_in_the_same_run(run: Pipelin
     assert list(run.home.work.iterdir()) == []
 
 
-def test_a_model_is_registered_with_its_parents_digest_and_figures(run: PipelineRun) -> None:
-    parent = replace(make(run), model_id="m-parent")
-    ref = run_stage(REGISTER, config(), {"make": parent}, run)
-    model = run.tracker.client.get_logged_model(ref.model_id)
-    assert (model.tags["sha256"], model.tags["parents"], model.tags["stage_key"]) == (
-        ref.sha256, "m-parent", ref.stage_key,
-    )  # fmt: skip
-    assert [(metric.key, metric.value) for metric in model.metrics] == [("eval/accuracy", 0.5)]
-    version = run.tracker.client.get_model_version("toy-model", "1")
-    assert version.tags["model_id"] == ref.model_id
+def read_undeclared(context: StageContext) -> StageResult:
+    return StageResult(metrics={"x": float(context.config.unrelated)})
+
+
+def test_a_step_that_reads_what_its_stage_did_not_declare_fails(run: PipelineRun) -> None:
+    with pytest.raises(AttributeError, match="has not declared the section 'unrelated'"):
+        run_stage(replace(MAKE, run=read_undeclared), config(), {}, run)
+    assert run.cache.records("make") == ()
 
 
 def test_two_at_once_compute_once(run: PipelineRun) -> None:
@@ -285,7 +277,7 @@ def captured() -> Callable[[StageContext], StageResult]:
 
 def test_a_function_that_captures_variables_is_refused_because_its_key_cannot_see_them() -> None:
     with pytest.raises(ConfigError, match="captures variables"):
-        Stage(name="x", version=1, kind="x", run=captured(), section=toy_section)
+        Stage(name="x", version=1, kind="x", run=captured(), sections=toy_section)
 
 
 def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
@@ -300,7 +292,7 @@ def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
     monkeypatch.syspath_prepend(str(package.parent))
     modules = [importlib.import_module(f"toy_stages.{name}") for name in ("one", "two")]
     stages = [
-        Stage(name=module.__name__, version=1, kind="x", run=module.run, section=toy_section) for module in modules
+        Stage(name=module.__name__, version=1, kind="x", run=module.run, sections=toy_section) for module in modules
     ]
 
     def ran() -> list[bool]:
@@ -318,7 +310,8 @@ def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
 
 
 STAGE_SOURCE = """
-from tasks.pipeline.stages import StageResult
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageResult
 RESULT = StageResult(metrics={})
 def run(context):
     (context.folder / "x").write_text("x")
@@ -330,4 +323,3 @@ def test_a_stages_own_section_gives_parameters_without_its_name_so_that_runs_can
     section = {"ppo": {"learning_rate": 0.1}, "evaluation": {"verifier": "math"}}
     assert parameters(stage, section) == {"learning_rate": 0.1, "evaluation": {"verifier": "math"}}
     assert parameters(stage, {"grpo": {"learning_rate": 0.1}}) == {"grpo": {"learning_rate": 0.1}}
-    assert parameters(stage, None) == {}

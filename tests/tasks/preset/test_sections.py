@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
 
 import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.config import to_dict
+from tasks.preset.sections import sections_of
 
 VLLM = "engine.kind=vllm"
 
@@ -16,7 +16,7 @@ VLLM = "engine.kind=vllm"
 def changed(*overrides: str, start: tuple[str, ...] = (), preset: str = "tiny") -> set[str]:
     """Stages whose section is another one with the overrides."""
     before, after = (
-        {stage.name: to_dict(stage.section(config)) for stage in stages(config)}
+        {stage.name: stage.sections(config).counted() for stage in stages(config)}
         for config in (open_preset(preset, start), open_preset(preset, (*start, *overrides)))
     )
     return {name for name in before if before[name] != after[name]}
@@ -63,6 +63,21 @@ def test_where_an_engine_runs_is_in_no_key(override: str) -> None:
 
 def test_a_key_holds_plain_values() -> None:
     config = open_preset("reasoning", (VLLM,))
-    section: Any = {stage.name: to_dict(stage.section(config)) for stage in stages(config)}["rejection"]
+    section = {stage.name: stage.sections(config).counted() for stage in stages(config)}["rejection"]
     assert section["rejection"]["sampling"]["engine"]["kind"] == "vllm"
     assert section["rejection"]["num_samples"] == config.rejection.num_samples  # type: ignore[union-attr]
+
+
+def test_a_section_that_samples_comes_with_its_engine_and_an_evaluation_without() -> None:
+    config = open_preset("tiny", (VLLM, "ppo.sampling.engine.kind=native"))
+    found = sections_of(config, "grpo", "ppo", "evaluation", "confidence")
+    assert (found.grpo.sampling.engine.kind, found.ppo.sampling.engine.kind) == ("vllm", "native")
+    assert (found.evaluation.engine, found.confidence) == (None, 0.95)
+
+
+def test_what_was_not_declared_is_no_attribute() -> None:
+    found = sections_of(open_preset("tiny"), "sft")
+    assert found.sft.num_steps == 480
+    with pytest.raises(AttributeError, match="'hardware', so its key does not count it"):
+        _ = found.hardware
+    assert copy.copy(found) == found

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import DatasetConfig
-from tasks.steps.data import TokenView, prepare_dataset, read_prompts
+from tasks.steps.data import TokenView, prepare_dataset
+from tasks.steps.rows import read_prompts
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 TOKENS = TokenView(encode=lambda text: list(range(len(text))), special_tokens=(), prompt_length=lambda messages: 4)

@@ -13,19 +13,9 @@ from data_contracts.gate import GateReport
 from rlcore.config import DatasetConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
-from tasks.steps.data import (
-    DatasetKind,
-    PairRow,
-    PromptRow,
-    TokenView,
-    prepare_dataset,
-    prompt_hashes,
-    read_demonstrations,
-    read_pairs,
-    read_prompts,
-    resolve_adapter,
-    source_digest,
-)
+from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, resolve_adapter, source_digest
+from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -15,8 +15,9 @@ from data_contracts.sketches import sketch
 from rlcore.config import DatasetConfig, DriftConfig
 from rlcore.types import Message
 from tasks.home.storage import write_json
+from tasks.report.drift_page import render
 from tasks.steps.data import TokenView, prepare_dataset
-from tasks.steps.drift import compare_snapshots, render
+from tasks.steps.drift import compare_snapshots
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 CALM, MOVED = "a" * 64, "b" * 64

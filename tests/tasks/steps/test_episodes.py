@@ -16,7 +16,7 @@ from rlcore.sampling.episodes import EpisodeSampler, episode_metrics
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
-from tasks.steps.episodes import corpus_digest, episodes_of, evaluation_section, with_tools
+from tasks.steps.episodes import corpus_digest, episodes_of, evaluation_sections, with_tools
 from tasks.steps.rl.tables import rollout_rows
 
 CALCULATOR = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=40)
@@ -93,8 +93,8 @@ def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer:
 def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() -> None:
     agentic, tiny = open_preset("agentic"), open_preset("tiny")
     assert episodes_of(agentic) == agentic.grpo.sampling.episodes
-    assert evaluation_section(agentic)["episodes"].tools == ("calculator",)
-    assert set(evaluation_section(tiny)) == {"evaluation", "hardware", "engine"}
+    assert evaluation_sections(agentic).episodes.tools == ("calculator",)
+    assert evaluation_sections(tiny).episodes.tools == ()
     assert episodes_of(dataclasses.replace(agentic, runs=())) == EpisodeConfig()
     with pytest.raises(ConfigError, match=r"ppo\.sampling\.episodes differs"):
         episodes_of(dataclasses.replace(agentic, ppo=tiny.ppo, runs=("grpo", "ppo")))

@@ -19,8 +19,8 @@ from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
 from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
-from tasks.pipeline.stages import MODEL
 from tasks.steps import reward_model
+from tasks.steps.base import MODEL
 from tasks.steps.rl import run as rl_run
 from tasks.steps.runtime import Runtime, open_runtime
 from tests import strategies

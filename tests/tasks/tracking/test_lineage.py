@@ -17,11 +17,13 @@ from rlcore.config import HardwareConfig, RunConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.machine import find_machine
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.cache import describe_machine
 from tasks.home.environment import pins_digest
 from tasks.home.settings import Home
-from tasks.pipeline.keys import describe_machine
 from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage, StageContext, StageResult
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import Sections, sections_of
+from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.lineage import draw, find_lineage, tree_text
 
 
@@ -33,15 +35,15 @@ class ToyConfig:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 
-def section(config: RunConfig) -> Mapping[str, object]:
-    return {}
+def section(config: RunConfig) -> Sections:
+    return Sections({})
 
 
-def hardware(config: RunConfig) -> Mapping[str, object]:
-    return {"hardware": config.hardware}
+def hardware(config: RunConfig) -> Sections:
+    return sections_of(config, "hardware")
 
 
-def rows_digest(config: RunConfig) -> str:
+def rows_digest(config: Sections) -> str:
     return "f" * 64
 
 
@@ -54,12 +56,12 @@ def rows(context: StageContext) -> StageResult:
 def train(context: StageContext) -> StageResult:
     (context.folder / "model").mkdir()
     (context.folder / "model" / "config.json").write_text(json.dumps(sorted(context.inputs)))
-    return StageResult(metrics={}, model_name=f"toy-{len(context.inputs)}")
+    return StageResult(metrics={})
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, section=section, external=rows_digest)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, section=hardware, inputs=("rows",))
-GRPO = Stage(name="grpo", version=1, kind="policy", run=train, section=hardware, inputs=("sft", "rows"))
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=section, external=rows_digest)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), model="1")
+GRPO = Stage(name="grpo", version=1, kind="policy", run=train, sections=hardware, inputs=("sft", "rows"), model="2")
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
     assert (sft.stage, data.stage) == ("sft", "rows")
     assert sft.parents == (data,)
     assert data.facts[:4] == ("12 rows", f"source {'f' * 12}", "prompts/v1 from sums.jsonl", f"rows' digest {'d' * 12}")
-    assert (tags["preset"], tags["parents"]) == ("toy", refs["sft"].model_id)
+    assert (tags["preset"], tags["parents"]) == ("toy", f"sft:{refs['sft'].sha256}")
     assert tags["data"] == f"rows:{refs['rows'].sha256}"
     assert "torch==" in tags["versions"]
     assert "python==3" in tags["versions"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pandas as pd
 import torch
+from tasks.report.reward_report import HeldOut, held_out_figures, suspects_table
 
 from rlcore.metrics import check_names
+from rlcore.strict import build
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences
+from rlcore.training.reward_quality import ReliabilityBin
 from rlcore.types import Message
-from tasks.report.reward_report import HeldOut, held_out_report, suspects_table
-from tasks.steps.data import PairRow
+from tasks.report.reward_page import render
+from tasks.steps.rows import PairRow
 
 
 def held_out(scores: list[tuple[float, float]]) -> HeldOut:
@@ -27,7 +30,7 @@ def held_out(scores: list[tuple[float, float]]) -> HeldOut:
 
 def test_the_figures_of_six_pairs() -> None:
     # Margins 1, 1, 1, 1, -1, 1: five of six right. Longer in two of six, equal in two: the heuristic scores 3 / 6.
-    found = held_out_report(held_out([(1, 0), (1, 0), (1, 0), (1, 0), (0, 1), (1, 0)]), seed=0, confidence=0.95)
+    found = held_out_figures(held_out([(1, 0), (1, 0), (1, 0), (1, 0), (0, 1), (1, 0)]), seed=0, confidence=0.95)
     metrics = found.metrics
     check_names(metrics)
     assert abs(metrics["rm/eval_accuracy"] - 5 / 6) < 1e-9
@@ -38,8 +41,9 @@ def test_the_figures_of_six_pairs() -> None:
     assert metrics["rm/accuracy_when_equal"] == 0.5
     assert abs(metrics["rm/disagreement"] - 0.1) < 1e-6
     assert [row["num_pairs"] for row in found.reliability] == [6]
-    assert "0.833 [" in found.line
-    assert "| accuracy where the chosen answer is shorter | 1.000 [" in found.page
+    page = render(metrics, [build(ReliabilityBin, row) for row in found.reliability])
+    assert "0.833 [" in page.splitlines()[0]
+    assert "| accuracy where the chosen answer is shorter | 1.000 [" in page
 
 
 def test_suspects_are_written_with_their_row_margin_and_an_excerpt() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from rlcore.evaluation import paired_difference
-from tasks.steps.compare import accuracy_table, changed_answers, cost_table, difference_table, rejection_section
+from tasks.report.comparison import accuracy_table, changed_answers, cost_table, difference_table, rejection_section
 
 SUMMARY = {
     "eval/accuracy": 0.25,

@@ -1,4 +1,4 @@
-"""What held-out pairs say of a reward model: figures with intervals, tables, and a page for people."""
+"""What held-out pairs say of a reward model: figures with intervals, and tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from rlcore.training import reward_quality as quality
 from rlcore.training.label_audit import Suspect
 from rlcore.training.linear_head import folds_of
 from rlcore.training.preferences import TokenPair
-from tasks.steps.data import PairRow
+from tasks.steps.rows import PairRow
 
 EXCERPT_CHARACTERS = 160
-LENGTHS = ("longer", "shorter", "equal")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,16 +36,14 @@ class HeldOut:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutReport:
-    """``metrics`` by their glossary names, the rows of the reliability table, a line and a Markdown page for people."""
+class HeldOutFigures:
+    """``metrics`` by their glossary names, and the rows of the reliability table."""
 
     metrics: Mapping[str, float]
     reliability: Sequence[Mapping[str, Any]]
-    line: str
-    page: str
 
 
-def held_out_report(held_out: HeldOut, *, seed: int, confidence: float) -> HeldOutReport:
+def held_out_figures(held_out: HeldOut, *, seed: int, confidence: float) -> HeldOutFigures:
     """Accuracy beside the length heuristic's, calibration before and after a temperature, bias to length."""
     place = {sequence: number for number, sequence in enumerate(held_out.sequences)}
     scores = held_out.scores.double().numpy()
@@ -61,9 +58,7 @@ def held_out_report(held_out: HeldOut, *, seed: int, confidence: float) -> HeldO
     if len(held_out.rewards) > 1:
         metrics["rm/disagreement"] = float(held_out.rewards.std(dim=0, unbiased=False).mean())
     rows = quality.reliability_table(margins, prompts, confidence=confidence)
-    return HeldOutReport(
-        metrics=metrics, reliability=[asdict(row) for row in rows], line=describe(metrics), page=_page(metrics, rows)
-    )
+    return HeldOutFigures(metrics=metrics, reliability=[asdict(row) for row in rows])
 
 
 def _with_bounds(name: str, interval: Interval) -> dict[str, float]:
@@ -141,35 +136,3 @@ def suspects_table(suspects: Sequence[Suspect], rows: Sequence[PairRow]) -> pd.D
         ],
         columns=["row", "pair_id", "margin", "prompt", "chosen", "rejected"],
     )
-
-
-def describe(metrics: Mapping[str, float]) -> str:
-    """One line for people."""
-    return (
-        f"held-out pair accuracy {_bounds(metrics, 'rm/eval_accuracy')} on {metrics['rm/eval_pairs']:.0f} pairs; "
-        f"the longer answer: {metrics['rm/length_accuracy']:.3f}; calibration error {_bounds(metrics, 'rm/ece')}"
-    )
-
-
-def _bounds(metrics: Mapping[str, float], name: str) -> str:
-    return f"{metrics[name]:.3f} [{metrics[f'{name}_low']:.3f}, {metrics[f'{name}_high']:.3f}]"
-
-
-def _page(metrics: Mapping[str, float], rows: Sequence[quality.ReliabilityBin]) -> str:
-    figures = {
-        "accuracy": "rm/eval_accuracy",
-        "accuracy less that of the longer answer": "rm/over_length",
-        "calibration error": "rm/ece",
-        "correlation of reward and ln length": "rm/length_correlation_overall",
-        "the same within a prompt": "rm/length_correlation_within",
-    }
-    figures |= {f"accuracy where the chosen answer is {name}": f"rm/accuracy_when_{name}" for name in LENGTHS}
-    lines = ["| held-out pairs | figure |", "|---|---|"]
-    lines += [f"| {label} | {_bounds(metrics, name)} |" for label, name in figures.items() if name in metrics]
-    lines += ["", "| certainty | pairs | stated | hit rate |", "|---|---|---|---|"]
-    lines += [
-        f"| {row.low:.2f} to {row.high:.2f} | {row.num_pairs} | {row.confidence:.3f} "
-        f"| {row.accuracy.mean:.3f} [{row.accuracy.low:.3f}, {row.accuracy.high:.3f}] |"
-        for row in rows
-    ]
-    return "\n".join([describe(metrics), "", *lines]) + "\n"

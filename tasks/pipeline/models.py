@@ -1,0 +1,48 @@
+"""Registration of models: after the stage, under the run's name, also where the stage came from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.cache import Record, describe_machine
+from tasks.pipeline.stages import PipelineRun, Stage
+from tasks.steps.base import MODEL
+from tasks.tracking.registry import find_by_sha256, register_model
+
+
+def register(
+    stage: Stage, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun
+) -> None:
+    """Let the stage's model be a version of ``<preset>-<stage.model>``, if it is none yet.
+
+    What a version says of its making is what the record says, whichever run registers it.
+    """
+    name = f"{preset}-{stage.model}"
+    record = run.cache.find(stage.name, ref.stage_key)
+    if record is None or find_by_sha256(run.tracker, name, ref.sha256) is not None:
+        return
+    made_by = run.tracker.known_run(ref.mlflow_run_id) or run.parent
+    folder = run.store.path(ref) / MODEL
+    version = register_model(made_by, folder, name=name, tags=_tags(record, inputs) | {"preset": preset})
+    made_by.log_model_metrics(version.model_id, record.metrics)
+
+
+def _tags(record: Record, inputs: Mapping[str, ArtifactRef]) -> dict[str, str]:
+    ref, ingredients = record.ref, record.ingredients
+    machine = describe_machine(ingredients["machine"])
+    return {
+        "sha256": ref.sha256,
+        "artifact": ref.uri,
+        "stage_key": ref.stage_key,
+        "code": record.code,
+        "environment": record.environment,
+        "versions": ",".join(f"{name}=={version}" for name, version in ingredients["versions"].items() if version),
+        "data": _named({name: each for name, each in inputs.items() if each.kind == "dataset"}),
+        "parents": _named({name: each for name, each in inputs.items() if each.kind != "dataset"}),
+        **({"machine": machine} if machine else {}),
+    }
+
+
+def _named(refs: Mapping[str, ArtifactRef]) -> str:
+    return ",".join(f"{name}:{ref.sha256}" for name, ref in sorted(refs.items()))

@@ -1,0 +1,56 @@
+"""Pages and plots of stages: drawn from their artifacts by functions of the report room, after the stage.
+
+No key counts how a page is drawn. It lies beside the artifacts, in ``pages/<preset>/<stage>/<digest>/``, and is drawn
+when it is not there yet: also for a stage that came from the cache under another preset's name.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.bridge import report_markdown
+from tasks.tracking.runs import RunTracker
+
+_DIGITS = 12  # of the artifact's digest, in the name of a page's folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a page is drawn from: the stage's files in ``data``, and those of its inputs, by the stage's name."""
+
+    preset: str
+    stage: str
+    data: Path
+    inputs: Mapping[str, Path]
+
+
+Draw = Callable[[Result, Path], str]
+"""Writes pages and plots into a folder; gives the Markdown for the flow run's page, or an empty text."""
+
+
+def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:
+    """Where the pages of a stage's artifact lie."""
+    return home.pages / preset / stage / ref.sha256[:_DIGITS]
+
+
+def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> None:
+    """Draw into ``folder``, log what is there to the pipeline's run, and show the page on the flow run's."""
+    unfinished = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    unfinished.mkdir(parents=True)
+    page = draw(result, unfinished)
+    unfinished.rename(folder)
+    run.log_artifacts(folder, f"pages/{result.stage}")
+    if page:
+        report_markdown(result.stage, page)
+
+
+def show_refusal(draw: Draw | None, result: Result, folder: Path) -> None:
+    """Draw the page of a gate that refused into ``folder``; nothing where the stage failed without an account."""
+    if draw is not None and (result.data / f"{result.stage}.json").is_file():
+        report_markdown(result.stage, draw(result, folder))

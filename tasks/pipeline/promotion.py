@@ -1,0 +1,59 @@
+"""What a verdict moves in the registry, and the champion that the next one is judged against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlcore.config import PromotionConfig, RunConfig
+from rlcore.errors import PromotionError
+from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.settings import Home
+from tasks.home.storage import read_json
+from tasks.pipeline.events import tell_of_refusal
+from tasks.steps.promote import model_name
+from tasks.tracking import registry
+from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion
+from tasks.tracking.runs import open_tracker
+
+
+def registered_name(config: RunConfig) -> str:
+    """The registered model that the challenger's stage adds versions to."""
+    return model_name(config.name, config.section("promotion", PromotionConfig))
+
+
+def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
+    """The champion that the challenger is judged against, or None before the first promotion."""
+    return registry.find_version(open_tracker(home), registered_name(config), CHAMPION)
+
+
+def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
+    """Do in the registry what the verdict says, and tell in a sentence; a repeated call changes nothing.
+
+    Raises:
+        PromotionError: the champion is no longer the one that was judged against, or the version was rolled back.
+    """
+    name, challenger = registered_name(config), config.section("promotion", PromotionConfig).challenger
+    tracker = open_tracker(home)
+    version = registry.find_by_sha256(tracker, name, refs[challenger].sha256)
+    if version is None:
+        raise PromotionError("the challenger is no longer in the registry", where=f"registered model {name}")
+    verdict = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")["verdict"]
+    if verdict["look"] == 0:
+        return f"{name}: {verdict['sentence']}"
+    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != refs["promote"].sha256
+    registry.set_tags(
+        tracker,
+        version,
+        {
+            "verdict": verdict["sentence"][:5000],
+            "verdict_artifact": refs["promote"].sha256,
+            "judged_over": str(over.version) if over else "none",
+        },
+    )
+    if verdict["promote"]:
+        registry.promote(home, tracker, version, over=over)
+    else:
+        registry.set_alias(tracker, version, CHALLENGER)
+        if is_new:
+            tell_of_refusal(name, version.version, verdict["sentence"])
+    return f"{name} version {version.version}: {verdict['sentence']}"

@@ -1,0 +1,59 @@
+"""What every step is given, and what it gives back beside its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tasks.home.artifacts import ArtifactRef
+from tasks.preset.sections import Sections
+from tasks.tracking.runs import RunTracker
+
+R = TypeVar("R")
+
+MODEL = "model"  # the checkpoint's folder inside an artifact
+
+
+class Advance(Protocol):
+    """Shows how far a loop is: ``done`` of ``total`` turns, with the metrics of the last."""
+
+    def __call__(self, label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None: ...
+
+
+class Turn(Protocol):
+    """Does one turn of a loop, as a task of its own where the pipeline has such, and gives what ``work`` gives."""
+
+    def __call__(self, name: str, number: int, work: Callable[[], R]) -> R: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """What a step is given.
+
+    ``folder`` becomes the artifact; ``work`` survives a kill, and a resumed step finds it as it was left; ``inputs``
+    are the folders of the upstream artifacts, by the name of their stage, to be read only; ``config`` has the sections
+    that the stage declared; ``tracker`` is the stage's own MLflow run; ``progress`` shows a line to people.
+    """
+
+    folder: Path
+    work: Path
+    inputs: Mapping[str, Path]
+    input_refs: Mapping[str, ArtifactRef]
+    config: Sections
+    seed: int
+    stage_key: str
+    tracker: RunTracker
+    progress: Callable[[str], None]
+    advance: Advance
+    turn: Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """What a step gives back, beside its files: the figures that sum it up, the number of rows, their contract."""
+
+    metrics: Mapping[str, float]
+    rows: int = 0
+    contract: str = ""

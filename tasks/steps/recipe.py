@@ -1,0 +1,94 @@
+"""The code that a recipe does not run, though its step can reach it: no key counts it.
+
+Every entry is a choice of the preset and what only that choice runs. A module that stands in no entry is counted for
+everybody, so what is forgotten here computes too much again, and never too little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rlcore.config import EngineConfig, EpisodeConfig, RejectionConfig, RlConfig
+from tasks.preset.sections import Sections
+
+_REWARDS: Mapping[str, tuple[str, ...]] = {
+    "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
+    "format": ("rlcore.rewards.regex_matcher",),
+    "judge": ("rlcore.rewards.judge",),
+    "language": ("rlcore.rewards.language",),
+    "length": ("rlcore.rewards.length",),
+    "procedural": ("rlcore.rewards.procedural", "rlcore.rewards.procedural_scorer"),
+    "a function": ("rlcore.rewards.user_function",),
+    "repetition": ("rlcore.rewards.repetition",),
+    "reward_model": (
+        "rlcore.rewards.reward_model",
+        "rlcore.models.reward_ensemble",
+        "rlcore.models.reward_scale",
+    ),
+}
+_TOOLS: Mapping[str, tuple[str, ...]] = {
+    "python": ("rlcore.tools", "rlcore.sandbox"),
+    "search": ("rlcore.tools", "data_contracts.search_corpus"),
+    "calculator": ("rlcore.tools",),
+}
+_SERVERS = (
+    "rlcore.models.weight_names",
+    "rlcore.sampling.background",
+    "rlcore.sampling.engine_guard",
+    "rlcore.sampling.gloo_group",
+    "rlcore.sampling.placement",
+    "rlcore.sampling.vllm_control",
+    "rlcore.sampling.vllm_gpu",
+    "rlcore.sampling.vllm_http",
+    "rlcore.sampling.vllm_metrics",
+    "rlcore.sampling.vllm_process",
+    "rlcore.sampling.vllm_proof",
+    "rlcore.sampling.vllm_requests",
+    "rlcore.sampling.vllm_server",
+    "rlcore.sampling.vllm_transfer",
+    "rlcore.sampling.vllm_weights",
+    "rlcore.sampling.weight_files",
+    "rlcore.sampling.weight_sync",
+)
+_ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
+_ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
+_IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch")  # what brings a checkpoint in, and nothing after that
+
+
+def unused_by_rl(config: Sections, *, section: str) -> frozenset[str]:
+    """What the RL run of that section does not run."""
+    rl: RlConfig = getattr(config, section)
+    rewards = [term.kind for term in rl.rewards]
+    critic = ["reward_model"] if rl.critic.initialise_from == "reward_model" else []
+    kinds = [*rewards, *critic, config.evaluation.verifier]
+    adapters = frozenset() if rl.update.adapter.rank else frozenset(_ADAPTERS)
+    return _unused(kinds, rl.sampling.episodes, rl.sampling.engine) | adapters
+
+
+def unused_by_rejection(config: Sections) -> frozenset[str]:
+    """What rejection sampling does not run."""
+    rejection: RejectionConfig = config.rejection
+    kinds = [term.kind for term in rejection.rewards]
+    return _unused(kinds, rejection.sampling.episodes, rejection.sampling.engine)
+
+
+def unused_by_evaluation(config: Sections) -> frozenset[str]:
+    """What an evaluation does not run."""
+    return _unused([config.evaluation.verifier], config.episodes, config.engine)
+
+
+def unused_by_pairs(config: Sections) -> frozenset[str]:
+    """What preference pairs do not run: all of sampling and grading where they are read and not sampled."""
+    if "engine" not in config.declared:
+        return frozenset({"rlcore.rewards", "rlcore.sampling", "rlcore.sandbox", "tasks.steps.sampled_pairs"})
+    return _unused([config.evaluation.verifier], EpisodeConfig(), config.engine)
+
+
+def _unused(kinds: Iterable[str], episodes: EpisodeConfig, engine: EngineConfig | None) -> frozenset[str]:
+    assert engine is not None  # a stage is given its sections with one
+    named = ("a function" if ":" in kind else kind for kind in kinds)
+    taken = {module for kind in named for module in _REWARDS.get(kind, ())}
+    taken |= {module for tool in episodes.tools for module in _TOOLS[tool]}
+    taken |= {*_ENGINES.get(engine.kind, ())}
+    every = {module for table in (_REWARDS, _TOOLS, _ENGINES) for modules in table.values() for module in modules}
+    return frozenset({*_IMPORTS, *every} - taken)

@@ -1,0 +1,89 @@
+"""Registration of a stage's model: after the stage, under the run's name, whatever is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from rlcore.config import HardwareConfig, RunConfig
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.run import run_pipeline
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext, StageResult
+from tasks.tracking.registry import find_by_sha256, find_number, read_tags
+from tasks.tracking.runs import open_tracker
+
+ran: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    ran.clear()
+
+
+def nothing(config: RunConfig) -> Sections:
+    return Sections({})
+
+
+def rows(context: StageContext) -> StageResult:
+    (context.folder / "rows").write_text("few")
+    return StageResult(metrics={})
+
+
+def train(context: StageContext) -> StageResult:
+    ran.append("train")
+    (context.folder / "model").mkdir()
+    (context.folder / "model" / "config.json").write_text("{}")
+    (context.folder / "history.json").write_text("[]")
+    return StageResult(metrics={"eval/accuracy": 0.5})
+
+
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=nothing)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), model="sft")
+GRPO = Stage(name="grpo", version=1, kind="policy", run=train, sections=nothing, inputs=("sft", "rows"), model="grpo")
+
+
+def run(home: Home, name: str = "toy") -> Mapping[str, ArtifactRef]:
+    config = cast(RunConfig, ToyConfig(name=name))
+    return run_pipeline([ROWS, SFT, GRPO], config, ["grpo"], home=home, experiment=name)
+
+
+def test_a_model_is_registered_with_its_digests_and_figures_and_without_the_rest_of_the_artifact(
+    tracked_home: Home,
+) -> None:
+    refs, tracker = run(tracked_home), open_tracker(tracked_home)
+    version = find_number(tracker, "toy-grpo", "1")
+    assert version is not None
+    assert version == find_by_sha256(tracker, "toy-grpo", refs["grpo"].sha256)
+    tags = read_tags(tracker, version)
+    assert (tags["preset"], tags["stage_key"]) == ("toy", refs["grpo"].stage_key)
+    assert tags["data"] == f"rows:{refs['rows'].sha256}"
+    assert tags["parents"] == f"sft:{refs['sft'].sha256}"
+    model = tracker.client.get_logged_model(version.model_id)
+    assert [(metric.key, metric.value) for metric in model.metrics] == [("eval/accuracy", 0.5)]
+    assert model.source_run_id == refs["grpo"].mlflow_run_id
+
+
+def test_a_cached_model_is_registered_once_under_each_name_that_asks_for_it(tracked_home: Home) -> None:
+    first = run(tracked_home)
+    assert run(tracked_home) == first
+    assert run(tracked_home, "mine") == first
+    assert ran == ["train", "train"]  # SFT and GRPO, once each
+    tracker = open_tracker(tracked_home)
+    found = {name: tracker.client.search_model_versions(f"name = '{name}'") for name in ("toy-grpo", "mine-grpo")}
+    assert {name: len(versions) for name, versions in found.items()} == {"toy-grpo": 1, "mine-grpo": 1}
+    (mine,) = found["mine-grpo"]
+    assert (mine.tags["preset"], mine.tags["sha256"]) == ("mine", first["grpo"].sha256)

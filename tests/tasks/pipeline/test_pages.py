@@ -1,0 +1,87 @@
+"""Pages of stages: drawn after the stage, also of a cached one, and of a gate that refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rlcore.config import HardwareConfig, RunConfig
+from rlcore.errors import DataError
+from tasks.home.settings import Home
+from tasks.pipeline.pages import Result, page_folder
+from tasks.pipeline.run import run_pipeline
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext, StageResult
+
+ran: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    ran.clear()
+
+
+def nothing(config: RunConfig) -> Sections:
+    return Sections({})
+
+
+def measure(context: StageContext) -> StageResult:
+    ran.append("measure")
+    (context.folder / "gate.json").write_text("7")
+    return StageResult(metrics={})
+
+
+def refuse(context: StageContext) -> StageResult:
+    measure(context)
+    raise DataError("too much", where=str(context.work / "page.md"))
+
+
+def fail(context: StageContext) -> StageResult:
+    raise DataError("no data")
+
+
+def draw(result: Result, folder: Path) -> str:
+    ran.append("draw")
+    text = f"{result.preset}: {(result.data / 'gate.json').read_text()}"
+    (folder / "page.md").write_text(text)
+    return text
+
+
+GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=nothing, draw=draw)
+
+
+def run(home: Home, stage: Stage, name: str = "toy") -> str:
+    config = cast(RunConfig, ToyConfig(name=name))
+    ref = run_pipeline([stage], config, ["gate"], home=home, experiment=name)["gate"]
+    return (page_folder(home, name, "gate", ref) / "page.md").read_text()
+
+
+def test_a_page_is_drawn_once_for_each_name_and_the_stage_runs_once(tracked_home: Home) -> None:
+    assert [run(tracked_home, GATE), run(tracked_home, GATE), run(tracked_home, GATE, "mine")] == [
+        "toy: 7", "toy: 7", "mine: 7",
+    ]  # fmt: skip
+    assert ran == ["measure", "draw", "draw"]
+
+
+def test_a_gate_that_refuses_has_its_page_where_the_error_says(tracked_home: Home) -> None:
+    with pytest.raises(DataError, match="too much") as caught:
+        run(tracked_home, replace(GATE, run=refuse))
+    assert Path(caught.value.where).read_text() == "toy: 7"
+
+
+def test_a_stage_that_fails_without_an_account_has_no_page(tracked_home: Home) -> None:
+    with pytest.raises(DataError, match="no data"):
+        run(tracked_home, replace(GATE, run=fail))
+    assert ran == []
