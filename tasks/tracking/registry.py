@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from rlcore.errors import ModelError, PromotionError
 from tasks.home.locks import file_lock
 from tasks.home.settings import Home
-from tasks.tracking.runs import RunTracker, Tracker, open_tracker, or_none, unless_exists
+from tasks.tracking.errors import or_none, unless_exists
+from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion

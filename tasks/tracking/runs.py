@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.home.artifacts import file_sha256
 from tasks.home.background import BackgroundWriter
 from tasks.home.locks import file_lock
 from tasks.home.nested import flatten
 from tasks.home.settings import Home
+from tasks.tracking.errors import or_none, unless_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of 8000 characters at most: the interface looks there
 _MAX_TABLES = 100
@@ -292,26 +291,3 @@ class RunTracker:
     def _last_step(self, name: str) -> int:
         history = or_none(self.client.get_metric_history, self.run_id, name) or []
         return max((metric.step for metric in history), default=-1)
-
-
-def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """What ``read`` gives, or None when MLflow has no such thing."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return read(*args, **kwargs)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-
-
-def unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call ``create``; it is no error when the thing is there already, perhaps since a moment ago."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        create(*args, **kwargs)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise

@@ -1,0 +1,32 @@
+"""The two errors of MLflow that say no more than whether a thing is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """What ``read`` gives, or None when MLflow has no such thing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return read(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call ``create``; it is no error when the thing is there already, perhaps since a moment ago."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        create(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
