@@ -89,8 +89,8 @@ def _content(home: Home, stage: str, sha256: str) -> str:
 
 
 def page_of(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> str:
-    """The pages of a retraining's stages, one after another: drift, reward model, verdict."""
+    """The pages of a retraining's stages, as far as they were drawn under that name: drift, reward model, verdict."""
     files = {"drift": "drift.md", "reward_gate": "reward_gate.md", "promote": "verdict.md"}
     folders = {stage: page_folder(home, preset, stage, refs[stage]) for stage in files if stage in refs}
     paths = [folder / files[stage] for stage, folder in folders.items()]
-    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())

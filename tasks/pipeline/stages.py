@@ -44,7 +44,7 @@ def no_files(config: Sections) -> str:
     return ""
 
 
-def every_module(config: Sections) -> frozenset[str]:
+def all_used(config: Sections) -> frozenset[str]:
     """The ``unused`` of a stage that may run all the code that it can reach."""
     return frozenset()
 
@@ -73,7 +73,7 @@ class Stage:
     sections: Callable[[RunConfig], Sections]
     inputs: tuple[str, ...] = ()
     external: Callable[[Sections], str] = no_files
-    unused: Callable[[Sections], frozenset[str]] = every_module
+    unused: Callable[[Sections], frozenset[str]] = all_used
     model: str = ""
     draw: Draw | None = None
 
