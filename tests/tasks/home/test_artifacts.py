@@ -141,7 +141,7 @@ def test_a_link_is_refused_because_it_points_out_of_the_artifact(tmp_path: Path)
 
 
 def test_a_reference_goes_through_json_and_back(tmp_path: Path) -> None:
-    ref = dataclasses.replace(commit(tmp_path, {"a": b"1"}), mlflow_run_id="r", model_id="m")
+    ref = dataclasses.replace(commit(tmp_path, {"a": b"1"}), mlflow_run_id="r")
     assert ArtifactRef.from_json(json.loads(json.dumps(ref.to_json()))) == ref
 
 

@@ -17,7 +17,7 @@ from tasks.tracking.registry import (
     ModelVersion,
     count_look,
     download_model,
-    find_by_model_id,
+    find_by_sha256,
     find_version,
     promote,
     read_tags,
@@ -210,6 +210,7 @@ def test_every_new_pair_on_the_same_data_is_a_look_and_a_repeated_one_is_not(
     assert look("d1", "b-a", "other") == 1  # the very comparison, under another name
 
 
-def test_a_version_is_found_by_the_id_of_its_model(tracker: Tracker, versions: list[ModelVersion]) -> None:
-    assert find_by_model_id(tracker, "m", versions[1].model_id) == versions[1]
-    assert find_by_model_id(tracker, "m", "m-0") is None
+def test_a_version_is_found_by_the_digest_of_its_artifact(tracker: Tracker, versions: list[ModelVersion]) -> None:
+    assert find_by_sha256(tracker, "m", versions[1].sha256) == versions[1]
+    assert find_by_sha256(tracker, "m", "0" * 64) is None
+    assert find_by_sha256(tracker, "other", versions[1].sha256) is None
