@@ -16,10 +16,9 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_usable, reward_of
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
+from tasks.steps.rewards import MAX_REWARD_ERRORS
 from tasks.steps.rl.run import RlRun
 from tasks.steps.rl.timing import timed
-
-MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
 
 
 def draw_groups(run: RlRun, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:

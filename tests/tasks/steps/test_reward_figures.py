@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 import torch
-from tasks.report.reward_report import HeldOut, held_out_figures, suspects_table
 
 from rlcore.metrics import check_names
 from rlcore.strict import build
@@ -13,6 +12,7 @@ from rlcore.training.preferences import TokenPair, different_sequences
 from rlcore.training.reward_quality import ReliabilityBin
 from rlcore.types import Message
 from tasks.report.reward_page import render
+from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
 from tasks.steps.rows import PairRow
 
 
