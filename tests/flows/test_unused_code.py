@@ -18,16 +18,23 @@ SMALL = (*MICRO, "sft.num_steps=2", "grpo.num_iterations=1", "grpo.eval_every=1"
 RUN = """
 import json, sys, threading
 from flows.run import run_targets
+from tasks.pipeline import stages
 preset, overrides, file = "tiny", json.loads(sys.argv[1]), sys.argv[2]
 run_targets(preset, overrides, ["sft"])  # so that nothing but the RL stage is run while it is looked at
 called = set()
 def look(frame, event, argument):
     if event == "call" and frame.f_code.co_name != "<module>":
         called.add(frame.f_globals.get("__name__", ""))
-threading.setprofile(look)
-sys.setprofile(look)
+def watched(*arguments):
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        return run_step(*arguments)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+run_step, stages._run_step = stages._run_step, watched  # the step alone: the pipeline plans memory, among others
 run_targets(preset, overrides, ["grpo"])
-sys.setprofile(None)
 json.dump(sorted(called), open(file, "w"))
 """
 
