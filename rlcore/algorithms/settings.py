@@ -1,4 +1,4 @@
-"""A row of the table with the constants that a run sets otherwise."""
+"""The algorithm of a run: a row of the table with the constants that the run sets otherwise."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from rlcore.algorithms.table import Algorithm
+from rlcore.algorithms.table import ALGORITHMS, Algorithm, algorithms
 from rlcore.algorithms.weighting import WEIGHTINGS, WeightingFn
-from rlcore.config import ObjectiveConfig
+from rlcore.config import ObjectiveConfig, RlConfig
 from rlcore.errors import ConfigError
 
 #: which of the row's functions a setting is a constant of
@@ -24,6 +24,26 @@ HOLES: Mapping[str, str] = {
     "gate_positive": "surrogate",
     "gate_negative": "surrogate",
 }
+
+
+def resolve_algorithm(config: RlConfig) -> Algorithm:
+    """The row of the table that the configuration names, with its constants.
+
+    Raises:
+        ConfigError: no such row, or a constant that means nothing for it.
+    """
+    name, critic, limit = config.algorithm, config.critic, config.sampling.max_new_tokens
+    if name not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {name!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
+    if ALGORITHMS[name].uses_critic and config.sampling.max_replacements:
+        raise ConfigError(
+            f"max_replacements means nothing for {name}: with a critic, groups of equal rewards teach too",
+            where="sampling.max_replacements",
+            fix="set it to 0, or choose an algorithm without a critic",
+        )
+    constants = {"gamma": critic.gamma, "lam": critic.lam, "lam_alpha": critic.gae.lam_alpha}
+    row = algorithms(**constants, lam_value=critic.gae.lam_value, max_new_tokens=limit)[name]
+    return with_objective(row, config.update.objective, name=name, max_new_tokens=limit)
 
 
 def with_objective(row: Algorithm, objective: ObjectiveConfig, *, name: str, max_new_tokens: int) -> Algorithm:

@@ -21,7 +21,7 @@ from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, ScoreTokens
-from rlcore.rewards.user_function import import_function
+from rlcore.rewards.user_function import FunctionReward, UserFunction, import_function
 from rlcore.strict import build
 
 
@@ -88,6 +88,14 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
             f"the reward {repeated[0]!r} is named twice", where="rewards", fix="keep one, add the weights"
         )
     return MixedReward(parts)
+
+
+def function_reward(function: UserFunction, *, name: str = "reward") -> MixedReward:
+    """A Python function as the whole reward, as :mod:`rlcore.rewards.user_function` describes it; ``name``: its part's.
+
+    ``function_reward(lambda rollouts: [float("7" in rollout.text) for rollout in rollouts])``
+    """
+    return MixedReward([WeightedPart(FunctionReward(function, name), 1.0)])
 
 
 def _make(term: RewardTerm, path: str, resources: RewardResources) -> RewardFn:

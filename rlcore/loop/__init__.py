@@ -1,0 +1,35 @@
+"""A whole RL run in the library. Read aloud:
+
+    open_run     prove engines and rewards sound, go on from the newest checkpoint
+    iterate      draw -> score -> experience -> update -> sync and canary -> evaluate -> record -> judge -> checkpoint
+    conclude     where a health rule ended the run, go back to the newest sound iteration
+
+``train`` does all three. A pipeline that wants something around each iteration calls them itself:
+
+    with open_run(parts, recorder) as run:
+        while not run.is_over:
+            iterate(run)
+        outcome = conclude(run)
+"""
+
+from rlcore.loop.groups import MAX_REWARD_ERRORS
+from rlcore.loop.iterate import conclude, iterate, open_run, train
+from rlcore.loop.parts import HeldOut, Parts
+from rlcore.loop.recorder import LogRecorder, Recorder, Stop, summary_line
+from rlcore.loop.run import Outcome, Run
+
+__all__ = [
+    "MAX_REWARD_ERRORS",
+    "HeldOut",
+    "LogRecorder",
+    "Outcome",
+    "Parts",
+    "Recorder",
+    "Run",
+    "Stop",
+    "conclude",
+    "iterate",
+    "open_run",
+    "summary_line",
+    "train",
+]

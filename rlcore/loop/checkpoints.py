@@ -1,0 +1,74 @@
+"""When a run's checkpoints are due, and their writing beside the run.
+
+The clock decides whether a checkpoint is written, never what a run computes: a killed run ends with the same weights
+from whichever checkpoint it goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import RlConfig
+from rlcore.training.checkpoint import load_newest
+from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.learner import Learner
+
+
+class Checkpoints:
+    """The checkpoints of one run in ``folder``.
+
+    ``identity``: what a checkpoint must have been made with to be loaded; ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RlConfig,
+        *,
+        identity: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._clock, self._identity = config, clock, dict(identity)
+        self._writer = CheckpointWriter(folder)
+        self._last = clock()
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether one is written after this iteration.
+
+        After the first, which shows early that there is room and is there to go back to; after the last; between them
+        as :class:`rlcore.config.CheckpointConfig` says.
+        """
+        if iteration in (1, self._config.num_iterations):
+            return True
+        every = self._config.checkpoints
+        if every.iterations:
+            return iteration % every.iterations == 0
+        return self._clock() - self._last >= 60.0 * every.minutes
+
+    def save(
+        self, iteration: int, learner: Learner, *, run_state: Mapping[str, Any], spared: Collection[int] = ()
+    ) -> None:
+        """Write one in the background; for each iteration in ``spared`` the newest one that is not after it stays.
+
+        Raises:
+            StorageError: this or the one before could not be written; earlier checkpoints are untouched.
+        """
+        state = {**run_state, "iteration": iteration, "identity": self._identity}
+        self._writer.save(iteration, learner, run_state=state, spared=spared)
+        self._last = self._clock()
+
+    def load(self, learner: Learner, *, up_to: int | None = None) -> dict[str, Any] | None:
+        """Restore the learner from the newest one (of ``up_to`` or before); its run state, None where there is none.
+
+        Raises:
+            CheckpointError: it was made with another identity, or every checkpoint is damaged.
+        """
+        self._writer.wait()
+        return load_newest(self._writer.root, learner, identity=self._identity, up_to=up_to)
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._writer.close()

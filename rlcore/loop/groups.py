@@ -1,0 +1,117 @@
+"""The groups of an iteration: sampled, scored, and replaced by fresh ones where they carry no signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+
+import torch
+
+from rlcore.algorithms.advantages import has_signal
+from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
+from rlcore.canaries import mask_canary
+from rlcore.loop.parts import Parts
+from rlcore.loop.run import Run
+from rlcore.loop.timing import timed
+from rlcore.rewards.base import RewardFn, check_error_rate
+from rlcore.sampling.base import SamplingParams
+from rlcore.seeding import derive_seed
+from rlcore.training.experience import is_usable, reward_of
+from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
+
+MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
+
+
+def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
+    """The iteration's scored groups; with dynamic sampling, those without signal replaced by fresh prompts' groups.
+
+    The wall seconds of sampling and scoring are added to ``seconds``.
+
+    Raises:
+        SamplingError: the engine is broken.
+        CanaryError: a completion is not whole.
+        RewardError: the grader fails on more than a tenth of the rollouts.
+    """
+    parts, sampling = run.parts, run.parts.config.sampling
+    if sampling.staleness:
+        with timed(seconds, "rollout"):
+            ahead = run.ahead.advance(partial(_rollouts_of, run), iteration, last=parts.config.num_iterations)
+        with timed(seconds, "score"):
+            return Drawn(groups=tuple(score_rollouts(parts.reward, ahead)), replaced=())
+
+    def draw(prompts: Sequence[Prompt], *purpose: int) -> list[list[ScoredRollout]]:
+        with timed(seconds, "rollout"):
+            groups = _collect(run, prompts, seed=derive_seed(parts.seed, "rollouts", *purpose))
+        with timed(seconds, "score"):
+            return score_rollouts(parts.reward, groups)
+
+    prompts = parts.prompts_of(iteration)
+    groups = draw(prompts, iteration)
+    if not sampling.max_replacements:
+        return Drawn(groups=tuple(groups), replaced=())
+    used = {prompt.prompt_id for prompt in prompts}
+    fresh = iter(fresh_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration))
+    return replace_groups(
+        groups,
+        lambda number, count: draw(list(islice(fresh, count)), iteration, number),
+        partial(carries_signal, truncated=parts.config.update.truncated),
+        max_rounds=sampling.max_replacements,
+    )
+
+
+def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
+    """Whether the rewards of a group's usable rollouts differ; a KL penalty in the reward is not looked at."""
+    rewards = [reward_of(item, truncated) for item in group if is_usable(item, truncated)]
+    return has_signal(torch.tensor(rewards, dtype=torch.float64))
+
+
+def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
+    """What dynamic sampling cost, and the mean reward of everything that was drawn and could be trained on."""
+    everything = [item for group in (*drawn.groups, *drawn.replaced) for item in group]
+    values = [reward_of(item, truncated) for item in everything if is_usable(item, truncated)]
+    return {
+        "groups/replaced": float(len(drawn.replaced)),
+        "rollouts/extra": float(sum(map(len, drawn.replaced))),
+        "reward/drawn_mean": sum(values) / max(1, len(values)),
+    }
+
+
+def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+    """Scores in one batched call over all groups.
+
+    Raises:
+        RewardError: the grader fails on more than a tenth of the rollouts.
+    """
+    scores = iter(reward([rollout for group in groups for rollout in group]))
+    scored = [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
+    check_error_rate([item.score for group in scored for item in group], max_rate=MAX_REWARD_ERRORS)
+    return scored
+
+
+def _rollouts_of(run: Run, iteration: int) -> list[list[Rollout]]:
+    """What the engine samples for an iteration."""
+    seed = derive_seed(run.parts.seed, "rollouts", iteration)
+    return _collect(run, run.parts.prompts_of(iteration), seed=seed)
+
+
+def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:
+    """A group of completions for each prompt; what the engine could not produce is left out."""
+    parts = run.parts
+    groups = parts.sampler.sample(prompts, _params(parts), seed=seed)
+    failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
+    if failed:
+        run.recorder.note(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")
+    sampled = [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
+    mask_canary([rollout for group in sampled for rollout in group], parts.tokenizer.eos_ids)
+    return sampled
+
+
+def _params(parts: Parts) -> SamplingParams:
+    """How the rollouts of a run are drawn."""
+    config = parts.config
+    return SamplingParams(
+        temperature=config.sampling.temperature,
+        max_new_tokens=config.sampling.max_new_tokens,
+        num_samples=config.group_size,
+    )

@@ -1,0 +1,55 @@
+"""The health rules at work in a run: what they say is noted, and a stopped run goes back to where it was sound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rlcore.errors import TrainingError
+from rlcore.health import Finding, Verdict, judge
+from rlcore.loop.recorder import Stop
+from rlcore.loop.run import Run
+
+
+def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
+    """What the rules say after the newest iteration, and the number of findings as ``health/...``.
+
+    A rule that is newly beyond a bound is noted and kept; one whose patience is used up stops the run, where the
+    configuration lets it.
+    """
+    config = run.parts.health
+    verdict = judge(run.history, config)
+    for finding in verdict.findings:
+        if not any(_same(finding, known) for known in run.findings):
+            run.findings.append({"iteration": run.done, **asdict(finding)})
+            run.recorder.note(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
+    if verdict.stop and config.action == "stop":
+        run.stop = Stop(finding=verdict.stop, iteration=run.done, sound=verdict.sound)
+    warnings = sum(finding.level == "warn" for finding in verdict.findings)
+    return verdict, {
+        "health/warnings": float(warnings),
+        "health/alarms": float(len(verdict.findings) - warnings),
+    }
+
+
+def go_back(run: Run, stop: Stop) -> None:
+    """Restore the newest checkpoint of the stop's sound iteration or of an earlier one; the history stays whole.
+
+    Raises:
+        TrainingError: there is none: the run was unhealthy from the start.
+    """
+    state = run.checkpoints.load(run.parts.learner, up_to=stop.sound)
+    if state is None:
+        raise TrainingError(
+            f"the run was stopped by a health rule after iteration {stop.iteration}, and no checkpoint is from before"
+            f" that: {stop.finding}",
+            where=f"health.{stop.finding.rule}",
+            fix=stop.finding.fix,
+        )
+    run.done = int(state["iteration"])
+    run.ahead.restore(state["ahead"], run.parts.prompts_of(run.done + 1))
+
+
+def _same(finding: Finding, known: Mapping[str, Any]) -> bool:
+    return all(known[name] == getattr(finding, name) for name in ("rule", "level", "since"))

@@ -1,0 +1,189 @@
+"""The RL iteration: draw, score, learn, sync, evaluate, record, judge, checkpoint; and a run of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+
+from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.canaries import known_answers_canary, terms_canary
+from rlcore.errors import ConfigError, NonFiniteError
+from rlcore.loop.ahead import RolloutsAhead, mean_staleness
+from rlcore.loop.checkpoints import Checkpoints
+from rlcore.loop.evaluate import evaluate_held_out
+from rlcore.loop.groups import draw_groups, replacement_metrics
+from rlcore.loop.health import go_back, judge_run
+from rlcore.loop.parts import Parts
+from rlcore.loop.recorder import LogRecorder, Recorder
+from rlcore.loop.run import Outcome, Run
+from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
+from rlcore.loop.timing import timed
+from rlcore.loop.update import update_policy
+from rlcore.sampling.episodes import episode_metrics
+from rlcore.sampling.replicas import take_metrics
+from rlcore.sampling.vllm import rest
+from rlcore.types import Rollout, ScoredRollout
+
+
+def train(parts: Parts, recorder: Recorder | None = None) -> Outcome:
+    """Do every iteration of a run, or those that its newest checkpoint leaves; the learner then holds the result.
+
+    Without a ``recorder`` the run is logged (:class:`rlcore.loop.recorder.LogRecorder`).
+
+    Raises:
+        RlcoreError: a part fails, a canary finds one that is silently broken, or a health rule ends a run of which no
+            iteration is sound. Checkpoints stay: the same call goes on from the newest one.
+    """
+    with open_run(parts, recorder or LogRecorder(parts.config.num_iterations)) as run:
+        while not run.is_over:
+            iterate(run)
+        return conclude(run)
+
+
+@contextmanager
+def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
+    """A run whose engines and rewards have been proved sound, where its newest checkpoint has it if there is one.
+
+    On the way out the engine is idle and the last checkpoint written.
+
+    Raises:
+        ConfigError: the run is to be evaluated, and has no held-out problems.
+        StaleSamplerError, CanaryError: an engine or a reward is broken.
+        CheckpointError: the folder has a checkpoint of another run, or damaged ones only.
+    """
+    config = parts.config
+    if config.eval_every and parts.held_out is None:
+        raise ConfigError("eval_every > 0 needs held-out problems", where="eval_every", fix="set it to 0, or give some")
+    with ExitStack() as stack:
+        checkpoints = stack.enter_context(closing(Checkpoints(parts.folder, config, identity=parts.identity)))
+        ahead = stack.enter_context(closing(RolloutsAhead()))
+        baselines, samples = compare_engines(parts)
+        for text in baseline_notes(baselines):
+            recorder.note(text)
+        for text in _check_rewards(parts, samples):
+            recorder.note(text)
+        run = Run(parts=parts, recorder=recorder, checkpoints=checkpoints, ahead=ahead, baselines=tuple(baselines))
+        state = checkpoints.load(parts.learner)
+        if state is not None:
+            run.restore(state)
+            recorder.note(f"goes on after iteration {run.done} of {config.num_iterations}")
+            sync_weights(parts, run.baselines)
+        yield run
+
+
+def iterate(run: Run) -> None:
+    """Do the next iteration.
+
+    Raises:
+        RlcoreError: as :func:`train`; the run must not go on then.
+    """
+    parts, iteration, seconds = run.parts, run.done + 1, dict[str, float]()
+    drawn = draw_groups(run, iteration, seconds)
+    metrics = _rollout_metrics(parts, drawn)
+    with timed(seconds, "update"):
+        rest(parts.engine)
+        metrics |= update_policy(run, drawn.groups, iteration)
+    with timed(seconds, "rollout"):
+        run.ahead.wait()
+    with timed(seconds, "sync"):
+        metrics |= sync_weights(parts, run.baselines)
+    if parts.held_out and _is_evaluated(run, iteration):
+        with timed(seconds, "evaluate"):
+            length = parts.config.sampling.max_new_tokens
+            metrics |= evaluate_held_out(parts.sampler, parts.held_out, max_new_tokens=length, note=run.recorder.note)
+    metrics |= _cost_metrics(drawn, seconds) | take_metrics(parts.engine)
+    _record(run, iteration, metrics, drawn)
+
+
+def conclude(run: Run) -> Outcome:
+    """What came of a run; where a health rule ended it, learner and engine go back to the newest sound iteration.
+
+    Raises:
+        TrainingError: no iteration is sound, or no checkpoint is left from before the first unsound one.
+    """
+    dropped: list[dict[str, float]] = []
+    if run.stop:
+        sound = run.stop.sound
+        go_back(run, run.stop)
+        run.recorder.stopped(run.stop)
+        _redo(run, sound)
+        run.history, dropped = run.history[:sound], run.history[sound:]
+    return Outcome(history=tuple(run.history), findings=tuple(run.findings), stop=run.stop, dropped=tuple(dropped))
+
+
+def _redo(run: Run, until: int) -> None:
+    """Do iterations once more that are recorded already: the same draws and updates, so the same weights."""
+    if run.done < until:
+        run.recorder.note(f"goes back to iteration {until} by way of the checkpoint of iteration {run.done}")
+    sync_weights(run.parts, run.baselines)
+    for iteration in range(run.done + 1, until + 1):
+        drawn = draw_groups(run, iteration, {})
+        rest(run.parts.engine)
+        update_policy(run, drawn.groups, iteration)
+        run.ahead.wait()
+        sync_weights(run.parts, run.baselines)
+        run.done = iteration
+
+
+def _rollout_metrics(parts: Parts, drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
+    """What is measured on the rollouts before the update, where the configuration asks for it."""
+    config, metrics = parts.config, dict[str, float]()
+    if config.sampling.max_replacements:
+        metrics |= replacement_metrics(drawn, truncated=config.update.truncated)
+    if config.sampling.episodes.tools:
+        metrics |= episode_metrics([item.rollout for group in drawn.groups for item in group])
+    if config.sampling.staleness:
+        metrics["staleness"] = mean_staleness(drawn.groups, parts.learner.policy_version)
+    return metrics
+
+
+def _is_evaluated(run: Run, iteration: int) -> bool:
+    every, last = run.parts.config.eval_every, run.parts.config.num_iterations
+    return every > 0 and (iteration == last or iteration % every == 0)
+
+
+def _cost_metrics(drawn: Drawn[list[ScoredRollout]], seconds: Mapping[str, float]) -> dict[str, float]:
+    """How much was sampled, and the wall seconds of the iteration's steps."""
+    lengths = [len(item.rollout.completion_ids) for group in (*drawn.groups, *drawn.replaced) for item in group]
+    return {
+        "rollouts/count": float(len(lengths)),
+        "rollouts/tokens": float(sum(lengths)),
+        "tokens_per_second": sum(lengths) / sum(seconds.values()),
+        **{f"seconds/{name}": value for name, value in seconds.items()},
+    }
+
+
+def _record(run: Run, iteration: int, metrics: dict[str, float], drawn: Drawn[list[ScoredRollout]]) -> None:
+    """Keep what an iteration measured, let the health rules judge it, and write a checkpoint where one is due."""
+    _require_finite(metrics)
+    run.history.append({"iteration": iteration, **metrics})
+    run.done = iteration
+    verdict, counts = judge_run(run)
+    run.recorder.metrics(iteration, metrics | counts)
+    run.recorder.rollouts(iteration, drawn)
+    if run.stop is None and run.checkpoints.is_due(iteration):
+        _checkpoint(run, spared=verdict.seen.values())
+
+
+def _checkpoint(run: Run, *, spared: Collection[int]) -> None:
+    """Everything that has state, after a whole iteration; what the rules say is a function of the history."""
+    parts = run.parts
+    known_answers_canary(parts.reward, parts.prompts, prefill=parts.tokenizer.prefill)
+    run.recorder.flush()  # the resumed run drops what is recorded already, and must not miss what is not
+    run.checkpoints.save(run.done, parts.learner, run_state=run.state(), spared=spared)
+
+
+def _check_rewards(parts: Parts, samples: list[Rollout]) -> list[str]:
+    """Probe every term of the reward that trains, and the verifier of held-out answers; notes on what cannot be."""
+    prefill = parts.tokenizer.prefill
+    notes = terms_canary(parts.reward, parts.prompts, samples, prefill=prefill)
+    if parts.held_out:
+        notes += known_answers_canary(parts.held_out.verifier, parts.prompts, prefill=prefill)
+    return list(dict.fromkeys(notes))
+
+
+def _require_finite(metrics: Mapping[str, float]) -> None:
+    bad = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if bad:
+        raise NonFiniteError(f"metrics that are not finite: {', '.join(bad)}", fix="find the first step that shows it")

@@ -1,0 +1,115 @@
+"""The parts of a run that needs nothing but a checkpoint folder, prompts and a reward: one process, built-in engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.config import HardwareConfig, RlConfig, to_dict
+from rlcore.errors import ConfigError
+from rlcore.loop.parts import Parts
+from rlcore.machine import choose_device_and_dtype
+from rlcore.models.check import check_model
+from rlcore.models.heads import ScalarModel
+from rlcore.models.loading import load_policy
+from rlcore.models.precision import compute_in, narrow_linears
+from rlcore.models.saving import weights_digest
+from rlcore.rewards.mix import MixedReward
+from rlcore.sampling.native import NativeSampler
+from rlcore.tokenization import ChatTokenizer
+from rlcore.training.learner import Learner
+from rlcore.types import Message, Prompt
+
+
+def native_parts(
+    start: Path, config: RlConfig, *, prompts: Sequence[Prompt], reward: MixedReward, folder: Path, seed: int = 0
+) -> Parts:
+    """A run from the checkpoint ``start`` on a GPU where there is one, with an engine in this process.
+
+    Weights that learn are float32. ``folder``: of the run's checkpoints. For held-out problems or other health rules
+    use ``dataclasses.replace(parts, held_out=..., health=...)``.
+
+    Raises:
+        ConfigError: an unknown algorithm, or a setting that this engine does not serve.
+        ModelError: ``start`` is not a checkpoint that can be trained.
+    """
+    _refuse_what_is_not_built(config)
+    algorithm, tokenizer = resolve_algorithm(config), ChatTokenizer.load(start)
+    device, dtype = choose_device_and_dtype(HardwareConfig())
+
+    def load() -> torch.nn.Module:
+        return load_policy(start, device=device, dtype=torch.float32)
+
+    policy = compute_in(load(), dtype)
+    check_model(policy, tokenizer)
+    critic = None
+    if algorithm.uses_critic:
+        critic = ScalarModel.on_trunk(policy if config.critic.placement == "head" else compute_in(load(), dtype))
+    engine = NativeSampler(
+        load_policy(start, device=device, dtype=dtype), tokenizer, max_concurrent=config.sampling.max_concurrent
+    )
+    return Parts(
+        seed=seed,
+        learner=Learner(policy, critic, algorithm=algorithm, config=config),
+        reference=narrow_linears(load(), dtype).requires_grad_(False) if config.kl.coefficient > 0.0 else None,
+        engine=engine,
+        sampler=engine,
+        engine_dtype=dtype,
+        tokenizer=tokenizer,
+        reward=reward,
+        prompts=prompts,
+        folder=folder,
+        identity=_identity(start, config, prompts, seed=seed),
+    )
+
+
+def chat_prompts(tokenizer: ChatTokenizer, questions: Mapping[str, str]) -> list[Prompt]:
+    """A prompt for each question, in the model's chat template; the value is its reference, ``""`` where it has none.
+
+    Raises:
+        ModelError: the template refuses a question.
+    """
+    conversations = {question: (Message(role="user", content=question),) for question in questions}
+    return [
+        Prompt(
+            prompt_id=question,
+            messages=messages,
+            token_ids=tokenizer.render_prompt(messages),
+            reference=questions[question],
+            task="chat",
+        )
+        for question, messages in conversations.items()
+    ]
+
+
+def _refuse_what_is_not_built(config: RlConfig) -> None:
+    engine, critic = config.sampling.engine, config.critic
+    settings = {
+        "update.adapter.rank": config.update.adapter.rank > 0,
+        "sampling.episodes.tools": bool(config.sampling.episodes.tools),
+        "sampling.engine.kind": engine is not None and engine.kind != "native",
+        "critic.initialise_from": critic.initialise_from != "policy",
+    }
+    for name in (name for name, is_set in settings.items() if is_set):
+        raise ConfigError(
+            "native_parts loads no adapter, tools, other engine or reward model",
+            where=name,
+            fix="leave it out, or make the Parts yourself as native_parts does",
+        )
+
+
+def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed: int) -> dict[str, str]:
+    """What a checkpoint must have been made with. The reward is not in it: a function has no digest."""
+    settings = json.dumps(to_dict(config), sort_keys=True)
+    asked = json.dumps([[prompt.prompt_id, prompt.token_ids, prompt.reference] for prompt in prompts])
+    return {
+        "seed": str(seed),
+        "starting checkpoint": weights_digest(start),
+        "configuration": hashlib.sha256(settings.encode()).hexdigest(),
+        "prompts": hashlib.sha256(asked.encode()).hexdigest(),
+    }

@@ -1,0 +1,91 @@
+"""Where a run's figures and rollouts go: a protocol of five methods, and a recorder that writes to a log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.health import Finding
+from rlcore.types import ScoredRollout
+
+_OPTIONAL = {"KL": "kl/ref", "with calls": "episode/with_calls", "held-out": "eval/accuracy"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """A health rule ended the run after ``iteration``; its result is that of iteration ``sound``, or 0: there is none.
+
+    ``sound`` is the newest iteration that every rule has seen within its bound.
+    """
+
+    finding: Finding
+    iteration: int
+    sound: int
+
+    def __str__(self) -> str:
+        fix = self.finding.fix
+        return (
+            f"stopped after iteration {self.iteration} by {self.finding}; the result is iteration {self.sound}. {fix}"
+        )
+
+
+class Recorder(Protocol):
+    """What a run tells those who watch it. A method that raises ends the run."""
+
+    def note(self, text: str) -> None:
+        """Show a sentence to people."""
+        ...
+
+    def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Keep the figures of an iteration, all of them finite; docs/metrics.md says what each name means."""
+        ...
+
+    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        """Keep the scored groups of an iteration: those trained on, and those that dynamic sampling replaced."""
+        ...
+
+    def stopped(self, stop: Stop) -> None:
+        """A health rule ended the run, and the learner has gone back."""
+        ...
+
+    def flush(self) -> None:
+        """Bring what was recorded to where it outlives the process: the checkpoint that follows says that it is there.
+
+        A run that goes on from a checkpoint records what came after it once more.
+        """
+        ...
+
+
+class LogRecorder:
+    """Writes a line for each iteration, and every note, to the logger ``rlcore``; it keeps no rollouts."""
+
+    def __init__(self, num_iterations: int) -> None:
+        self._num_iterations, self._logger = num_iterations, logging.getLogger("rlcore")
+
+    def note(self, text: str) -> None:
+        """Log it."""
+        self._logger.info("%s", text)
+
+    def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log reward and length, and what else the iteration has of KL, tool calls and held-out accuracy."""
+        self.note(summary_line(iteration, self._num_iterations, metrics))
+
+    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        """Nothing is kept."""
+
+    def stopped(self, stop: Stop) -> None:
+        """Log it as a warning."""
+        self._logger.warning("%s", stop)
+
+    def flush(self) -> None:
+        """A log has nothing to bring anywhere."""
+
+
+def summary_line(iteration: int, num_iterations: int, metrics: Mapping[str, float]) -> str:
+    """One iteration in a line: ``iteration 3/10: reward 0.512, length 18.0, held-out 0.4000``."""
+    shown = "".join(f", {label} {metrics[name]:.4f}" for label, name in _OPTIONAL.items() if name in metrics)
+    reward, length = metrics["reward/mean"], metrics["completion/length"]
+    return f"iteration {iteration}/{num_iterations}: reward {reward:.3f}, length {length:.1f}{shown}"

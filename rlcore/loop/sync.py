@@ -1,0 +1,93 @@
+"""The engine's weights follow the learner's, and both are compared: before the first update and after each sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
+from rlcore.loop.parts import Parts
+from rlcore.models.lora import merged_state
+from rlcore.models.precision import compute_dtype
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.replicas import members_of
+from rlcore.seeding import derive_seed
+from rlcore.types import Rollout
+
+
+def compare_engines(parts: Parts) -> tuple[list[Baseline], list[Rollout]]:
+    """Learn what a sound engine looks like, from each, while all of them hold the learner's first weights.
+
+    Returns:
+        A baseline for each engine, and the completions that they sampled for it.
+
+    Raises:
+        StaleSamplerError, CanaryError: an engine serves other weights than the learner's, or computes otherwise.
+    """
+    truth, baselines, samples = _truth(parts), list[Baseline](), list[Rollout]()
+    for engine in members_of(parts.engine):  # each holds weights of its own
+        probes = _probes(parts, engine)
+        baselines.append(first_canary(engine, probes, truth))
+        samples += probes
+    return baselines, samples
+
+
+def baseline_notes(baselines: Sequence[Baseline]) -> list[str]:
+    """What the comparison before any update showed, in sentences."""
+    loudest = max(baseline.noise.mean for baseline in baselines)
+    notes = [f"engine and learner agree before any update: log-odds differ by {loudest:.2g} on average"]
+    if hidden := sorted(set().union(*(baseline.hidden for baseline in baselines))):
+        notes.append(f"the engine hides its weights in {', '.join(hidden)}: log-probabilities alone prove a sync there")
+    return notes
+
+
+def sync_weights(parts: Parts, baselines: Sequence[Baseline]) -> dict[str, float]:
+    """Push the learner's weights to the engine, then prove that it serves them.
+
+    Returns:
+        ``sync/...``; of several engines the largest figures.
+
+    Raises:
+        SamplingError: the engine refuses the weights.
+        StaleSamplerError, CanaryError: it serves other weights than the learner's, or computes otherwise.
+    """
+    learner = parts.learner
+    parts.engine.load_weights(merged_state(learner.policy), policy_version=learner.policy_version)
+    truth = _truth(parts)
+    figures = [
+        sync_canary(engine, _probes(parts, engine), truth, baseline)
+        for engine, baseline in zip(members_of(parts.engine), baselines, strict=True)
+    ]
+    return {name: max(each[name] for each in figures) for name in figures[0]}
+
+
+def _truth(parts: Parts) -> Truth:
+    learner, temperature = parts.learner, parts.config.sampling.temperature
+    score = partial(
+        token_scores,
+        learner.policy,
+        temperature=temperature,
+        tokens_per_microbatch=learner.tokens_per_microbatch,
+    )
+    return Truth(
+        state=merged_state(learner.policy),
+        policy_version=learner.policy_version,
+        score=score,
+        temperature=temperature,
+        dtype=_coarser(parts.engine_dtype, compute_dtype(learner.policy)),
+    )
+
+
+def _coarser(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
+    """It bounds how well the two can agree."""
+    return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _probes(parts: Parts, engine: Sampler) -> list[Rollout]:
+    """Completions that the engine samples now; which ones is decided by the weights and the run's seed alone."""
+    sampling = parts.config.sampling
+    params = SamplingParams(temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, num_samples=1)
+    seed = derive_seed(parts.seed, "probes", parts.learner.policy_version)
+    return sample_probes(engine, parts.prompts, params, seed=seed)

@@ -1,0 +1,87 @@
+"""The learning half of an iteration: scored groups to experience, experience to optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from rlcore.loop.parts import Parts
+from rlcore.loop.run import Run
+from rlcore.memory import Footprint, PeakMeter, kv_cache_bytes, measuring, num_parameters, optimizer_bytes
+from rlcore.seeding import derive_seed
+from rlcore.training.experience import Experience, Judges, build_experience
+from rlcore.training.totals import UpdateStats
+from rlcore.types import ScoredRollout
+
+
+def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration: int) -> dict[str, float]:
+    """Advantages, then the optimizer steps; gives the metrics of both.
+
+    Raises:
+        TrainingError: not one rollout can be trained on, or memory does not hold a single sequence.
+        NonFiniteError: NaN or infinity in a reward, a loss or a gradient.
+    """
+    parts, learner = run.parts, run.parts.learner
+    experience = build_experience(
+        groups,
+        learner.algorithm,
+        _judges(parts),
+        kl=parts.config.kl,
+        kl_coefficient=learner.kl.coefficient,
+        truncated=parts.config.update.truncated,
+        need_old_logprobs=learner.needs_old_logprobs,
+    )
+    update = partial(learner.update, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
+    stats, memory = measured_update(run, update)
+    learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
+    # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
+    return {**stats.metrics, **experience.metrics, **memory}
+
+
+def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
+    """Nats per completion to the reference, what the adaptive coefficient looks at.
+
+    KL in the reward is summed over the completions; KL in the loss is measured per token, while the loss is.
+    """
+    num_tokens = sum(int(sample.loss_mask.sum()) for sample in experience.samples)
+    return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / len(experience.samples)
+
+
+def measured_update(run: Run, update: Callable[[], UpdateStats]) -> tuple[UpdateStats, dict[str, float]]:
+    """Do an update, and give ``memory/...`` where it is the first of the run that moves the policy; else no metrics.
+
+    An update without signal takes no step: it has neither gradients nor an optimizer's state to be measured.
+    """
+    if any("memory/total_bytes" in row for row in run.history):
+        return update(), {}
+    parts, learner = run.parts, run.parts.learner
+    models = [learner.policy, parts.reference, learner.critic, *parts.reward_models]
+    with measuring(models, learner.optimizers) as meter:
+        stats = update()
+    return stats, _footprint(parts, meter).metrics(num_parameters(learner.policy)) if stats.moved else {}
+
+
+def _judges(parts: Parts) -> Judges:
+    learner = parts.learner
+    return Judges(
+        policy=learner.policy,
+        reference=parts.reference,
+        critic=learner.critic,
+        temperature=parts.config.sampling.temperature,
+        tokens_per_microbatch=learner.tokens_per_microbatch,  # what fits the update fits them
+        bootstrap_truncated=parts.config.critic.gae.bootstrap_truncated,
+    )
+
+
+def _footprint(parts: Parts, meter: PeakMeter) -> Footprint:
+    """The engine's copy of the weights and its cache of keys and values are worked out from their shapes."""
+    policy, config, width = parts.learner.policy, parts.config, parts.engine_dtype.itemsize
+    together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
+    longest = max(len(prompt.token_ids) for prompt in parts.prompts) + config.sampling.max_new_tokens
+    return Footprint(
+        weights=meter.weights + num_parameters(policy) * width,
+        gradients=meter.gradients,
+        optimizer=optimizer_bytes(parts.learner.optimizers),
+        activations=meter.activations,
+        kv_cache=kv_cache_bytes(policy.config, num_sequences=together, num_tokens=longest, bytes_per_number=width),
+    )
