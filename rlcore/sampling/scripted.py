@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rlcore.errors import SamplingError
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 
@@ -34,19 +34,31 @@ class ScriptedSampler:
     """Replays ``script[prompt_id]`` in turn; see :class:`rlcore.sampling.base.Sampler`.
 
     A group longer than its script starts again at the script's first completion, and greedy sampling takes only that
-    one. A prompt that the script does not know gives failed rollouts. Weights change the version and nothing else.
+    one. A prompt that the script does not know gives failed rollouts. Without a ``scorer``, weights change the version
+    and nothing else. With one, an engine that takes the weights, the tokens are the script's and the log-probabilities
+    are the scorer's: then the proofs of a weight sync hold, and a script can drive a whole run.
     """
 
     def __init__(
-        self, script: Mapping[str, Sequence[ScriptedCompletion]], tokenizer: ChatTokenizer, *, policy_version: int = 0
+        self,
+        script: Mapping[str, Sequence[ScriptedCompletion]],
+        tokenizer: ChatTokenizer,
+        *,
+        policy_version: int = 0,
+        scorer: Sampler | None = None,
     ) -> None:
         self.policy_version = policy_version
         self._script = {prompt_id: tuple(completions) for prompt_id, completions in script.items()}
-        self._tokenizer = tokenizer
+        self._tokenizer, self._scorer = tokenizer, scorer
 
     @classmethod
     def from_texts(
-        cls, texts: Mapping[str, Sequence[str]], tokenizer: ChatTokenizer, *, policy_version: int = 0
+        cls,
+        texts: Mapping[str, Sequence[str]],
+        tokenizer: ChatTokenizer,
+        *,
+        policy_version: int = 0,
+        scorer: Sampler | None = None,
     ) -> ScriptedSampler:
         """Answers as text, each with the end of its turn; every token has the log-probability of a uniform policy."""
         logprob = -math.log(tokenizer.vocabulary_size)
@@ -56,35 +68,40 @@ class ScriptedSampler:
             script[prompt_id] = [
                 ScriptedCompletion(completion_ids=tokens, sampler_logprobs=(logprob,) * len(tokens)) for tokens in ids
             ]
-        return cls(script, tokenizer, policy_version=policy_version)
+        return cls(script, tokenizer, policy_version=policy_version, scorer=scorer)
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """The script's completions, cut to ``max_new_tokens``; seed, places and temperature decide nothing."""
+        """The script's completions, cut to ``max_new_tokens``; seed and places decide nothing."""
         return [
             [self._rollout(prompt, 0 if params.greedy else number, params) for number in range(params.num_samples)]
             for prompt in prompts
         ]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Take the version."""
+        """Take the version, and let the scorer take the weights."""
+        if self._scorer:
+            self._scorer.load_weights(state, policy_version=policy_version)
         self.policy_version = policy_version
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """The script's log-probabilities of a completion that is in it.
+        """The scorer's, else the script's log-probabilities of a completion that is in it.
 
         Raises:
             SamplingError: no such completion in the script.
         """
+        if self._scorer:
+            return self._scorer.logprobs(prompt_ids, completion_ids, temperature=temperature)
         for completions in self._script.values():
             for completion in completions:
                 if completion.completion_ids == tuple(completion_ids):
                     return list(completion.sampler_logprobs)
         raise SamplingError("the script does not know this completion", fix="probe with a completion of the script")
 
-    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Nothing can be said: there are no weights."""
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
+        """What the scorer says; without one, nothing can be said: there are no weights."""
+        return self._scorer.differing_parts(state) if self._scorer else None
 
     def _rollout(self, prompt: Prompt, number: int, params: SamplingParams) -> Rollout | FailedRollout:
         completions = self._script.get(prompt.prompt_id)
@@ -93,10 +110,14 @@ class ScriptedSampler:
         completion = completions[number % len(completions)]
         token_ids = completion.completion_ids[: params.max_new_tokens]
         is_cut = len(token_ids) < len(completion.completion_ids)
+        logprobs = completion.sampler_logprobs[: params.max_new_tokens]
+        if self._scorer:
+            temperature = 1.0 if params.greedy else params.temperature
+            logprobs = tuple(self._scorer.logprobs(prompt.token_ids, token_ids, temperature=temperature))
         return Rollout(
             prompt=prompt,
             completion_ids=token_ids,
-            sampler_logprobs=completion.sampler_logprobs[: params.max_new_tokens],
+            sampler_logprobs=logprobs,
             loss_mask=(True,) * len(token_ids),
             policy_version=self.policy_version,
             finish_reason="length" if is_cut else completion.finish_reason,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from transformers import PreTrainedModel
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedCompletion, ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -66,3 +68,19 @@ def test_weights_change_the_version(tokenizer: ChatTokenizer) -> None:
 def test_a_script_with_unequal_lengths_is_refused() -> None:
     with pytest.raises(SamplingError, match="3 tokens and 2 log-probabilities"):
         ScriptedCompletion(completion_ids=(1, 2, 3), sampler_logprobs=(-1.0, -1.0))
+
+
+def test_with_a_scorer_the_tokens_are_the_scripts_and_the_log_probabilities_the_models(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], model: PreTrainedModel
+) -> None:
+    scorer = NativeSampler(model, tokenizer)
+    sampler = ScriptedSampler.from_texts({"3+4": ["7", "no"]}, tokenizer, scorer=scorer)
+    (group,) = sampler.sample(prompts[:1], SamplingParams(temperature=0.7, max_new_tokens=8, num_samples=2), seed=0)
+    for rollout, text in zip(group, ("7", "no"), strict=True):
+        assert isinstance(rollout, Rollout) and rollout.text == text
+        expected = scorer.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=0.7)
+        assert list(rollout.sampler_logprobs) == expected
+    state = {name: tensor + 0.01 for name, tensor in model.state_dict().items()}
+    assert sampler.differing_parts(state)
+    sampler.load_weights(state, policy_version=1)
+    assert (sampler.differing_parts(state), sampler.policy_version, scorer.policy_version) == ([], 1, 1)

@@ -1,0 +1,109 @@
+"""A micro model, and runs of it that a script drives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.config import CheckpointConfig, ModelConfig, SamplingConfig, ShapeConfig
+from rlcore.loop import Parts, Stop
+from rlcore.loop.native import chat_prompts, native_parts
+from rlcore.models.loading import import_model
+from rlcore.rewards.table import function_reward
+from rlcore.sampling.scripted import ScriptedSampler
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Rollout, ScoredRollout
+from tests import strategies
+
+SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=128)
+QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)]}
+ANSWERS = ("right", "wrong", "no")
+
+Script = Mapping[str, Sequence[str]]
+MakeParts = Callable[..., Parts]
+
+
+class KilledError(Exception):
+    """What a test ends a run with."""
+
+
+@dataclass
+class Tape:
+    """A recorder that keeps everything, and ends the run where an iteration is recorded that it is to be killed in."""
+
+    killed_in: int = 0
+    notes: list[str] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)
+    drawn: list[Drawn[list[ScoredRollout]]] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    num_flushes: int = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        if iteration == self.killed_in:
+            raise KilledError
+        self.rows.append({"iteration": iteration, **metrics})
+
+    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        self.drawn.append(drawn)
+
+    def stopped(self, stop: Stop) -> None:
+        self.stops.append(stop)
+
+    def flush(self) -> None:
+        self.num_flushes += 1
+
+
+def right_answers(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]:
+    """1 for the text ``right``."""
+    return [float(rollout.text == "right") for rollout in rollouts]
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loop") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return folder
+
+
+@pytest.fixture
+def make_parts(start: Path, tmp_path: Path) -> MakeParts:
+    """Parts of a run of four iterations whose completions are a script's; ``changes``: of the parts."""
+
+    def make(
+        *, script: Script | None = None, config: Mapping[str, Any] | None = None, folder: str = "run", **changes: Any
+    ) -> Parts:
+        required: Mapping[str, Any] = {
+            "prompts_per_iteration": 2,
+            "sampling": SamplingConfig(max_new_tokens=6),
+            "checkpoints": CheckpointConfig(iterations=1),
+        }
+        prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
+        parts = native_parts(
+            start,
+            strategies.rl_config(**{**required, **(config or {})}),
+            prompts=prompts,
+            reward=function_reward(right_answers),
+            folder=tmp_path / folder,
+        )
+        texts = dict.fromkeys(QUESTIONS, ANSWERS) if script is None else script
+        engine = ScriptedSampler.from_texts(texts, parts.tokenizer, scorer=parts.engine)
+        return dataclasses.replace(parts, **{"engine": engine, "sampler": engine, **changes})
+
+    return make
+
+
+def weights(parts: Parts) -> torch.Tensor:
+    """A copy of all weights that learn, flat."""
+    learner = parts.learner
+    modules = [learner.policy, *([learner.critic] if learner.critic else [])]
+    return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()]).clone()

@@ -1,0 +1,234 @@
+"""Whole iterations, driven by a script: what is recorded, what is trained on, and what ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
+from rlcore.errors import CanaryError, ConfigError, NonFiniteError, RewardError, StaleSamplerError, TrainingError
+from rlcore.loop import HeldOut, conclude, iterate, open_run, train
+from rlcore.metrics import check_names
+from rlcore.rewards.table import RewardResources, build_rewards, function_reward
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.scripted import ScriptedSampler
+from rlcore.types import Rollout
+from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeParts, Tape, weights
+
+SCRIPT = dict.fromkeys(QUESTIONS, ANSWERS)
+
+
+def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_parts: MakeParts) -> None:
+    parts, tape = make_parts(), Tape()
+    before = weights(parts)
+    outcome = train(parts, tape)
+    assert [row["iteration"] for row in tape.rows] == [1, 2, 3, 4]
+    assert [row["policy_version"] for row in outcome.history] == [1, 2, 3, 4]
+    assert outcome.stop is None
+    assert not torch.equal(before, weights(parts))
+    assert parts.engine.policy_version == parts.learner.policy_version == 4
+    assert parts.engine.differing_parts(parts.learner.policy.state_dict()) == []
+
+
+def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_parts: MakeParts) -> None:
+    config = {"sampling": SamplingConfig(max_new_tokens=6, max_replacements=1), "eval_every": 2, "algorithm": "dapo"}
+    parts = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)})
+    held_out = HeldOut(prompts=parts.prompts[:3], verifier=math_verifier())
+    parts, tape = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
+    outcome = train(parts, tape)
+    for recorded, kept in zip(tape.rows, outcome.history, strict=True):
+        assert recorded == kept | {name: recorded[name] for name in ("health/warnings", "health/alarms")}
+        check_names({name: value for name, value in recorded.items() if name != "iteration"})
+    assert ["eval/accuracy" in row for row in tape.rows] == [False, True, False, True]
+    assert "memory/total_bytes" in tape.rows[0]
+    assert not any("memory/total_bytes" in row for row in tape.rows[1:])
+
+
+def math_verifier() -> Any:
+    return build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
+
+
+def test_rollouts_reach_the_recorder_with_their_scores_and_the_version_that_sampled_them(make_parts: MakeParts) -> None:
+    tape = Tape()
+    train(make_parts(), tape)
+    for number, drawn in enumerate(tape.drawn):
+        assert [[item.rollout.text for item in group] for group in drawn.groups] == [list(ANSWERS)] * 2
+        assert [[item.score.value for item in group] for group in drawn.groups] == [[1.0, 0.0, 0.0]] * 2
+        assert {item.rollout.policy_version for group in drawn.groups for item in group} == {number}
+
+
+def test_groups_without_signal_move_nothing_and_the_version_goes_on(make_parts: MakeParts) -> None:
+    parts = make_parts(script={question: ["right"] for question in QUESTIONS})
+    before = weights(parts)
+    outcome = train(parts, Tape())
+    assert torch.equal(before, weights(parts))
+    assert [row["groups/zero_signal"] for row in outcome.history] == [1.0] * 4
+    assert parts.learner.policy_version == 4
+
+
+def test_failed_rollouts_are_counted_and_not_trained_on(make_parts: MakeParts) -> None:
+    failing = set(list(QUESTIONS)[:2])
+    script = {question: ANSWERS for question in QUESTIONS if question not in failing}
+    parts, tape = make_parts(script=script, config={"num_iterations": 3}), Tape()
+    train(parts, tape)  # three iterations of two prompts: each prompt once
+    trained = [item.rollout.prompt.prompt_id for drawn in tape.drawn for group in drawn.groups for item in group]
+    assert sorted(set(trained)) == sorted(set(QUESTIONS) - failing)
+    assert sum(row["rollouts/count"] for row in tape.rows) == 3 * (6 - 2)
+    failures = [int(note.split()[0]) for note in tape.notes if "rollouts failed" in note]
+    assert sum(failures) == 3 * 2
+
+
+def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_parts: MakeParts) -> None:
+    first = make_parts().prompts_of(1)
+    script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
+    parts = make_parts(script=script)
+    before = weights(parts)
+    with pytest.raises(TrainingError, match="none of the iteration's rollouts can be trained on"):
+        train(parts, Tape())
+    assert torch.equal(before, weights(parts))
+
+
+def test_a_grader_that_fails_on_more_than_a_tenth_ends_the_run(make_parts: MakeParts) -> None:
+    def judge(rollouts: Sequence[Rollout]) -> list[Any]:
+        return [None if rollout.text == "no" else 1.0 for rollout in rollouts]
+
+    with pytest.raises(RewardError, match="2 of 6 rollouts could not be scored"):
+        train(make_parts(reward=function_reward(judge)), Tape())
+
+
+def test_a_reward_that_is_not_finite_is_refused_before_any_training(make_parts: MakeParts) -> None:
+    def infinite(rollouts: Sequence[Rollout]) -> list[Any]:
+        return [float("inf")] * len(rollouts)
+
+    with pytest.raises((CanaryError, NonFiniteError, RewardError)):
+        train(make_parts(reward=function_reward(infinite)), Tape())
+
+
+def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(make_parts: MakeParts) -> None:
+    solved = {p.prompt_id for p in make_parts().prompts_of(1)[:1]}
+    script = {question: ["right"] if question in solved else ANSWERS for question in QUESTIONS}
+    config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, max_replacements=2)}
+    tape = Tape()
+    train(make_parts(script=script, config=config), tape)
+    assert [group[0].rollout.prompt.prompt_id for group in tape.drawn[0].replaced] == list(solved)
+    assert tape.rows[0]["groups/replaced"] == 1.0
+    for drawn in tape.drawn:
+        assert len(drawn.groups) == 2
+        assert not solved & {item.rollout.prompt.prompt_id for group in drawn.groups for item in group}
+
+
+def test_sampling_ahead_trains_on_rollouts_exactly_one_version_old(make_parts: MakeParts) -> None:
+    config = {"num_iterations": 5, "sampling": SamplingConfig(max_new_tokens=6, staleness=1)}
+    parts, tape = make_parts(config=config), Tape()
+    train(parts, tape)
+    sampled = [{item.rollout.policy_version for group in drawn.groups for item in group} for drawn in tape.drawn]
+    assert sampled == [{0}, {0}, {1}, {2}, {3}]
+    assert [row["staleness"] for row in tape.rows] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
+    assert prompts == [[p.prompt_id for p in parts.prompts_of(n)] for n in range(1, 6)]
+
+
+def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(make_parts: MakeParts) -> None:
+    class Deaf(NativeSampler):
+        def load_weights(self, state: Any, *, policy_version: int) -> None:
+            self.policy_version = policy_version
+
+    parts = make_parts()
+    scorer = Deaf(parts.learner.policy, parts.tokenizer)
+    engine = ScriptedSampler.from_texts(SCRIPT, parts.tokenizer, scorer=scorer)
+    with pytest.raises(StaleSamplerError, match="the engine's weights are not the learner's"):
+        train(make_parts(engine=engine, sampler=engine), Tape())
+
+
+def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_parts: MakeParts) -> None:
+    engine = ScriptedSampler.from_texts(SCRIPT, make_parts().tokenizer)  # a uniform policy's
+    tape = Tape()
+    with pytest.raises(CanaryError), open_run(make_parts(engine=engine, sampler=engine), tape):
+        pass
+    assert tape.rows == []
+
+
+def test_an_evaluation_needs_held_out_problems(make_parts: MakeParts) -> None:
+    with pytest.raises(ConfigError, match="held-out"):
+        train(make_parts(config={"eval_every": 1}), Tape())
+
+
+def test_without_a_recorder_a_run_is_logged(make_parts: MakeParts, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="rlcore"):
+        train(make_parts(config={"num_iterations": 2}))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(":")[0] for line in lines if line.startswith("iteration")] == [
+        "iteration 1/2",
+        "iteration 2/2",
+    ]
+
+
+KL = {"kl": KlConfig(coefficient=1e-6), "num_iterations": 6, "checkpoints": CheckpointConfig(iterations=3)}
+
+
+def kl_limit(history: Sequence[Any], iteration: int) -> HealthConfig:
+    """Stops at the first reading above that of the iteration before ``iteration``."""
+    before, then = (history[place]["kl/ref"] for place in (iteration - 2, iteration - 1))
+    assert before < then
+    bound = (before + then) / 2.0
+    return HealthConfig(kl=LimitConfig(warn=bound * 0.99, stop=bound, patience=1))
+
+
+def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_parts: MakeParts) -> None:
+    free = make_parts(config=KL, folder="free", health=HealthConfig(action="warn"))
+    with open_run(free, Tape()) as run:
+        course = [weights(free)]
+        while not run.is_over:
+            iterate(run)
+            course.append(weights(free))
+        history = conclude(run).history
+    stopping, tape = make_parts(config=KL, health=kl_limit(history, 5)), Tape()
+    outcome = train(stopping, tape)
+    # The reading of iteration 4, the last within the bound, is of rollouts that the weights of iteration 3 sampled.
+    assert outcome.stop is not None and (outcome.stop.iteration, outcome.stop.sound) == (5, 3)
+    assert tape.stops == [outcome.stop]
+    assert torch.equal(weights(stopping), course[3])
+    assert [row["iteration"] for row in outcome.history] == [1, 2, 3]
+    assert [row["iteration"] for row in outcome.dropped] == [4, 5]
+    assert [finding["level"] for finding in outcome.findings] == ["stop"]
+    assert stopping.engine.policy_version == 3
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_more(
+    staleness: Any, make_parts: MakeParts
+) -> None:
+    config = KL | {
+        "checkpoints": CheckpointConfig(iterations=100),  # after the first and the last alone
+        "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness),
+    }
+    free = make_parts(config=config, folder="free", health=HealthConfig(action="warn"))
+    with open_run(free, Tape()) as run:
+        course = [weights(free)]
+        while not run.is_over:
+            iterate(run)
+            course.append(weights(free))
+        history = conclude(run).history
+    stopping, tape = make_parts(config=config, health=kl_limit(history, 6)), Tape()
+    outcome = train(stopping, tape)
+    assert outcome.stop is not None and outcome.stop.sound == 4 - staleness
+    assert torch.equal(weights(stopping), course[outcome.stop.sound])
+    assert any("by way of the checkpoint of iteration 1" in note for note in tape.notes)
+
+
+def test_a_run_that_is_unhealthy_from_the_start_has_no_result(make_parts: MakeParts) -> None:
+    health = HealthConfig(kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
+    with pytest.raises(TrainingError, match="no checkpoint is from before"):
+        train(make_parts(config=KL, health=health), Tape())
+
+
+def test_a_rule_that_may_only_warn_ends_no_run(make_parts: MakeParts) -> None:
+    health = HealthConfig(action="warn", kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
+    tape = Tape()
+    outcome = train(make_parts(config=KL, health=health), tape)
+    assert (outcome.stop, len(outcome.history)) == (None, 6)
+    assert [row["health/alarms"] for row in tape.rows] == [1.0] * 6
+    assert sum("health stop: kl" in note for note in tape.notes) == 1  # once, not after every iteration

@@ -1,0 +1,74 @@
+"""A run that was killed ends with the weights of one that was not, wherever it was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import CheckpointConfig, KlConfig, SamplingConfig, UpdateConfig
+from rlcore.errors import CheckpointError
+from rlcore.loop import Outcome, train
+from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
+
+HALF_SOLVED = {question: ["right"] if number % 2 else ANSWERS for number, question in enumerate(QUESTIONS)}
+TWICE = UpdateConfig(epochs=2, minibatches=2)
+PATHS: dict[str, dict[str, Any]] = {
+    "plain": {"update": TWICE, "kl": KlConfig(coefficient=0.1, target=0.5, horizon=20)},
+    "ahead": {"sampling": SamplingConfig(max_new_tokens=6, staleness=1)},
+    "dynamic": {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, max_replacements=1)},
+    "critic": {"algorithm": "ppo", "update": TWICE},
+}
+
+
+def without_costs(outcome: Outcome) -> list[dict[str, float]]:
+    """The history without wall times and bytes."""
+    return [
+        {name: value for name, value in row.items() if "second" not in name and "memory" not in name}
+        for row in outcome.history
+    ]
+
+
+@pytest.mark.parametrize(("path", "every"), [("plain", 1), ("plain", 2), ("ahead", 2), ("dynamic", 2), ("critic", 2)])
+def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
+    path: str, every: int, make_parts: MakeParts
+) -> None:
+    config = PATHS[path] | {"checkpoints": CheckpointConfig(iterations=every)}
+    whole = make_parts(config=config, script=HALF_SOLVED, folder="whole")
+    expected = without_costs(train(whole, Tape()))
+    for killed_in in (1, 2, 3, 4):
+        folder = f"killed-{killed_in}"
+        with pytest.raises(KilledError):
+            train(make_parts(config=config, script=HALF_SOLVED, folder=folder), Tape(killed_in=killed_in))
+        again, tape = make_parts(config=config, script=HALF_SOLVED, folder=folder), Tape()
+        outcome = train(again, tape)
+        assert torch.equal(weights(again), weights(whole))
+        assert without_costs(outcome) == expected
+        newest = max([n for n in range(1, killed_in) if n in (1, 4) or n % every == 0], default=0)
+        assert [row["iteration"] for row in tape.rows] == list(range(newest + 1, 5))
+
+
+def test_a_run_that_is_done_does_nothing_when_it_is_started_again(make_parts: MakeParts) -> None:
+    first = make_parts()
+    expected, tape = train(first, Tape()), Tape()
+    again = make_parts()
+    assert train(again, tape) == expected
+    assert tape.rows == []
+    assert torch.equal(weights(first), weights(again))
+
+
+def test_what_was_recorded_is_flushed_before_every_checkpoint(make_parts: MakeParts, tmp_path: Path) -> None:
+    tape = Tape()
+    train(make_parts(config={"checkpoints": CheckpointConfig(iterations=2)}), tape)
+    assert tape.num_flushes == 3  # after the first, the second and the fourth
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["step-000002", "step-000004"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(make_parts: MakeParts) -> None:
+    train(make_parts(config={"num_iterations": 1}), Tape())
+    with pytest.raises(CheckpointError, match="configuration"):
+        train(make_parts(config={"num_iterations": 2}), Tape())
+    with pytest.raises(CheckpointError, match="reward"):
+        train(make_parts(config={"num_iterations": 1}, identity={"reward": "other"}), Tape())
