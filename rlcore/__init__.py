@@ -1,0 +1,149 @@
+"""Online RL for language models, as a library. Ten iterations of GRPO from a checkpoint, with a reward of your own:
+
+    from pathlib import Path
+
+    import rlcore
+
+    START = Path("model")  # config.json, safetensors, and a tokenizer with a chat template
+
+
+    def worth(rollouts):  # a right answer 1, a wrong one with a digit in it 0.1
+        right = [rollout.text.strip() == rollout.prompt.reference for rollout in rollouts]
+        digits = [any(map(str.isdigit, rollout.text)) for rollout in rollouts]
+        return [max(float(r), 0.1 * d) for r, d in zip(right, digits, strict=True)]
+
+
+    config = rlcore.RlConfig(
+        algorithm="grpo",
+        num_iterations=10,
+        prompts_per_iteration=4,
+        group_size=4,
+        learning_rate=1e-5,
+        rewards=(),  # terms by name, for build_rewards; here a function rewards
+        sampling=rlcore.SamplingConfig(max_new_tokens=8),
+    )
+    questions = {f"{a} + {b} = ?": str(a + b) for a in range(10) for b in range(10)}
+    prompts = rlcore.chat_prompts(rlcore.ChatTokenizer.load(START), questions)
+    reward = rlcore.function_reward(worth)
+    parts = rlcore.native_parts(START, config, prompts=prompts, reward=reward, folder=Path("run"))
+    outcome = rlcore.train(parts)
+    rlcore.save_model(parts.learner.policy, START, Path("trained"))
+
+A name is looked up when it is asked for, so that ``import rlcore`` itself imports neither torch nor transformers.
+docs/library.md has the whole interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcore.config import CheckpointConfig as CheckpointConfig
+    from rlcore.config import CriticConfig as CriticConfig
+    from rlcore.config import HealthConfig as HealthConfig
+    from rlcore.config import KlConfig as KlConfig
+    from rlcore.config import LimitConfig as LimitConfig
+    from rlcore.config import ModelConfig as ModelConfig
+    from rlcore.config import ObjectiveConfig as ObjectiveConfig
+    from rlcore.config import OptimConfig as OptimConfig
+    from rlcore.config import RewardTerm as RewardTerm
+    from rlcore.config import RlConfig as RlConfig
+    from rlcore.config import SamplingConfig as SamplingConfig
+    from rlcore.config import ShapeConfig as ShapeConfig
+    from rlcore.config import UpdateConfig as UpdateConfig
+    from rlcore.errors import RlcoreError as RlcoreError
+    from rlcore.loop import HeldOut as HeldOut
+    from rlcore.loop import LogRecorder as LogRecorder
+    from rlcore.loop import Outcome as Outcome
+    from rlcore.loop import Parts as Parts
+    from rlcore.loop import Recorder as Recorder
+    from rlcore.loop import Run as Run
+    from rlcore.loop import Stop as Stop
+    from rlcore.loop import conclude as conclude
+    from rlcore.loop import iterate as iterate
+    from rlcore.loop import open_run as open_run
+    from rlcore.loop import train as train
+    from rlcore.loop.native import chat_prompts as chat_prompts
+    from rlcore.loop.native import native_parts as native_parts
+    from rlcore.models.loading import import_model as import_model
+    from rlcore.models.loading import load_policy as load_policy
+    from rlcore.models.loading import save_model as save_model
+    from rlcore.rewards.table import RewardResources as RewardResources
+    from rlcore.rewards.table import build_rewards as build_rewards
+    from rlcore.rewards.table import function_reward as function_reward
+    from rlcore.sampling.base import Sampler as Sampler
+    from rlcore.sampling.base import SamplingParams as SamplingParams
+    from rlcore.sampling.native import NativeSampler as NativeSampler
+    from rlcore.sampling.scripted import ScriptedSampler as ScriptedSampler
+    from rlcore.tokenization import ChatTokenizer as ChatTokenizer
+    from rlcore.training.learner import Learner as Learner
+    from rlcore.types import FailedRollout as FailedRollout
+    from rlcore.types import Message as Message
+    from rlcore.types import Prompt as Prompt
+    from rlcore.types import Rollout as Rollout
+    from rlcore.types import Score as Score
+    from rlcore.types import ScoredRollout as ScoredRollout
+
+_HOMES: Mapping[str, str] = MappingProxyType(
+    {
+        "CheckpointConfig": "rlcore.config",
+        "CriticConfig": "rlcore.config",
+        "HealthConfig": "rlcore.config",
+        "KlConfig": "rlcore.config",
+        "LimitConfig": "rlcore.config",
+        "ModelConfig": "rlcore.config",
+        "ObjectiveConfig": "rlcore.config",
+        "OptimConfig": "rlcore.config",
+        "RewardTerm": "rlcore.config",
+        "RlConfig": "rlcore.config",
+        "SamplingConfig": "rlcore.config",
+        "ShapeConfig": "rlcore.config",
+        "UpdateConfig": "rlcore.config",
+        "RlcoreError": "rlcore.errors",
+        "HeldOut": "rlcore.loop",
+        "LogRecorder": "rlcore.loop",
+        "Outcome": "rlcore.loop",
+        "Parts": "rlcore.loop",
+        "Recorder": "rlcore.loop",
+        "Run": "rlcore.loop",
+        "Stop": "rlcore.loop",
+        "conclude": "rlcore.loop",
+        "iterate": "rlcore.loop",
+        "open_run": "rlcore.loop",
+        "train": "rlcore.loop",
+        "chat_prompts": "rlcore.loop.native",
+        "native_parts": "rlcore.loop.native",
+        "import_model": "rlcore.models.loading",
+        "load_policy": "rlcore.models.loading",
+        "save_model": "rlcore.models.loading",
+        "RewardResources": "rlcore.rewards.table",
+        "build_rewards": "rlcore.rewards.table",
+        "function_reward": "rlcore.rewards.table",
+        "Sampler": "rlcore.sampling.base",
+        "SamplingParams": "rlcore.sampling.base",
+        "NativeSampler": "rlcore.sampling.native",
+        "ScriptedSampler": "rlcore.sampling.scripted",
+        "ChatTokenizer": "rlcore.tokenization",
+        "Learner": "rlcore.training.learner",
+        "FailedRollout": "rlcore.types",
+        "Message": "rlcore.types",
+        "Prompt": "rlcore.types",
+        "Rollout": "rlcore.types",
+        "Score": "rlcore.types",
+        "ScoredRollout": "rlcore.types",
+    }
+)
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - one list, which tests/rlcore/test_public.py holds
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
