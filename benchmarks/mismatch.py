@@ -35,7 +35,7 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tasks.home.settings import configure_environment, find_home
-from tasks.steps.rl import run as rl_run
+from tasks.steps.rl import parts as rl_parts
 
 # The largest integer that a weight is rounded to; 0: not rounded.
 ARMS: Mapping[str, int] = {"float32": 0, "int8": 127, "int4": 7, "5 levels": 2}
@@ -99,7 +99,7 @@ def sampler_of(arm: str) -> Iterator[None]:
     if not ARMS[arm]:
         yield
         return
-    with patch.object(rl_run, "open_engine", opened):
+    with patch.object(rl_parts, "open_engine", opened):
         yield
 
 

@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 0.01  # between two looks
-ITERATION, PIPELINE = "run_iteration", "run_pipeline"
+ITERATION, PIPELINE = "iterate", "run_pipeline"
 BESIDE = "other threads"
 # Time of ours that is spent in these is orchestration or tracking.
 LIBRARIES = {"prefect": "prefect", "mlflow": "mlflow", "sqlalchemy": "mlflow"}

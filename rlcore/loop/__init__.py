@@ -12,14 +12,12 @@
         outcome = conclude(run)
 """
 
-from rlcore.loop.groups import MAX_REWARD_ERRORS
 from rlcore.loop.iterate import conclude, iterate, open_run, train
 from rlcore.loop.parts import HeldOut, Parts
 from rlcore.loop.recorder import LogRecorder, Recorder, Stop, summary_line
 from rlcore.loop.run import Outcome, Run
 
 __all__ = [
-    "MAX_REWARD_ERRORS",
     "HeldOut",
     "LogRecorder",
     "Outcome",

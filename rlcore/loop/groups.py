@@ -20,8 +20,6 @@ from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_usable, reward_of
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
 
-MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
-
 
 def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
     """The iteration's scored groups; with dynamic sampling, those without signal replaced by fresh prompts' groups.
@@ -85,7 +83,7 @@ def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> lis
     """
     scores = iter(reward([rollout for group in groups for rollout in group]))
     scored = [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
-    check_error_rate([item.score for group in scored for item in group], max_rate=MAX_REWARD_ERRORS)
+    check_error_rate([item.score for group in scored for item in group])
     return scored
 
 

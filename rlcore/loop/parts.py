@@ -57,7 +57,7 @@ class Parts:
     identity: Mapping[str, str]
     held_out: HeldOut | None = None
     health: HealthConfig = field(default_factory=HealthConfig)
-    reward_models: tuple[PreTrainedModel | AdaptedModel, ...] = ()
+    reward_models: tuple[torch.nn.Module, ...] = ()
 
     @property
     def config(self) -> RlConfig:

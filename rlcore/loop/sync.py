@@ -76,12 +76,12 @@ def _truth(parts: Parts) -> Truth:
         policy_version=learner.policy_version,
         score=score,
         temperature=temperature,
-        dtype=_coarser(parts.engine_dtype, compute_dtype(learner.policy)),
+        dtype=coarser(parts.engine_dtype, compute_dtype(learner.policy)),
     )
 
 
-def _coarser(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
-    """It bounds how well the two can agree."""
+def coarser(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
+    """The coarser precision of the two: it bounds how well they can agree."""
     return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
 
 

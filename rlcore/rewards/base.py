@@ -12,6 +12,8 @@ from rlcore.types import FailedRollout, Rollout, Score
 
 CORRECT_FROM = 0.99
 """A score from here on counts as a correct answer (scorers with partial credit return floats near 1)."""
+MAX_ERRORS = 0.1
+"""A grader that fails on a larger share of the rollouts stops a run."""
 
 
 class RewardFn(Protocol):
@@ -53,7 +55,7 @@ def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> 
     ]
 
 
-def check_error_rate(scores: Sequence[Score], *, max_rate: float) -> None:
+def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -> None:
     """Stop a run whose grader, not whose answers, fails.
 
     Raises:

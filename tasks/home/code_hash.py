@@ -98,7 +98,8 @@ def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str
         if path is None:
             continue
         found[name] = path
-        parents = [name.rpartition(".")[0]] if "." in name else []  # a package's __init__ runs first
+        # A package's __init__ runs first. That of the library only says where names are, to those who ask it for one.
+        parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", "rlcore") else []
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         imported = _imports(path.read_text(encoding="utf-8"), package)
         waiting += [target for target in (*parents, *imported) if target.partition(".")[0] in packages]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import EngineConfig, RlConfig, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
@@ -21,7 +22,6 @@ from rlcore.sampling.vllm_gpu import is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.steps.base import MODEL
-from tasks.steps.rl.run import resolve_algorithm
 from tasks.steps.rollout_engine import place
 
 

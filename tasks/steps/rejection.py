@@ -32,7 +32,7 @@ from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import prepare_source
 from tasks.steps.prepare import record, token_view
 from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rewards import MAX_REWARD_ERRORS, open_reward_model, reward_resources
+from tasks.steps.rewards import open_reward_model, reward_resources
 from tasks.steps.rl.tables import write_rollouts
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
 from tasks.steps.rows import read_prompts
@@ -138,7 +138,7 @@ def sample_groups(
 def score_groups(groups: Sequence[Sequence[Rollout]], reward: RewardFn) -> list[list[ScoredRollout]]:
     """Scores in one batched call; a grader that fails too often stops the run."""
     scores = reward([rollout for group in groups for rollout in group])
-    check_error_rate(scores, max_rate=MAX_REWARD_ERRORS)
+    check_error_rate(scores)
     waiting = iter(scores)
     return [[ScoredRollout(rollout=rollout, score=next(waiting)) for rollout in group] for group in groups]
 

@@ -15,8 +15,6 @@ from rlcore.rewards.table import RewardResources, build_rewards
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.runtime import Runtime
 
-MAX_REWARD_ERRORS = 0.1  # a grader that fails more often than this stops the run
-
 
 def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
     """The grader of held-out answers: right or wrong, whatever else the reward mixes in.

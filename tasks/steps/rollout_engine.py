@@ -152,11 +152,6 @@ def engine_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
     return dtype
 
 
-def sync_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
-    """The coarser precision of engine and trainer: it bounds how well the two can agree."""
-    return max(engine_dtype(config, runtime), runtime.compute_dtype, key=lambda dtype: torch.finfo(dtype).eps)
-
-
 def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: Cards) -> ServerSpec:
     """What one server would serve that has all of the work."""
     return ServerSpec(

@@ -16,6 +16,7 @@ from rlcore.canaries import Baseline
 from rlcore.canaries.agreement import Spread
 from rlcore.config import EngineConfig, SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
+from rlcore.loop.sync import compare_engines, sync_weights
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -24,7 +25,6 @@ from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
-from tasks.steps.rl.sync import compare_engines, sync_weights
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
 CPU = torch.device("cpu")
@@ -94,38 +94,36 @@ def test_an_engine_that_breaks_stops_the_run(checkpoint: Path, tokenizer: ChatTo
 def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
     checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt], model: PreTrainedModel
 ) -> None:
-    run = run_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts)
-    assert len(compare_engines(run)) == 2 * len(prompts)
-    learn(run)
-    assert sync_weights(run)["sync/max_abs"] < 1e-5
+    parts = parts_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts)
+    baselines, samples = compare_engines(parts)
+    assert (len(baselines), len(samples)) == (2, 2 * len(prompts))
+    learn(parts)
+    assert sync_weights(parts, baselines)["sync/max_abs"] < 1e-5
     for kinds in ((NativeSampler, DeafSampler), (DeafSampler, NativeSampler)):
-        run = run_of(make(checkpoint, tokenizer, *kinds), model, prompts)
-        run.baselines = [Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())] * 2
-        learn(run)
+        parts = parts_of(make(checkpoint, tokenizer, *kinds), model, prompts)
+        learn(parts)
         with pytest.raises(StaleSamplerError):
-            sync_weights(run)
+            sync_weights(parts, [Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())] * 2)
 
 
-def run_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
-    """A run before its first update."""
+def parts_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
+    """What a sync looks at, before the first update."""
     return SimpleNamespace(
         engine=engine,
         prompts=prompts,
         seed=0,
         learner=SimpleNamespace(policy=model, policy_version=0, tokens_per_microbatch=512),
-        rl=SimpleNamespace(sampling=SamplingConfig(max_new_tokens=6)),
-        engine_config=EngineConfig(),
-        runtime=SimpleNamespace(compute_dtype=torch.float32),
-        context=SimpleNamespace(progress=lambda text: None),
+        config=SimpleNamespace(sampling=SamplingConfig(max_new_tokens=6)),
+        engine_dtype=torch.float32,
     )
 
 
-def learn(run: Any) -> None:
+def learn(parts: Any) -> None:
     """The learner takes a step."""
     with torch.no_grad():
-        for parameter in run.learner.policy.parameters():
+        for parameter in parts.learner.policy.parameters():
             parameter += 0.02
-    run.learner.policy_version += 1
+    parts.learner.policy_version += 1
 
 
 def test_where_one_engine_cannot_say_what_it_holds_nothing_is_said(

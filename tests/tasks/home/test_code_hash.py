@@ -71,6 +71,13 @@ def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree
     assert changed(tree, "rlcore/__init__.py", "import os\n") == set(STAGES)
 
 
+def test_the_library_s_public_names_change_no_stage_that_goes_by_them_to_a_module(tree: Path) -> None:
+    (tree / "tasks/steps/train.py").write_text("from rlcore.learn import f\nimport rlcore.maths.deep\n")
+    assert "rlcore" not in closure("tasks.steps.train", root=tree)
+    assert changed(tree, "rlcore/__init__.py", "import os\n") == {"tasks.steps.score"}
+    assert changed(tree, "rlcore/maths/__init__.py", "import os\n") == {"tasks.steps.train"}
+
+
 def test_an_edit_of_a_module_that_no_stage_reaches_changes_nothing(tree: Path) -> None:
     assert changed(tree, "rlcore/unused.py", "Y = 2\n") == set()
 

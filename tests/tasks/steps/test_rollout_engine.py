@@ -22,7 +22,7 @@ from rlcore.sampling.vllm_process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.steps import rollout_engine
-from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs, sync_dtype
+from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
 from tasks.steps.runtime import Runtime
 
 CPU = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
@@ -128,16 +128,12 @@ def test_eight_gpus_are_one_trainer_and_seven_engines_joined_by_nccl_where_vllm_
     assert [(spec.devices, spec.transfer) for spec in attached] == [((), "file")] * 2
 
 
-def test_the_canary_allows_what_the_coarser_precision_of_the_two_needs() -> None:
+def test_an_engine_computes_in_the_trainers_precision_unless_a_server_is_told_another() -> None:
     half = dataclasses.replace(CPU, compute_dtype=torch.bfloat16)
     assert engine_dtype(vllm(), half) == torch.bfloat16
     assert engine_dtype(vllm(), dataclasses.replace(CPU, compute_dtype=torch.float16)) == torch.float16
     assert engine_dtype(vllm(dtype="float32"), half) == torch.float32
     assert engine_dtype(EngineConfig(dtype="bfloat16"), CPU) == torch.float32  # the native engine is the trainer's
-    assert sync_dtype(vllm(dtype="float32"), half) == torch.bfloat16
-    assert sync_dtype(vllm(dtype="bfloat16"), CPU) == torch.bfloat16
-    assert sync_dtype(vllm(), CPU) == torch.float32
-    assert sync_dtype(EngineConfig(kind="vllm_inprocess", dtype="bfloat16"), CPU) == torch.bfloat16
 
 
 @pytest.mark.parametrize(("max_tokens", "named", "expected"), [(40, 0, 41), (128, 0, 128), (40, 100, 100)])

@@ -21,7 +21,7 @@ from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
 from tasks.steps import reward_model
 from tasks.steps.base import MODEL
-from tasks.steps.rl import run as rl_run
+from tasks.steps.rl import parts as rl_parts
 from tasks.steps.runtime import Runtime, open_runtime
 from tests import strategies
 from tests.learners import update_config
@@ -41,11 +41,11 @@ def start(tmp_path: Path) -> Path:
 
 def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The policy as an RL run loads it; the tiny model has no tokenizer to be checked with."""
-    monkeypatch.setattr(rl_run, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
-    monkeypatch.setattr(rl_run, "check_model", lambda *_: None)
+    monkeypatch.setattr(rl_parts, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
+    monkeypatch.setattr(rl_parts, "check_model", lambda *_: None)
     rl = strategies.rl_config("grpo", update=update_config(adapter=ADAPTER))
-    context: Any = SimpleNamespace(inputs={rl_run.START: start}, seed=0)
-    return rl_run._policy(context, rl, runtime)
+    context: Any = SimpleNamespace(inputs={rl_parts.START: start}, seed=0)
+    return rl_parts._policy(context, rl, runtime)
 
 
 def activations(model: AdaptedModel) -> int:

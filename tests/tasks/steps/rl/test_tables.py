@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from data_contracts.errors import ContractError
+from data_contracts.rollouts import check_rollouts
 from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.types import Message, ScoredRollout
 from tasks.home.settings import Home
-from tasks.steps.rl.tables import SAMPLE_ROWS, RolloutKeeper, write_sample
+from tasks.steps.rl.tables import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
 from tasks.tracking.runs import open_tracker
 from tests import strategies
 
@@ -75,6 +76,15 @@ def drawn(iteration: int) -> Drawn[list[ScoredRollout]]:
         [_asked(item) for item in group] for group in strategies.random_groups(strategies.tiny_llama(), iteration)
     )
     return Drawn(groups=(kept, other), replaced=(replaced,))
+
+
+def test_what_was_replaced_stands_in_the_rollout_table_beside_what_was_trained_on() -> None:
+    found = drawn(1)
+    table = pd.DataFrame(rollout_rows(1, found.groups, replaced=found.replaced))
+    check_rollouts(table)
+    assert table["replaced"].tolist() == [False] * 6 + [True] * 3
+    assert set(table[table["replaced"]]["prompt_id"]) == {found.replaced[0][0].rollout.prompt.prompt_id}
+    assert not table.duplicated(["prompt_id", "sample_index"]).any()
 
 
 def _asked(item: ScoredRollout) -> ScoredRollout:

@@ -1,22 +1,20 @@
-"""Rollout collection of an online-RL run: dynamic sampling from prompts to rollout tables."""
+"""The groups of an iteration: what the engine is asked for, and what dynamic sampling replaces."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from data_contracts.rollouts import check_rollouts
+from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError
+from rlcore.loop.groups import carries_signal, draw_groups, replacement_metrics
+from rlcore.loop.parts import window
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score
-from tasks.steps.rl.groups import carries_signal, draw_groups, replacement_metrics
-from tasks.steps.rl.run import resolve_algorithm, window
-from tasks.steps.rl.tables import rollout_rows
 from tests import strategies
 
 NUM_PROMPTS, GROUP_SIZE = 10, 3
@@ -65,16 +63,16 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         sampling=SamplingConfig(max_new_tokens=8, max_replacements=max_replacements),
     )
     prompts = [prompt(number) for number in range(NUM_PROMPTS)]
-    return SimpleNamespace(
-        rl=rl,
+    parts = SimpleNamespace(
+        config=rl,
         seed=7,
         prompts=prompts,
         prompts_of=lambda iteration: window(prompts, (iteration - 1) * 4, 4, seed=7),
         sampler=NumberedEngine(),
         reward=reward,
         tokenizer=SimpleNamespace(eos_ids=(2,)),
-        context=SimpleNamespace(progress=print),
     )
+    return SimpleNamespace(parts=parts, recorder=SimpleNamespace(note=print))
 
 
 def ids(groups: Any) -> list[str]:
@@ -85,7 +83,7 @@ def ids(groups: Any) -> list[str]:
 
 
 def test_groups_without_signal_are_replaced_whole_by_prompts_that_the_iteration_has_not_used() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompts_of(1)]
+    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).parts.prompts_of(1)]
     run = make_run(max_replacements=4, always_right={first[1], first[3]})
     drawn = draw_groups(run, 1, {})
     assert ids(drawn.replaced) == [first[1], first[3]]
@@ -100,21 +98,21 @@ def test_the_same_iteration_draws_the_same_again_and_another_round_or_iteration_
     runs = [make_run(max_replacements=3, always_right=hard) for _ in range(2)]
     drawn = [draw_groups(run, 2, {}) for run in runs]
     assert drawn[0] == drawn[1]
-    assert runs[0].sampler.asked == runs[1].sampler.asked
+    assert runs[0].parts.sampler.asked == runs[1].parts.sampler.asked
     draw_groups(runs[0], 3, {})
-    seeds = [seed for _, seed in runs[0].sampler.asked]
+    seeds = [seed for _, seed in runs[0].parts.sampler.asked]
     assert len(set(seeds)) == len(seeds)
 
 
 def test_replacements_leave_the_first_draw_of_every_iteration_as_it_is() -> None:
     off, on = (make_run(max_replacements=n, always_right={"0", "1", "2", "3", "4", "5"}) for n in (0, 3))
     for iteration in (1, 2, 3):
-        on.sampler.asked.clear()
-        off.sampler.asked.clear()
+        on.parts.sampler.asked.clear()
+        off.parts.sampler.asked.clear()
         draw_groups(off, iteration, {})
         draw_groups(on, iteration, {})
-        assert on.sampler.asked[0] == off.sampler.asked[0]
-        assert len(off.sampler.asked) == 1
+        assert on.parts.sampler.asked[0] == off.parts.sampler.asked[0]
+        assert len(off.parts.sampler.asked) == 1
 
 
 def test_off_by_default_nothing_is_replaced_and_no_order_of_replacements_is_drawn() -> None:
@@ -128,24 +126,19 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
     run = make_run(max_replacements=50, always_right=set(map(str, range(NUM_PROMPTS))))
     seconds: dict[str, float] = {}
     drawn = draw_groups(run, 1, seconds)
-    asked = [name for names, _ in run.sampler.asked for name in names]
+    asked = [name for names, _ in run.parts.sampler.asked for name in names]
     assert sorted(asked) == sorted(map(str, range(NUM_PROMPTS)))  # each prompt once
     assert sorted(ids(drawn.groups) + ids(drawn.replaced)) == sorted(asked)
     assert seconds.keys() == {"rollout", "score"}
 
 
-def test_what_was_replaced_is_counted_and_stands_in_the_rollout_table() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompts_of(1)]
+def test_what_was_replaced_is_counted() -> None:
+    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).parts.prompts_of(1)]
     drawn = draw_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
     metrics = replacement_metrics(drawn, truncated="score")
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.
     assert metrics == {"groups/replaced": 1.0, "rollouts/extra": 3.0, "reward/drawn_mean": pytest.approx(7 / 15)}
     check_names(metrics)
-    table = pd.DataFrame(rollout_rows(1, drawn.groups, replaced=drawn.replaced))
-    check_rollouts(table)
-    assert len(table) == 5 * GROUP_SIZE
-    assert set(table[table["replaced"]]["prompt_id"]) == {first[0]}
-    assert not table.duplicated(["prompt_id", "sample_index"]).any()
 
 
 def test_the_signal_of_a_group_is_that_of_the_rewards_that_will_be_trained_on() -> None:

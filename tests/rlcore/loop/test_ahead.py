@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlcore.config import MismatchConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError, SamplingError
+from rlcore.loop.ahead import Groups, RolloutsAhead, from_json, mean_staleness, to_json
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
-from tasks.steps.rl.ahead import Groups, RolloutsAhead, from_json, mean_staleness, to_json
 from tests import strategies
 
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="3+4"),), token_ids=(3,), reference="7", task="t")

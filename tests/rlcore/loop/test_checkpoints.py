@@ -11,9 +11,11 @@ import pytest
 
 from rlcore.config import CheckpointConfig
 from rlcore.errors import CheckpointError
-from tasks.steps.rl.checkpoints import Checkpoints
+from rlcore.loop.checkpoints import Checkpoints
 from tests import strategies
 from tests.learners import make_learner
+
+IDENTITY = {"stage": "k"}
 
 
 @dataclass
@@ -29,7 +31,7 @@ def written(tmp_path: Path, seconds_per_iteration: float, **settings: Any) -> li
     clock, learner = Clock(), make_learner()
     rl = strategies.rl_config(num_iterations=20, checkpoints=CheckpointConfig(**settings))
     done = []
-    with closing(Checkpoints(tmp_path, rl, stage_key="k", clock=clock)) as checkpoints:
+    with closing(Checkpoints(tmp_path, rl, identity=IDENTITY, clock=clock)) as checkpoints:
         for iteration in range(1, 21):
             clock.seconds += seconds_per_iteration
             if checkpoints.is_due(iteration):
@@ -55,9 +57,9 @@ def test_by_the_clock_or_by_iterations_and_always_after_the_first_and_the_last(
     assert written(tmp_path, seconds, **settings) == expected
 
 
-def test_what_was_saved_last_is_loaded_and_another_stage_may_not(tmp_path: Path) -> None:
+def test_what_was_saved_last_is_loaded_and_another_run_may_not(tmp_path: Path) -> None:
     rl, learner = strategies.rl_config(num_iterations=3), make_learner()
-    checkpoints = Checkpoints(tmp_path, rl, stage_key="k")
+    checkpoints = Checkpoints(tmp_path, rl, identity=IDENTITY)
     for iteration in (1, 2):
         checkpoints.save(iteration, learner, run_state={"history": [iteration]}, spared=[1])
     state = checkpoints.load(learner)  # waits for what is being written
@@ -65,5 +67,5 @@ def test_what_was_saved_last_is_loaded_and_another_stage_may_not(tmp_path: Path)
     state = checkpoints.load(learner, up_to=1)
     assert state is not None and state["iteration"] == 1
     with pytest.raises(CheckpointError, match="another stage"):
-        Checkpoints(tmp_path, rl, stage_key="other").load(learner)
+        Checkpoints(tmp_path, rl, identity={"stage": "other"}).load(learner)
     checkpoints.close()

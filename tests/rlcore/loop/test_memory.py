@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from rlcore.loop.update import measured_update
 from rlcore.memory import num_parameters
 from rlcore.training.totals import UpdateStats
 from rlcore.types import TrainingSample
-from tasks.steps.rl.memory import measured_update
 from tests import strategies
 from tests.learners import make_learner
 
@@ -23,20 +23,20 @@ WITHOUT_SIGNAL = [dataclasses.replace(sample, advantages=torch.zeros_like(sample
 def make_run(name: str = "grpo") -> Any:
     """What the measurement reads of a run of a tiny policy."""
     learner = make_learner(name, dtype=torch.float32)
-    return SimpleNamespace(
+    parts = SimpleNamespace(
         learner=learner,
-        judges=SimpleNamespace(policy=learner.policy, reference=None, critic=learner.critic),
-        reward_model=None,
-        runtime=SimpleNamespace(compute_dtype=torch.float32),
-        rl=learner.config,
+        reference=None,
+        reward_models=(),
+        engine_dtype=torch.float32,
+        config=learner.config,
         prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
-        history=[],
     )
+    return SimpleNamespace(parts=parts, history=[])
 
 
 def iterate(run: Any, samples: list[TrainingSample]) -> dict[str, float]:
     """One iteration's memory metrics, kept in the history as a run keeps them."""
-    update = partial(run.learner.update, samples, seed=len(run.history))
+    update = partial(run.parts.learner.update, samples, seed=len(run.history))
     stats, metrics = measured_update(run, update)
     assert isinstance(stats, UpdateStats)
     run.history.append(dict(metrics))
@@ -48,7 +48,7 @@ def test_an_update_without_signal_is_not_measured_and_the_first_that_moves_the_p
     assert iterate(run, WITHOUT_SIGNAL) == {}
     assert iterate(run, WITHOUT_SIGNAL) == {}
     metrics = iterate(run, SAMPLES)
-    size = num_parameters(run.learner.policy)
+    size = num_parameters(run.parts.learner.policy)
     assert metrics["memory/gradients_bytes"] == 4 * size
     assert metrics["memory/optimizer_bytes"] >= 8 * size  # two moments
     assert metrics["memory/activations_bytes"] > 0
@@ -58,5 +58,5 @@ def test_an_update_without_signal_is_not_measured_and_the_first_that_moves_the_p
 def test_a_critic_that_learns_alone_is_not_the_whole_of_an_update() -> None:
     run = make_run("ppo")
     assert iterate(run, WITHOUT_SIGNAL) == {}
-    both = num_parameters(run.learner.policy) + sum(p.numel() for p in run.learner.critic.parameters())
+    both = num_parameters(run.parts.learner.policy) + sum(p.numel() for p in run.parts.learner.critic.parameters())
     assert iterate(run, SAMPLES)["memory/gradients_bytes"] == 4 * both
