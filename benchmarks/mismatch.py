@@ -35,7 +35,7 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tasks.home.settings import configure_environment, find_home
-from tasks.steps.rl import parts as rl_parts
+from tasks.steps import rl_parts
 
 # The largest integer that a weight is rounded to; 0: not rounded.
 ARMS: Mapping[str, int] = {"float32": 0, "int8": 127, "int4": 7, "5 levels": 2}

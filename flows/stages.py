@@ -35,7 +35,7 @@ from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs, unused_by_
 from tasks.steps.rejection import needs_reward_model, run_rejection
 from tasks.steps.reward_gate import run_reward_gate
 from tasks.steps.reward_model import run_reward_model
-from tasks.steps.rl.parts import outside, uses_reward_model
+from tasks.steps.rl_parts import outside, uses_reward_model
 from tasks.steps.sft import run_sft
 from tasks.tracking.registry import ModelVersion
 

@@ -13,9 +13,8 @@
 """
 
 from rlcore.loop.iterate import conclude, iterate, open_run, train
-from rlcore.loop.parts import HeldOut, Parts
 from rlcore.loop.recorder import LogRecorder, Recorder, Stop, summary_line
-from rlcore.loop.run import Outcome, Run
+from rlcore.loop.run import HeldOut, Outcome, Parts, Run
 
 __all__ = [
     "HeldOut",

@@ -11,14 +11,11 @@ from rlcore.canaries import known_answers_canary, terms_canary
 from rlcore.errors import ConfigError, NonFiniteError
 from rlcore.loop.ahead import RolloutsAhead, mean_staleness
 from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.evaluate import evaluate_held_out
-from rlcore.loop.groups import draw_groups, replacement_metrics
 from rlcore.loop.health import go_back, judge_run
-from rlcore.loop.parts import Parts
 from rlcore.loop.recorder import LogRecorder, Recorder
-from rlcore.loop.run import Outcome, Run
+from rlcore.loop.rollouts import draw_groups, evaluate_held_out, replacement_metrics
+from rlcore.loop.run import Outcome, Parts, Run, timed
 from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
-from rlcore.loop.timing import timed
 from rlcore.loop.update import update_policy
 from rlcore.sampling.episodes import episode_metrics
 from rlcore.sampling.replicas import take_metrics
@@ -33,7 +30,7 @@ def train(parts: Parts, recorder: Recorder | None = None) -> Outcome:
 
     Raises:
         RlcoreError: a part fails, a canary finds one that is silently broken, or a health rule ends a run of which no
-            iteration is sound. Checkpoints stay: the same call goes on from the newest one.
+            iteration is sound. Checkpoints stay: with parts made anew, the same call goes on from the newest one.
     """
     with open_run(parts, recorder or LogRecorder(parts.config.num_iterations)) as run:
         while not run.is_over:

@@ -12,7 +12,7 @@ import torch
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import HardwareConfig, RlConfig, to_dict
 from rlcore.errors import ConfigError
-from rlcore.loop.parts import Parts
+from rlcore.loop.run import Parts
 from rlcore.machine import choose_device_and_dtype
 from rlcore.models.check import check_model
 from rlcore.models.heads import ScalarModel

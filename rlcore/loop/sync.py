@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
-from rlcore.loop.parts import Parts
+from rlcore.loop.run import Parts
 from rlcore.models.lora import merged_state
 from rlcore.models.precision import compute_dtype
 from rlcore.sampling.base import Sampler, SamplingParams

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from rlcore.loop.parts import Parts
-from rlcore.loop.run import Run
+from rlcore.loop.run import Parts, Run
 from rlcore.memory import Footprint, PeakMeter, kv_cache_bytes, measuring, num_parameters, optimizer_bytes
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, Judges, build_experience

@@ -12,8 +12,8 @@ from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.models.loading import save_model
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.rl.parts import START, open_parts, start_from
-from tasks.steps.rl.recorder import StageRecorder
+from tasks.steps.rl_parts import START, open_parts, start_from
+from tasks.steps.rl_records import StageRecorder
 from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
 
 

@@ -33,7 +33,7 @@ from tasks.steps.data import prepare_source
 from tasks.steps.prepare import record, token_view
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rewards import open_reward_model, reward_resources
-from tasks.steps.rl.tables import write_rollouts
+from tasks.steps.rl_records import write_rollouts
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
 from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime

@@ -12,11 +12,11 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, UpdateConfig
+from rlcore.loop.checkpoints import CheckpointWriter
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.models.policy import score_sequences
 from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 

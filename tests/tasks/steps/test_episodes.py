@@ -17,7 +17,7 @@ from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tasks.steps.episodes import corpus_digest, episodes_of, evaluation_sections, with_tools
-from tasks.steps.rl.tables import rollout_rows
+from tasks.steps.rl_records import rollout_rows
 
 CALCULATOR = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=40)
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=120, num_samples=1)

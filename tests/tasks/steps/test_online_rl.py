@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.config import EvaluationConfig
 from rlcore.loop import HeldOut
-from rlcore.loop.evaluate import evaluate_held_out
+from rlcore.loop.rollouts import evaluate_held_out
 from rlcore.metrics import check_names
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sampling.base import SamplingParams

@@ -19,9 +19,8 @@ from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
 from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
-from tasks.steps import reward_model
+from tasks.steps import reward_model, rl_parts
 from tasks.steps.base import MODEL
-from tasks.steps.rl import parts as rl_parts
 from tasks.steps.runtime import Runtime, open_runtime
 from tests import strategies
 from tests.learners import update_config

@@ -11,7 +11,7 @@ from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.errors import ConfigError
-from tasks.steps.rl.parts import uses_reward_model
+from tasks.steps.rl_parts import uses_reward_model
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:

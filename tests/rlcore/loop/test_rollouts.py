@@ -10,8 +10,8 @@ import pytest
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.loop.groups import carries_signal, draw_groups, replacement_metrics
-from rlcore.loop.parts import window
+from rlcore.loop.rollouts import carries_signal, draw_groups, replacement_metrics
+from rlcore.loop.run import window
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score

@@ -14,7 +14,7 @@ from data_contracts.rollouts import check_rollouts
 from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.types import Message, ScoredRollout
 from tasks.home.settings import Home
-from tasks.steps.rl.tables import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
+from tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
 from tasks.tracking.runs import open_tracker
 from tests import strategies
 
@@ -118,7 +118,7 @@ def test_iterations_that_are_written_together_are_the_same_files_as_one_by_one(
 def test_a_slow_loop_writes_every_iteration_at_once(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.steps.rl.tables.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.steps.rl_records.WRITE_SECONDS", 0.0)
     with open_tracker(tracked_home).start_run("e", "r", tags={}) as run:
         keeper = RolloutKeeper(tmp_path, run)
         keeper.keep(7, drawn(7))

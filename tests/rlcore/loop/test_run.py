@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.loop.parts import window
+from rlcore.loop.run import window
 from rlcore.types import Prompt
 
 

@@ -1,8 +1,8 @@
-"""The groups of an iteration: sampled, scored, and replaced by fresh ones where they carry no signal."""
+"""What is sampled and scored: the groups of an iteration, with dynamic sampling, and the held-out problems."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 
@@ -11,11 +11,10 @@ import torch
 from rlcore.algorithms.advantages import has_signal
 from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import mask_canary
-from rlcore.loop.parts import Parts
-from rlcore.loop.run import Run
-from rlcore.loop.timing import timed
-from rlcore.rewards.base import RewardFn, check_error_rate
-from rlcore.sampling.base import SamplingParams
+from rlcore.evaluation import accuracy
+from rlcore.loop.run import HeldOut, Parts, Run, timed
+from rlcore.rewards.base import RewardFn, check_error_rate, is_correct, score_each
+from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_usable, reward_of
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
@@ -85,6 +84,31 @@ def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> lis
     scored = [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
     check_error_rate([item.score for group in scored for item in group])
     return scored
+
+
+def evaluate_held_out(
+    sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, note: Callable[[str], None]
+) -> dict[str, float]:
+    """Greedy accuracy on the held-out problems with its interval, as ``eval/...``.
+
+    A problem that could not be answered or graded counts as wrong, and is counted in ``eval/failed``.
+
+    Raises:
+        SamplingError: the engine is broken.
+    """
+    params = SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens, num_samples=1, greedy=True)
+    groups = sampler.sample(held_out.prompts, params, seed=0)
+    scores = score_each([rollout for group in groups for rollout in group], held_out.verifier)
+    failed = [score.error for score in scores if score.error]
+    if failed:
+        note(f"{len(failed)} of {len(scores)} held-out problems count as wrong, as one: {failed[0]}")
+    interval = accuracy([is_correct(score) for score in scores], confidence=held_out.confidence)
+    return {
+        "eval/accuracy": interval.mean,
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+        "eval/failed": float(len(failed)),
+    }
 
 
 def _rollouts_of(run: Run, iteration: int) -> list[list[Rollout]]:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from rlcore.errors import StorageError
-from rlcore.training import checkpoint_writer
+from rlcore.loop import checkpoints
+from rlcore.loop.checkpoints import CheckpointWriter
 from rlcore.training.checkpoint import is_intact, load_newest, write_checkpoint
-from rlcore.training.checkpoint_writer import CheckpointWriter
 from tests import learners, strategies
 from tests.learners import weights_of
 
@@ -32,7 +32,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         may_write.wait()
         return write_checkpoint(*arguments, **settings)
 
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write)
     yield may_write
     may_write.set()
 
@@ -73,7 +73,7 @@ def test_where_a_copy_does_not_fit_the_checkpoint_is_there_when_save_returns(
 ) -> None:
     learner = make_learner()
     for number, free in enumerate((0, None), start=1):
-        monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(checkpoints, "free_bytes", lambda _, free=free: free)
         writer = CheckpointWriter(tmp_path)
         writer.save(number, learner, run_state={"identity": IDENTITY})
         assert is_intact(tmp_path / f"step-{number:06d}")
@@ -94,7 +94,7 @@ def test_an_error_of_the_disk_is_raised_by_whoever_asks_next(asked: str, tmp_pat
 def test_memory_of_the_copy_is_what_the_checkpoint_has_on_the_disk(tmp_path: Path) -> None:
     learner = make_learner("ppo")
     learner.update(strategies.random_samples(0), seed=0)
-    snapshot = checkpoint_writer.take_snapshot(learner, run_state={})
+    snapshot = checkpoints.take_snapshot(learner, run_state={})
     size = sum(path.stat().st_size for path in write_checkpoint(tmp_path, 1, snapshot).glob("*.safetensors"))
     numbers = sum(p.numel() for model in (learner.policy, learner.critic) if model for p in model.parameters())
     assert snapshot.copied().num_bytes == snapshot.num_bytes == pytest.approx(12 * numbers, rel=0.01)
