@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,9 +43,7 @@ def native_parts(
     algorithm, tokenizer = resolve_algorithm(config), ChatTokenizer.load(start)
     device, dtype = choose_device_and_dtype(HardwareConfig())
 
-    def load() -> torch.nn.Module:
-        return load_policy(start, device=device, dtype=torch.float32)
-
+    load = partial(load_policy, start, device=device, dtype=torch.float32)
     policy = compute_in(load(), dtype)
     check_model(policy, tokenizer)
     critic = None
