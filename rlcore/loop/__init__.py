@@ -12,7 +12,7 @@
         outcome = conclude(run)
 """
 
-from rlcore.loop.iterate import conclude, iterate, open_run, train
+from rlcore.loop.iteration import conclude, iterate, open_run, train
 from rlcore.loop.recorder import LogRecorder, Recorder, Stop, summary_line
 from rlcore.loop.run import HeldOut, Outcome, Parts, Run
 
