@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
-from rlcore.errors import CanaryError, ConfigError, NonFiniteError, RewardError, StaleSamplerError, TrainingError
+from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import HeldOut, conclude, iterate, open_run, train
 from rlcore.metrics import check_names
 from rlcore.rewards.table import RewardResources, build_rewards, function_reward
@@ -99,12 +99,16 @@ def test_a_grader_that_fails_on_more_than_a_tenth_ends_the_run(make_parts: MakeP
         train(make_parts(reward=function_reward(judge)), Tape())
 
 
-def test_a_reward_that_is_not_finite_is_refused_before_any_training(make_parts: MakeParts) -> None:
-    def infinite(rollouts: Sequence[Rollout]) -> list[Any]:
-        return [float("inf")] * len(rollouts)
+def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_training(make_parts: MakeParts) -> None:
+    def backwards(rollouts: Sequence[Rollout]) -> list[Any]:
+        return [float(sum(map(ord, rollout.prompt.prompt_id))) for rollout in reversed(rollouts)]
 
-    with pytest.raises((CanaryError, NonFiniteError, RewardError)):
-        train(make_parts(reward=function_reward(infinite)), Tape())
+    parts, tape = make_parts(reward=function_reward(backwards)), Tape()
+    before = weights(parts)
+    with pytest.raises(CanaryError, match="not in the order of the rollouts"):
+        train(parts, tape)
+    assert tape.rows == []
+    assert torch.equal(before, weights(parts))
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(make_parts: MakeParts) -> None:
