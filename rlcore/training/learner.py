@@ -45,6 +45,7 @@ from rlcore.training.value_terms import critic_loss
 from rlcore.types import TrainingSample
 
 SETTING = "update.tokens_per_microbatch"
+ROUNDING = 1e-6  # norm of a gradient; a policy that is its reference but for float32's rounding has 6e-9
 
 
 class Learner:
@@ -195,7 +196,7 @@ class Learner:
     def _take_steps(self, totals: Totals) -> None:
         """Step with what was accumulated; both gradients are checked before either model moves.
 
-        Where the policy's gradient is zero it takes no step, since momentum alone would move it.
+        Where the policy's gradient is zero but for rounding it takes no step: momentum alone would move it.
         """
         learning, own = self._learning_parameters()
         scale = self.loss_scale.value
@@ -204,14 +205,15 @@ class Learner:
             critic_norm = clip_gradient(own, max_grad_norm=self._critic_optim.max_grad_norm, scale=scale)
             totals.record("critic/gradient_norm", critic_norm)
         totals.record("gradient_norm", norm)
-        if self.shares_trunk and norm == 0.0:
+        moves = norm > ROUNDING
+        if self.shares_trunk and not moves:
             for parameter in learning:
                 parameter.grad = None  # the head's step must not move the policy by momentum
         elif self.critic is not None and not self.shares_trunk:
             take_step(self.critic_optimizer)
-        if norm > 0.0 or self.shares_trunk:
+        if moves or self.shares_trunk:
             take_step(self.optimizer)
-        self._has_moved |= norm > 0.0
+        self._has_moved |= moves
 
     def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The policy's, and what the critic has to itself; a head on the policy's trunk is its optimizer's last."""

@@ -21,7 +21,7 @@ from rlcore.models.recompute import recompute_layers
 from rlcore.packing import TokenSequence, pack
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import Judges, build_experience
-from rlcore.training.learner import Learner
+from rlcore.training.learner import ROUNDING, Learner
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
 from rlcore.training.sft import train_sft
 from rlcore.types import Score
@@ -138,6 +138,7 @@ def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype
     before = weights_of(policy)
     stats = subject.update(experience.samples, seed=0)
     assert stats.metrics["kl/ref"] < 1e-12
+    assert stats.metrics["gradient_norm"] < ROUNDING
     # Adam would make a whole step of any gradient, however small.
     assert not stats.moved
     assert torch.equal(weights_of(policy), before)
