@@ -16,12 +16,12 @@ import torch
 from benchmarks.canary_session import Session
 from benchmarks.canary_work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, sound
 from rlcore.config import EngineConfig
-from rlcore.sampling import weight_sync
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm_control import publish
-from rlcore.sampling.vllm_http import call
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.sampling.vllm import sync as syncing
+from rlcore.sampling.vllm.client import call
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.server import VllmSampler, open_vllm
+from rlcore.sampling.vllm.sync import publish
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 WORKER = Path(__file__).parents[1] / "tests" / "integration" / "faulty_vllm_worker.py"
@@ -106,7 +106,7 @@ def _restarted(work: Work, server: VllmSampler, dtype: torch.dtype) -> Session:
 def _deaf(server: VllmSampler, folder: Path) -> Iterator[None]:
     """Inside, every adapter that is sent is the one of now."""
     kept = replace(server.served, path=Path(shutil.copytree(server.served.path, folder / "kept")))
-    with patch.object(weight_sync, "publish", lambda group, _, version, send: publish(group, kept, version, send)):
+    with patch.object(syncing, "publish", lambda group, _, version, send: publish(group, kept, version, send)):
         yield
 
 

@@ -20,8 +20,8 @@ from benchmarks.peers import work
 from benchmarks.peers.forced import ForcedLengths, decode_forced
 from rlcore.config import EngineConfig
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
-from rlcore.sampling.vllm_http import call
-from rlcore.sampling.vllm_process import ServerProcess, ServerSpec
+from rlcore.sampling.vllm.client import call
+from rlcore.sampling.vllm.process import ServerProcess, ServerSpec
 
 LARGEST, LONGEST = 256, 128  # completions at once, tokens of one
 

@@ -21,9 +21,9 @@ from benchmarks.peers import work
 from rlcore.config import AdapterConfig, EngineConfig, ModelConfig, TransferKind
 from rlcore.models.loading import import_model
 from rlcore.models.lora import add_adapter, merged_state
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import open_vllm
-from rlcore.sampling.weight_files import exchange_folder
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.server import open_vllm
+from rlcore.sampling.vllm.weights import exchange_folder
 from rlcore.tokenization import ChatTokenizer
 
 WAYS: tuple[TransferKind, ...] = ("file", "shared_memory", "gloo")

@@ -19,7 +19,7 @@ from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
 from rlcore.loop.update import update_policy
 from rlcore.sampling.episodes import episode_metrics
 from rlcore.sampling.replicas import take_metrics
-from rlcore.sampling.vllm import rest
+from rlcore.sampling.vllm.in_process import rest
 from rlcore.types import Rollout, ScoredRollout
 
 

@@ -25,7 +25,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
-from rlcore.sampling.weight_sums import part_of
+from rlcore.sampling.vllm.worker.sums import part_of
 from rlcore.seeding import generator
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import VllmSampler, open_alone
-from rlcore.sampling.weight_sync import WeightSync
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.server import VllmSampler, open_alone
+from rlcore.sampling.vllm.sync import WeightSync
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 

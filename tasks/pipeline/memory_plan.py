@@ -17,8 +17,7 @@ from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
 from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.scratch import make_config, make_tokenizer
-from rlcore.sampling.placement import Cards
-from rlcore.sampling.vllm_gpu import is_installed
+from rlcore.sampling.vllm.placement import Cards, is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.steps.base import MODEL

@@ -33,22 +33,17 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 _SERVERS = (
     "rlcore.models.weight_names",
-    "rlcore.sampling.background",
-    "rlcore.sampling.engine_guard",
-    "rlcore.sampling.gloo_group",
-    "rlcore.sampling.placement",
-    "rlcore.sampling.vllm_control",
-    "rlcore.sampling.vllm_gpu",
-    "rlcore.sampling.vllm_http",
-    "rlcore.sampling.vllm_metrics",
-    "rlcore.sampling.vllm_process",
-    "rlcore.sampling.vllm_proof",
-    "rlcore.sampling.vllm_requests",
-    "rlcore.sampling.vllm_server",
-    "rlcore.sampling.vllm_transfer",
-    "rlcore.sampling.vllm_weights",
-    "rlcore.sampling.weight_files",
-    "rlcore.sampling.weight_sync",
+    "rlcore.sampling.vllm.client",
+    "rlcore.sampling.vllm.guard",
+    "rlcore.sampling.vllm.metrics",
+    "rlcore.sampling.vllm.placement",
+    "rlcore.sampling.vllm.process",
+    "rlcore.sampling.vllm.requests",
+    "rlcore.sampling.vllm.server",
+    "rlcore.sampling.vllm.sync",
+    "rlcore.sampling.vllm.transfer",
+    "rlcore.sampling.vllm.weights",
+    "rlcore.sampling.vllm.worker",
 )
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")

@@ -23,7 +23,7 @@ from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.rewards.base import RewardFn, check_error_rate
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.weight_files import max_positions
+from rlcore.sampling.vllm.weights import max_positions
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout

@@ -14,13 +14,19 @@ from rlcore.errors import ConfigError
 from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers, visible_cards
 from rlcore.sampling.replicas import open_servers
-from rlcore.sampling.vllm import open_in_process
-from rlcore.sampling.vllm_gpu import is_installed
-from rlcore.sampling.vllm_process import ADAPTER_RANKS, ServerSpec
-from rlcore.sampling.vllm_transfer import choose_transfer
-from rlcore.sampling.weight_files import exchange_folder, max_positions
+from rlcore.sampling.vllm.in_process import open_in_process
+from rlcore.sampling.vllm.placement import (
+    Cards,
+    choose_transfer,
+    deal,
+    is_installed,
+    memory_fractions,
+    on_the_trainers,
+    visible_cards,
+)
+from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
+from rlcore.sampling.vllm.weights import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.steps.runtime import Runtime

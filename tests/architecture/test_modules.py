@@ -20,7 +20,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     },
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py", "benchmarks/peers/ppo_trl.py"},
-    "vllm": {"rlcore/sampling/vllm.py", "rlcore/sampling/vllm_worker.py", "rlcore/sampling/vllm_gpu.py"},
+    "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("in_process", "transfer", "worker/receiver")},
     "math_verify": {"rlcore/rewards/math_verifier.py"},
 }
 

@@ -48,7 +48,7 @@ RL, EVALUATIONS = {"grpo", "ppo"}, {"evaluate_base", "evaluate_sft", "evaluate_g
 DEPENDENTS = {
     "rlcore.training.learner": RL,
     "rlcore.sampling.native": {*RL, *EVALUATIONS, "prepare_preferences"},  # everything that samples
-    "rlcore.sampling.vllm_server": set(),
+    "rlcore.sampling.vllm.server": set(),
     "rlcore.training.sft": {"sft"},
     "rlcore.training.reward_model": {"reward_model"},
     "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences"},  # pairs that are sampled are graded
@@ -73,7 +73,7 @@ def test_a_change_computes_again_the_stages_that_run_the_code_and_no_other(
 
 def test_servers_are_counted_where_they_sample() -> None:
     found = closures("tiny", "grpo.sampling.engine.kind=vllm")
-    assert {name for name, modules in found.items() if "rlcore.sampling.vllm_server" in modules} == {"grpo"}
+    assert {name for name, modules in found.items() if "rlcore.sampling.vllm.server" in modules} == {"grpo"}
 
 
 def test_importing_a_model_and_reading_data_hang_on_no_training_code(sampled: dict[str, frozenset[str]]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from rlcore.metrics import METRICS
-from rlcore.sampling import vllm_metrics
+from rlcore.sampling.vllm import metrics as engine_metrics
 from tasks.pipeline.exporter import ADDRESS, LOGGED, STEP, gauge_name
 from tests.infra.documents import INFRA, read, tool
 
@@ -33,7 +33,7 @@ def test_the_dashboard_asks_for_metrics_of_the_glossary_alone() -> None:
 def test_the_dashboard_asks_vllm_for_what_the_engine_is_watched_by() -> None:
     asked = {name.removeprefix("vllm:").removesuffix("_total") for name in ASKED if name.startswith("vllm:")}
     assert asked
-    assert asked <= {*vllm_metrics._PEAKS, *vllm_metrics._COUNTS}  # held to a real server's page by test_vllm.py
+    assert asked <= {*engine_metrics._PEAKS, *engine_metrics._COUNTS}  # held to a real server's page by test_vllm.py
 
 
 def test_no_query_asks_for_anything_else() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-import vllm_worker  # type: ignore[import-not-found]  # lies beside it in the server's folder
+from rlcore_worker import receiver  # type: ignore[import-not-found]  # lies beside it in the server's folder
 
-_CHOSEN, _REPACK_HEAD = vllm_worker.chosen, vllm_worker.repack_head
+_CHOSEN, _REPACK_HEAD = receiver.chosen, receiver.repack_head
 
 
-class FaultyReceiver(vllm_worker.WeightReceiver):  # type: ignore[misc]  # as above
+class FaultyReceiver(receiver.WeightReceiver):  # type: ignore[misc]  # as above
     """Loses tensors by the beginning of their names, all (``stale``), or the news for the tied head's copy (``head``).
 
     ``refuse`` breaks off in the middle.
@@ -32,10 +32,10 @@ class FaultyReceiver(vllm_worker.WeightReceiver):  # type: ignore[misc]  # as ab
                 _REPACK_HEAD(model)
 
         self.lost = what
-        vllm_worker.chosen, vllm_worker.repack_head = (chosen, repack_head) if what else (_CHOSEN, _REPACK_HEAD)
+        receiver.chosen, receiver.repack_head = (chosen, repack_head) if what else (_CHOSEN, _REPACK_HEAD)
 
     def receive_weights(self, path: str) -> dict[str, int]:
         if self.lost == "stale":
-            return {"tensors": len(vllm_worker.StoredWeights(path))}
+            return {"tensors": len(receiver.StoredWeights(path))}
         answer: dict[str, int] = super().receive_weights(path)
         return answer

@@ -22,14 +22,20 @@ from rlcore.canaries.agreement import Spread
 from rlcore.config import EngineConfig
 from rlcore.errors import RlcoreError
 from rlcore.models.loading import load_policy
-from rlcore.sampling import vllm_process
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm import InProcessSampler, open_in_process
-from rlcore.sampling.vllm_control import ControlGroup, EngineControl
-from rlcore.sampling.vllm_gpu import BuiltInTransfer, ControlClient, WeightSource, init_info, open_builtin
-from rlcore.sampling.vllm_transfer import world_sizes
-from rlcore.sampling.vllm_weights import Weights
+from rlcore.sampling.vllm.client import ControlGroup, EngineControl
+from rlcore.sampling.vllm.in_process import InProcessSampler, open_in_process
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.transfer import (
+    BuiltInTransfer,
+    ControlClient,
+    WeightSource,
+    init_info,
+    open_builtin,
+    world_sizes,
+)
+from rlcore.sampling.vllm.weights import Weights
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 
@@ -90,11 +96,11 @@ class Run:
 
     def with_worker(self, faults: dict[str, Callable[..., Any]]) -> str:
         """The error of a sync with a worker that loses weights, empty where there is none; it is mended afterwards."""
-        from rlcore.sampling import vllm_worker
+        from rlcore.sampling.vllm.worker import receiver
 
-        whole = {name: getattr(vllm_worker, name) for name in faults}
+        whole = {name: getattr(receiver, name) for name in faults}
         for name, fault in faults.items():
-            setattr(vllm_worker, name, fault)
+            setattr(receiver, name, fault)
         try:
             self.sync()
             return ""
@@ -102,7 +108,7 @@ class Run:
             return type(error).__name__
         finally:
             for name, function in whole.items():
-                setattr(vllm_worker, name, function)
+                setattr(receiver, name, function)
 
 
 def nothing(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -194,7 +200,7 @@ def main(checkpoint: Path) -> None:
     torch.set_num_threads(1)
     before = process_state()
     tokenizer = ChatTokenizer.load(checkpoint)
-    spec = vllm_process.ServerSpec(
+    spec = ServerSpec(
         model=checkpoint,
         exchange=Path(),
         config=EngineConfig(kind="vllm_inprocess", kv_cache_gib=0.25),

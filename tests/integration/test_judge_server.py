@@ -17,8 +17,8 @@ import pytest
 from rlcore.config import ModelConfig
 from rlcore.models.loading import import_model
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
-from rlcore.sampling import engine_guard
-from rlcore.sampling.vllm_process import is_healthy
+from rlcore.sampling.vllm import guard as guard_script
+from rlcore.sampling.vllm.process import is_healthy
 from rlcore.types import Message, Prompt, Rollout
 
 pytestmark = pytest.mark.engine
@@ -43,7 +43,7 @@ def judge_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "judge"]
     server += ["--host", address[0], "--port", str(address[1]), *OPTIONS]
     guard = subprocess.Popen(
-        [sys.executable, "-I", engine_guard.__file__, str(os.getpid()), str(model.parent / "none"), *server],
+        [sys.executable, "-I", guard_script.__file__, str(os.getpid()), str(model.parent / "none"), *server],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm_server import VllmSampler
+from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 from tests.integration import vllm_runs

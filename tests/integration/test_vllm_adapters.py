@@ -19,10 +19,10 @@ from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
-from rlcore.sampling import weight_sync
-from rlcore.sampling.vllm_control import publish
-from rlcore.sampling.vllm_server import VllmSampler
-from rlcore.sampling.vllm_weights import Weights
+from rlcore.sampling.vllm import sync as syncing
+from rlcore.sampling.vllm.server import VllmSampler
+from rlcore.sampling.vllm.sync import publish
+from rlcore.sampling.vllm.weights import Weights
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
@@ -117,7 +117,7 @@ def test_an_adapter_that_is_not_applied_is_seen_however_little_it_has_learned(
     """The server is given the adapter of before; a step of 1e-7 shows in no log-probability."""
     stale = Weights(path=shutil.copytree(engine.served.path, tmp_path / "stale"), is_adapter=True)
     with monkeypatch.context() as patched:
-        patched.setattr(weight_sync, "publish", lambda group, _, version, send: publish(group, stale, version, send))
+        patched.setattr(syncing, "publish", lambda group, _, version, send: publish(group, stale, version, send))
         with pytest.raises(StaleSamplerError, match="adapter of layer 0, adapter of layer 1"):
             swap(engine, policy, prompts, seed=3, size=1e-7)
     assert swap(engine, policy, prompts, seed=4) <= TOLERANCE

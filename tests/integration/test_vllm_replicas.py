@@ -18,7 +18,7 @@ from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers, take_metrics
-from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.sampling.vllm.server import VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs

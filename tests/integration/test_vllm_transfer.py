@@ -17,7 +17,7 @@ from rlcore.config import TransferKind
 from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm_server import VllmSampler
+from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs

@@ -24,9 +24,9 @@ from rlcore.models.loading import import_model
 from rlcore.models.lora import AdaptedModel, merged_state
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm_http import call
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_server import VllmSampler, open_vllm
+from rlcore.sampling.vllm.client import call
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.server import VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 

@@ -25,7 +25,7 @@ from rlcore.models.weight_names import as_stored
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.weight_files import checkpoint_shapes, max_positions, misfits, stored_tensors
+from rlcore.sampling.vllm.weights import checkpoint_shapes, max_positions, misfits, stored_tensors
 from rlcore.types import Prompt, Rollout
 from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
 

@@ -10,7 +10,7 @@ import torch
 from rlcore.errors import ModelError
 from rlcore.models import weight_names
 from rlcore.models.weight_names import as_stored
-from rlcore.sampling.weight_files import checkpoint_shapes
+from rlcore.sampling.vllm.weights import checkpoint_shapes
 from tests import strategies
 from tests.rlcore.models.zoo import ARCHITECTURES, make
 

@@ -22,7 +22,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, members_of, open_servers, take_metrics
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 

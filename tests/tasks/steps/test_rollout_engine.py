@@ -17,8 +17,8 @@ from rlcore.errors import ConfigError, SamplingError
 from rlcore.models.loading import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.placement import Cards
-from rlcore.sampling.vllm_process import ServerSpec
+from rlcore.sampling.vllm.placement import Cards
+from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.steps import rollout_engine

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
-from rlcore.sampling import weight_sync
-from rlcore.sampling.vllm_control import ControlGroup, EngineControl
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_weights import Weights
-from rlcore.sampling.weight_sync import WeightSync
+from rlcore.sampling.vllm import sync as syncing
+from rlcore.sampling.vllm.client import ControlGroup, EngineControl
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.sync import WeightSync
+from rlcore.sampling.vllm.weights import Weights
 
 ADDRESS = ("127.0.0.1", 1)
 Make = Callable[..., tuple[WeightSync, list["Server"]]]
@@ -90,7 +90,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
 @pytest.fixture
 def direct(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[WeightSync, list[Server]]:
     monkeypatch.setattr(Sent, "opened", [], raising=False)
-    monkeypatch.setattr(weight_sync, "open_transfer", lambda kind, group, *, num_tensors: Sent(group))
+    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Sent(group))
     return make("nccl")
 
 
@@ -171,7 +171,7 @@ def test_a_copy_is_written_where_the_trainers_weights_move_while_the_engine_samp
         def send(self, weights: Weights) -> None:
             assert weights.live is not None
 
-    monkeypatch.setattr(weight_sync, "open_transfer", lambda kind, group, *, num_tensors: Copied())
+    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Copied())
     sync, servers = make("nccl", trainer_moves=True)
     sync.send(model.state_dict(), policy_version=1)
     (written,) = tmp_path.iterdir()

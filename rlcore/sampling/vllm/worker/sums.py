@@ -7,8 +7,6 @@ places are not seen; log-probabilities see those.
 
 On a CPU vLLM keeps a packed copy of a matrix and drops, or forgets, the original. What the copy holds is read by
 multiplying it with unit vectors, which is exact: a few columns drawn by a seed, the same ones on both sides.
-
-This module stands alone: the engine's interpreter imports it, where rlcore is not installed.
 """
 
 from __future__ import annotations

@@ -17,17 +17,18 @@ from pathlib import Path
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
-from rlcore.sampling import engine_guard, gloo_group, weight_sums
-from rlcore.sampling.placement import ALONE
-from rlcore.sampling.vllm_http import EngineUnreachableError, call
+from rlcore.sampling.vllm import guard
+from rlcore.sampling.vllm.client import EngineUnreachableError, call
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
-WORKER_CLASS = f"{WORKER.stem}.WeightReceiver"
+ALONE = 0.85  # of a GPU's memory, for a server that shares it with nothing
+WORKER_FOLDER = Path(__file__).with_name("worker")
+WORKER_PACKAGE = "rlcore_worker"  # its name in the engine's environment
+WORKER_CLASS = f"{WORKER_PACKAGE}.receiver.WeightReceiver"
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one has more than it needs
 _LOG_LINES = 15
 _ERROR = re.compile(r" ERROR .*\w(Error|Exception): ")
 _HEALTH_SECONDS = 10.0
-_STOP_SECONDS = engine_guard.GRACE_SECONDS + 20.0
+_STOP_SECONDS = guard.GRACE_SECONDS + 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +40,8 @@ class ServerSpec:
     that this process sees, none on a CPU; ``memory_fraction`` of them is taken, and ``eager`` is without CUDA graphs.
     ``trainer_moves``: the trainer's weights change while this samples. ``adapter_rank``: of the adapters that are to
     be sent as such; 0: none. ``prefill_in_parts``: what has more prompt tokens than one step takes is spread over
-    several; vLLM 0.32 dies of that on a CPU when requests have seeds of their own. ``worker_…``: what takes the
-    weights.
+    several; vLLM 0.32 dies of that on a CPU when requests have seeds of their own. ``worker_class``
+    takes the weights; ``worker_file``: where it is not ours, which it may import.
     """
 
     model: Path
@@ -57,12 +58,12 @@ class ServerSpec:
     trainer_moves: bool = False
     adapter_rank: int = 0
     prefill_in_parts: bool = False
-    worker_file: Path = WORKER
+    worker_file: Path | None = None
     worker_class: str = WORKER_CLASS
 
 
 class ServerProcess:
-    """One server, from its start to its end; :mod:`rlcore.sampling.engine_guard` ends it with this process too.
+    """One server, from its start to its end; :mod:`rlcore.sampling.vllm.guard` ends it with this process too.
 
     ``folder``: the server's own, with its log and the worker's module; it goes when the server does.
     """
@@ -76,14 +77,13 @@ class ServerProcess:
         self.address = ("127.0.0.1", _free_port())
         self.folder = Path(tempfile.mkdtemp(prefix="rlcore-engine-"))
         self._log = self.folder / "engine.log"
-        shutil.copy(spec.worker_file, self.folder)
-        shutil.copy(WORKER, self.folder)
-        shutil.copy(gloo_group.__file__, self.folder)
-        shutil.copy(weight_sums.__file__, self.folder)
-        guard = [
+        shutil.copytree(WORKER_FOLDER, self.folder / WORKER_PACKAGE)
+        if spec.worker_file is not None:
+            shutil.copy(spec.worker_file, self.folder)
+        watched = [
             sys.executable,
             "-I",
-            engine_guard.__file__,
+            guard.__file__,
             str(os.getpid()),
             f"{self.folder}{os.pathsep}{spec.exchange}",
         ]
@@ -97,7 +97,7 @@ class ServerProcess:
             )
         with self._log.open("wb") as log:
             self._guard = subprocess.Popen(
-                [*guard, *command(spec, python, self.address)],
+                [*watched, *command(spec, python, self.address)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,17 +1,20 @@
-"""Which GPUs each vLLM server computes on, and how much of them it may take; decided before anything is started."""
+"""Which GPUs vLLM servers compute on, how much of them they take, and how weights come; decided before any starts."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from rlcore.config import EngineConfig
+from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError
+from rlcore.sampling.vllm.process import ALONE
+from rlcore.sampling.vllm.weights import DIRECT, fits_in_memory
 
-ALONE, BESIDE_LEARNER = 0.85, 0.4  # of a GPU's memory
+BESIDE_LEARNER = 0.4  # of a GPU's memory
 _OF_FREE = 0.85  # what is free on the trainer's GPU is not all taken: its allocator and CUDA itself grow a little
 
 
@@ -95,6 +98,69 @@ def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards
 def on_the_trainers(dealt: Sequence[Sequence[int]], cards: Cards) -> list[bool]:
     """For each replica, whether it computes on the trainer's GPU."""
     return [cards.trainer in each for each in dealt]
+
+
+def is_installed() -> bool:
+    """Whether this environment has vLLM."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def choose_transfer(
+    config: EngineConfig, device: torch.device, *, num_bytes: int, shares: Sequence[bool], can_send: bool
+) -> TransferKind:
+    """What ``auto`` means here, or what was named, where it can be; ``num_bytes`` are those of the weights.
+
+    ``shares``: for each server of ours, whether it computes on the trainer's GPU. ``can_send``: vLLM, whose senders
+    bring weights from GPU to GPU, is installed in this environment.
+
+    Raises:
+        ConfigError: from GPU to GPU where it cannot be, or through memory that is too short.
+    """
+    fits, name = fits_in_memory(num_bytes), config.transfer
+    if name == "auto":
+        if config.urls or config.exchange:
+            return "file"
+        if device.type == "cuda" and can_send and not any(shares):
+            return "nccl"
+        return "shared_memory" if fits else "file"
+    if name in DIRECT:
+        _check_direct(name, device, shares=shares, can_send=can_send)
+    if name == "shared_memory" and not fits:
+        raise ConfigError(
+            f"/dev/shm has no room for three times {num_bytes / 2**20:.0f} MiB",
+            where="engine.transfer",
+            fix="take gloo, or file with a folder as engine.exchange",
+        )
+    return name
+
+
+def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[bool], can_send: bool) -> None:
+    if device.type != "cuda":
+        raise ConfigError(
+            f"{name} sends weights from GPU to GPU, this run trains on {device.type}",
+            where="engine.transfer",
+            fix="take shared_memory on one machine, gloo between two; auto chooses",
+        )
+    if not can_send:
+        raise ConfigError(
+            f"{name} needs vLLM in the trainer's environment too, and it is not there",
+            where="engine.transfer",
+            fix="pip install 'rlcore[vllm]', or take shared_memory or gloo",
+        )
+    if name == "nccl" and any(shares):
+        raise ConfigError(
+            f"nccl cannot join two processes on one GPU, and replica {list(shares).index(True)} computes on the "
+            "trainer's",
+            where="engine.transfer",
+            fix="take ipc, which is for one GPU, or name other GPUs in engine.gpus.devices",
+        )
+    if name == "ipc" and not all(shares):
+        raise ConfigError(
+            f"ipc hands over memory of one GPU, and replica {list(shares).index(False)} computes on another than the "
+            "trainer's",
+            where="engine.transfer",
+            fix="take nccl, or name the trainer's GPU in engine.gpus.devices",
+        )
 
 
 def _default(needed: int, cards: Cards, width: int) -> list[int]:

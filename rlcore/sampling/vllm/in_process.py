@@ -20,16 +20,15 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.models.weight_names import as_stored
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.vllm_gpu import is_installed
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_proof import differing_parts
-from rlcore.sampling.vllm_requests import obstacle_of, rescored, rollout_of, settings_of
-from rlcore.sampling.weight_files import Converted, checkpoint_shapes, misfits
+from rlcore.sampling.vllm.placement import is_installed
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
+from rlcore.sampling.vllm.weights import Converted, checkpoint_shapes, differing_parts, misfits
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-WORKER_CLASS = "rlcore.sampling.vllm_worker.WeightReceiver"
+WORKER_CLASS = "rlcore.sampling.vllm.worker.receiver.WeightReceiver"
 
 
 class InProcessSampler:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.config import EngineConfig, GpuConfig
 from rlcore.errors import ConfigError
-from rlcore.sampling.placement import Cards, deal, memory_fractions, on_the_trainers, visible_cards
+from rlcore.sampling.vllm.placement import Cards, deal, memory_fractions, on_the_trainers, visible_cards
 
 
 def vllm(**settings: Any) -> EngineConfig:

@@ -1,6 +1,6 @@
 """Keeps an engine's processes together: none of them outlives the process that started it, however that one ends.
 
-    python engine_guard.py PARENT_PID FOLDERS COMMAND...
+    python guard.py PARENT_PID FOLDERS COMMAND...
 
 The guard runs between the two. It ends the engine on SIGTERM and when the parent is gone (SIGKILL included: it asks for
 its parent's number twice a second), and what is left of the engine when its first process ends. A parent that is gone

@@ -15,15 +15,15 @@ import torch
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError, SamplingError
-from rlcore.sampling import vllm_transfer, weight_files
-from rlcore.sampling.background import in_background
-from rlcore.sampling.gloo_group import broadcast, find_store, join_group, own_address
-from rlcore.sampling.vllm_control import ControlGroup, EngineControl
-from rlcore.sampling.vllm_gpu import ControlClient, WeightSource
-from rlcore.sampling.vllm_process import ServerSpec, command, environment
-from rlcore.sampling.vllm_transfer import choose_transfer, meeting_host, open_transfer
-from rlcore.sampling.vllm_weights import Weights
-from rlcore.sampling.weight_files import Converted, checkpoint_shapes, stored_tensors, write_weights
+from rlcore.sampling.vllm import placement
+from rlcore.sampling.vllm import transfer as transfers
+from rlcore.sampling.vllm import weights as weight_files
+from rlcore.sampling.vllm.client import ControlGroup, EngineControl, in_background
+from rlcore.sampling.vllm.placement import choose_transfer
+from rlcore.sampling.vllm.process import ServerSpec, command, environment
+from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, meeting_host, open_transfer
+from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, stored_tensors, write_weights
+from rlcore.sampling.vllm.worker.gloo import broadcast, find_store, join_group, own_address
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 LOOPBACK = ("127.0.0.1", 1)
@@ -133,7 +133,7 @@ def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_r
 
 
 def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_transfer, "own_address", lambda peer: f"10.0.0.{peer[1]}")
+    monkeypatch.setattr(transfers, "own_address", lambda peer: f"10.0.0.{peer[1]}")
     group = ControlGroup([EngineControl(("a", number), last_words=str) for number in (1, 2)])
     with pytest.raises(SamplingError, match=r"different interfaces: 10\.0\.0\.1, 10\.0\.0\.2"):
         meeting_host(group)
@@ -161,7 +161,7 @@ def choose(
 def test_auto_is_memory_for_a_server_of_ours_and_a_file_else(
     settings: dict[str, Any], fits: bool, expected: TransferKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_transfer, "fits_in_memory", lambda num_bytes: fits)
+    monkeypatch.setattr(placement, "fits_in_memory", lambda num_bytes: fits)
     for device in (CPU, GPU):
         assert choose(device, **settings) == expected
     assert choose(CPU, can_send=True, **settings) == expected

@@ -1,14 +1,11 @@
-"""Runs inside every worker of a vLLM server (``--worker-extension-cls``): takes new weights from the trainer.
+"""The class that vLLM mixes into its workers (``--worker-extension-cls``): takes new weights from the trainer.
 
-This module stands alone, with gloo_group.py and weight_sums.py beside it: the interpreter of the engine's environment
-imports it, where rlcore is not installed. Importing it registers two ways of vLLM's weight-transfer API, which has none
-of its own for a machine without a GPU: ``shared_memory``, where the name of a file is all that crosses the control
-plane, and ``gloo``.
+Importing this module registers two ways of vLLM's weight-transfer API, which has none of its own for a machine without
+a GPU: ``shared_memory``, where the name of a file is all that crosses the control plane, and ``gloo``.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,9 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+
+from .gloo import broadcast, find_store, join_group, own_address
+from .sums import engine_sums
 
 
 class StoredWeights(Mapping[str, torch.Tensor]):
@@ -89,13 +89,9 @@ class WeightReceiver:
         return {"tensors": len(weights)}
 
     def weight_sums(self, seed: int) -> dict[str, Any]:
-        """What the model holds; see :func:`rlcore.sampling.weight_sums.engine_sums`."""
-        # Beside this file in a server's folder, and in rlcore where the engine runs in the trainer's process.
-        module = importlib.import_module(f"{__package__}.weight_sums" if __package__ else "weight_sums")
-        found: dict[str, Any] = module.engine_sums(
-            self.model_runner.get_model(), dtype=self.model_runner.model_config.dtype, seed=seed
-        )
-        return found
+        """What the model holds; see :func:`.sums.engine_sums`."""
+        model = self.model_runner.get_model()
+        return engine_sums(model, dtype=self.model_runner.model_config.dtype, seed=seed)
 
 
 @dataclass
@@ -181,8 +177,6 @@ class GlooTransfer(_Reloading):
     group: Any = None
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        from gloo_group import find_store, join_group, own_address  # type: ignore[import-not-found]  # lies beside it
-
         parallel = self.parallel_config
         rank = init_info.first_rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = find_store(init_info.host, init_info.port, init_info.size)
@@ -193,8 +187,6 @@ class GlooTransfer(_Reloading):
         self.model.load_weights(chosen(self._arriving(update_info)))
 
     def _arriving(self, update: GlooUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-        from gloo_group import broadcast
-
         for name, dtype, shape in zip(update.names, update.dtypes, update.shapes, strict=True):
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             broadcast(self.group, tensor)

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from rlcore.config import AdapterConfig, EngineConfig
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
-from rlcore.sampling.vllm_control import ControlGroup, EngineControl, publish
-from rlcore.sampling.vllm_process import ServerSpec, command, environment
-from rlcore.sampling.vllm_weights import Weights, discard, pack
-from rlcore.sampling.weight_files import checkpoint_shapes
+from rlcore.sampling.vllm.client import ControlGroup, EngineControl
+from rlcore.sampling.vllm.process import ServerSpec, command, environment
+from rlcore.sampling.vllm.sync import publish
+from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
 ADDRESS = ("127.0.0.1", 1)
 

@@ -1,7 +1,6 @@
 """A gloo group of a trainer (rank 0) and an engine's workers, beside whatever groups torch.distributed has.
 
-This module stands alone, with torch: the interpreter of the engine's environment imports it too, where rlcore is not
-installed. Members meet at a store that the trainer opens on the one interface by which the engine reaches it.
+Members meet at a store that the trainer opens on the one interface by which the engine reaches it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rlcore.sampling.vllm_http import EngineUnreachableError, call
+from rlcore.sampling.vllm.client import EngineUnreachableError, call
 
 _EVERY_SECONDS = 0.25
 _PAGE_SECONDS = 5.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore.sampling import engine_guard
+from rlcore.sampling.vllm import guard as guard_script
 
 # An "engine" with a child that has left the process group, as a daemon does; both write their numbers and wait.
 ENGINE = """
@@ -49,7 +49,7 @@ def are_gone(processes: list[psutil.Process]) -> bool:
 
 
 def start_guard(folder: Path, numbers: Path) -> subprocess.Popen[bytes]:
-    guard = [sys.executable, "-I", engine_guard.__file__, str(os.getpid())]
+    guard = [sys.executable, "-I", guard_script.__file__, str(os.getpid())]
     return subprocess.Popen([*guard, *guarded(folder, numbers)])
 
 
@@ -57,7 +57,7 @@ def start_guard(folder: Path, numbers: Path) -> subprocess.Popen[bytes]:
 def test_the_engine_and_its_folders_go_with_a_parent_that_is_killed(tmp_path: Path, last: signal.Signals) -> None:
     folder, numbers = tmp_path / "weights", tmp_path / "numbers"
     folder.mkdir()
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, engine_guard.__file__, *guarded(folder, numbers)])
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, guard_script.__file__, *guarded(folder, numbers)])
     processes = processes_of(numbers)
     parent.send_signal(last)
     parent.wait()
@@ -93,7 +93,7 @@ else:
     print(memory.name, flush=True)
 time.sleep(600)
 """
-    guard = [sys.executable, "-I", engine_guard.__file__, str(os.getpid()), str(tmp_path)]
+    guard = [sys.executable, "-I", guard_script.__file__, str(os.getpid()), str(tmp_path)]
     with subprocess.Popen([*guard, sys.executable, "-c", engine, engine], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         path = Path("/dev/shm", running.stdout.readline().strip())

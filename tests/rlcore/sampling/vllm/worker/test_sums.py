@@ -13,8 +13,8 @@ from torch import nn
 
 from rlcore.config import AdapterConfig
 from rlcore.models.lora import add_adapter, merged_state
-from rlcore.sampling.vllm_proof import adapter_sums, differing_parts
-from rlcore.sampling.weight_sums import NUM_COLUMNS, bit_sum, columns, engine_sums, part_of, state_sums
+from rlcore.sampling.vllm.weights import adapter_sums, differing_parts
+from rlcore.sampling.vllm.worker.sums import NUM_COLUMNS, bit_sum, columns, engine_sums, part_of, state_sums
 from tests import strategies
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

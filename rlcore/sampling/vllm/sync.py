@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
@@ -12,11 +12,12 @@ import torch
 from safetensors import SafetensorError
 
 from rlcore.errors import SamplingError
-from rlcore.sampling.vllm_control import ControlGroup, EngineControl, publish
-from rlcore.sampling.vllm_process import ServerSpec
-from rlcore.sampling.vllm_transfer import Transfer, open_transfer
-from rlcore.sampling.vllm_weights import Weights, discard, pack
-from rlcore.sampling.weight_files import checkpoint_shapes
+from rlcore.sampling.vllm.client import ControlGroup, EngineControl
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.transfer import Transfer, open_transfer
+from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
+
+ADAPTER = "policy"  # the name under which the servers know the adapter
 
 
 class Server(Protocol):
@@ -114,3 +115,24 @@ class WeightSync:
     def _discard(self, weights: Weights) -> None:
         if weights.path != self._spec.model:
             discard(weights.path)
+
+
+def publish(group: ControlGroup, weights: Weights, policy_version: int, send: Callable[[Weights], None]) -> None:
+    """Serve ``weights`` from now on; ``send`` brings them over, unless they are an adapter, which the servers read.
+
+    Running requests wait (mode ``keep``) and go on with the new weights, their keys and values computed anew.
+
+    Raises:
+        SamplingError: a server refused; it may be paused, and hold a part of the weights.
+    """
+    group.ask("/pause?mode=keep", {})
+    if weights.is_adapter:  # in the place of the one before: requests that are under way go on with it
+        adapter = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve()), "load_inplace": True}
+        group.ask("/v1/load_lora_adapter", adapter)
+    else:
+        send(weights)
+    for answer in group.ask("/reset_prefix_cache?reset_running_requests=true", {}):
+        if not answer["success"]:
+            raise SamplingError("the engine keeps the prefix cache of the old weights")
+    group.ask("/update_weight_version", {"new_version": str(policy_version)})
+    group.ask("/resume", {})

@@ -22,10 +22,10 @@ from rlcore.config import DeadlineConfig, EngineConfig, GpuConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm_http import address_of
-from rlcore.sampling.vllm_metrics import EngineWatch, parse_page
-from rlcore.sampling.vllm_process import ServerProcess, ServerSpec, command, environment
-from rlcore.sampling.vllm_server import MAX_ATTEMPTS, VllmSampler, open_vllm
+from rlcore.sampling.vllm.client import address_of
+from rlcore.sampling.vllm.metrics import EngineWatch, parse_page
+from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
+from rlcore.sampling.vllm.server import MAX_ATTEMPTS, VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.sampling.weight_files import (
+from rlcore.sampling.vllm.weights import (
     Converted,
     adapter_misfits,
     checkpoint_shapes,

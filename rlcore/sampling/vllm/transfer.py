@@ -1,24 +1,24 @@
 """The trainer's side of a weight update: the ways in which new weights reach the workers of vLLM servers.
 
 ``file`` needs nothing of the server but our worker. The others go through vLLM's weight-transfer API: a handshake, then
-for each update start, the weights, finish. The engine is paused meanwhile.
+for each update start, the weights, finish. The engine is paused meanwhile. ``nccl`` between GPUs and ``ipc`` on one are
+vLLM's own: they need it in the trainer's environment too, which sends through classes of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from rlcore.config import EngineConfig, TransferKind
-from rlcore.errors import ConfigError, SamplingError
-from rlcore.sampling.background import in_background
-from rlcore.sampling.gloo_group import broadcast, join_group, open_store, own_address
-from rlcore.sampling.vllm_control import ControlGroup
-from rlcore.sampling.vllm_gpu import open_builtin
-from rlcore.sampling.vllm_weights import DIRECT, Weights
-from rlcore.sampling.weight_files import fits_in_memory
+from rlcore.config import TransferKind
+from rlcore.errors import SamplingError
+from rlcore.sampling.vllm.client import ControlGroup, in_background
+from rlcore.sampling.vllm.weights import Weights
+from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, open_store, own_address
 
 
 class Transfer(Protocol):
@@ -31,64 +31,6 @@ class Transfer(Protocol):
             SamplingError: the server refused.
         """
         ...
-
-
-def choose_transfer(
-    config: EngineConfig, device: torch.device, *, num_bytes: int, shares: Sequence[bool], can_send: bool
-) -> TransferKind:
-    """What ``auto`` means here, or what was named, where it can be; ``num_bytes`` are those of the weights.
-
-    ``shares``: for each server of ours, whether it computes on the trainer's GPU. ``can_send``: vLLM, whose senders
-    bring weights from GPU to GPU, is installed in this environment.
-
-    Raises:
-        ConfigError: from GPU to GPU where it cannot be, or through memory that is too short.
-    """
-    fits, name = fits_in_memory(num_bytes), config.transfer
-    if name == "auto":
-        if config.urls or config.exchange:
-            return "file"
-        if device.type == "cuda" and can_send and not any(shares):
-            return "nccl"
-        return "shared_memory" if fits else "file"
-    if name in DIRECT:
-        _check_direct(name, device, shares=shares, can_send=can_send)
-    if name == "shared_memory" and not fits:
-        raise ConfigError(
-            f"/dev/shm has no room for three times {num_bytes / 2**20:.0f} MiB",
-            where="engine.transfer",
-            fix="take gloo, or file with a folder as engine.exchange",
-        )
-    return name
-
-
-def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[bool], can_send: bool) -> None:
-    if device.type != "cuda":
-        raise ConfigError(
-            f"{name} sends weights from GPU to GPU, this run trains on {device.type}",
-            where="engine.transfer",
-            fix="take shared_memory on one machine, gloo between two; auto chooses",
-        )
-    if not can_send:
-        raise ConfigError(
-            f"{name} needs vLLM in the trainer's environment too, and it is not there",
-            where="engine.transfer",
-            fix="pip install 'rlcore[vllm]', or take shared_memory or gloo",
-        )
-    if name == "nccl" and any(shares):
-        raise ConfigError(
-            f"nccl cannot join two processes on one GPU, and replica {list(shares).index(True)} computes on the "
-            "trainer's",
-            where="engine.transfer",
-            fix="take ipc, which is for one GPU, or name other GPUs in engine.gpus.devices",
-        )
-    if name == "ipc" and not all(shares):
-        raise ConfigError(
-            f"ipc hands over memory of one GPU, and replica {list(shares).index(False)} computes on another than the "
-            "trainer's",
-            where="engine.transfer",
-            fix="take nccl, or name the trainer's GPU in engine.gpus.devices",
-        )
 
 
 def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) -> Transfer:
@@ -187,3 +129,108 @@ class GlooTransfer:
 def first_ranks(sizes: Sequence[int]) -> list[int]:
     """The rank of each server's first worker, behind the trainer's rank 0 and the servers before it."""
     return [1 + sum(sizes[:number]) for number in range(len(sizes))]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """What vLLM asks of a tensor before it is sent."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class WeightSource:
+    """The weights as vLLM's senders read them: first what will come, then the tensors themselves, on the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.weights: Weights | None = None
+        self._device = device
+
+    def metadata(self) -> list[TensorMeta]:
+        """Name, type and shape of every tensor, in the order in which they are sent."""
+        assert self.weights is not None
+        return [TensorMeta(name, dtype, shape) for name, dtype, shape in self.weights.listed()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        assert self.weights is not None
+        for name, tensor in self.weights.tensors():
+            yield name, tensor.to(self._device).contiguous()
+
+
+class ControlClient:
+    """The four calls that vLLM's senders make, of one server or of several that are one group to the sender.
+
+    ``sizes``: how many workers each server has. vLLM counts ranks within one server; those of the next begin where the
+    ones before end.
+    """
+
+    def __init__(self, group: ControlGroup, sizes: Sequence[int]) -> None:
+        self._group, self._sizes = group, sizes
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """The handshake."""
+        told = [{"init_info": dict(init_info)} for _ in self._sizes]
+        if "rank_offset" in init_info:
+            for number, each in enumerate(told):
+                each["init_info"]["rank_offset"] += sum(self._sizes[:number])
+        self._group.tell("/init_weight_transfer_engine", told)
+
+    def start_weight_update(self) -> None:
+        """Before the first tensor."""
+        self._group.ask("/start_weight_update", {})
+
+    def update_weights(self, update_info: Any) -> None:
+        """What is sent; handles of GPU memory are made text by vLLM itself."""
+        from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
+
+        self._group.ask("/update_weights", {"update_info": _json_safe_update_payload(update_info)})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """After the last; the version is named by who asked for the update."""
+        self._group.ask("/finish_weight_update", {})
+
+
+class BuiltInTransfer:
+    """A sender of vLLM's; see :class:`Transfer`."""
+
+    def __init__(self, sender: Any, source: WeightSource) -> None:
+        self._sender, self._source = sender, source
+
+    def send(self, weights: Weights) -> None:
+        """See :class:`Transfer`."""
+        self._source.weights = weights
+        self._sender.send_weights()
+        self._source.weights = None
+
+
+def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[int]) -> BuiltInTransfer:
+    """Shake hands for ``nccl`` or ``ipc``; ``host`` is this machine's address on the way to the servers.
+
+    Raises:
+        SamplingError: a server refused.
+    """
+    from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+    source = WeightSource(torch.device("cuda", torch.cuda.current_device()))
+    sender = WeightTransferTrainerFactory.trainer_init(
+        init_info(kind, host, sizes), client=ControlClient(group, sizes), source=source
+    )
+    return BuiltInTransfer(sender, source)
+
+
+def init_info(kind: str, host: str, sizes: Sequence[int]) -> Any:
+    """What vLLM's sender is told: for NCCL where to meet, and how many do (this process and every worker)."""
+    if kind == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return IPCTrainerInitInfo(rank=0, packed=True)
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    return NCCLTrainerInitInfo(rank=0, master_address=host, master_port=_free_port(host), world_size=1 + sum(sizes))
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,271 @@
+"""Weights for a vLLM engine: checked, written where another process reads them, and compared with what it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from rlcore.config import TransferKind
+from rlcore.errors import SamplingError
+from rlcore.models import architectures
+from rlcore.models.lora import AdaptedModel, MergedState, merged_state
+from rlcore.models.weight_names import as_stored
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.worker.sums import adapter_part, add, bit_sum, state_sums
+
+DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from the trainer's GPU, without a file in between
+_MEMORY = Path("/dev/shm")  # a file there never touches a disk
+_DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weights:
+    """One version on its way: a safetensors file, or the folder of the checkpoint that an engine starts from.
+
+    ``is_adapter``: the folder of an adapter in peft's format, for the engine to put on the base that it serves.
+    ``live``: the same tensors in the trainer's memory and the engine's precision, made when read; None where there are
+    none any more.
+    """
+
+    path: Path
+    live: Converted | None = None
+    is_adapter: bool = False
+
+    @property
+    def is_live_alone(self) -> bool:
+        """Whether there is no file of them yet."""
+        return self.live is not None and not self.path.exists()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor by its name in the checkpoint, always in the same order."""
+        return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
+
+    def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Name, type and shape of every tensor, in the order of :meth:`tensors`; live ones are not made for it."""
+        if self.live is not None:
+            return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
+        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
+
+    def stored(self) -> Path:
+        """Where a server finds them; a file is written where there is none.
+
+        Raises:
+            SamplingError: they were the trainer's alone, which has others by now.
+        """
+        if self.live is not None and not self.path.exists():
+            write_weights(self.live, self.path)
+        if not self.path.exists():
+            raise SamplingError(
+                "the weights that the engine served are in no file, and the trainer has others by now",
+                fix="start the run again: it goes on from its newest checkpoint",
+            )
+        return self.path
+
+
+def pack(
+    state: Mapping[str, torch.Tensor], path: Path, *, spec: ServerSpec, shapes: Mapping[str, tuple[int, ...]]
+) -> Weights:
+    """Check ``state`` against the stored ``shapes`` of the server's checkpoint, and leave at ``path`` what is sent.
+
+    It stays there while it is served, so that a server that died gets it again. Weights that go from GPU to GPU, or to
+    a server that is not ours to start again, are written only where a server reads a file.
+
+    Raises:
+        SamplingError: other names or shapes.
+        OSError, SafetensorError: there is no room.
+    """
+    adapted = state.adapted if isinstance(state, MergedState) and spec.adapter_rank else None
+    state = state if adapted else as_stored(state, spec.model)
+    problems = adapter_misfits(shapes, adapted.adapter_shapes()) if adapted else misfits(shapes, state)
+    if problems:
+        raise SamplingError(
+            f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
+            where=str(spec.model),
+            fix="send the whole state_dict() of a model of the same architecture",
+        )
+    if adapted:
+        adapted.save_adapter(path)
+        return Weights(path=path, is_adapter=True)
+    converted = Converted(state, shapes=shapes, dtype=getattr(torch, spec.dtype))
+    if needs_file(spec):
+        write_weights(converted, path)
+    return Weights(path=path, live=converted)
+
+
+def needs_file(spec: ServerSpec) -> bool:
+    """Whether a server reads the weights from a file, or may have to when it is started again.
+
+    The trainer's own weights stand in for the file of a server of ours, except where they move while it samples.
+    """
+    if spec.transfer in ("file", "shared_memory"):
+        return True
+    return not spec.url and (spec.transfer not in DIRECT or spec.trainer_moves)
+
+
+def discard(path: Path) -> None:
+    """Remove what :func:`pack` left."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint folder stores; of tied ones, one name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 no mapping
+    return shapes
+
+
+def misfits(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
+    """Why ``state`` is not the whole of such a checkpoint; a further name of a stored tensor has to hold the same."""
+    missing = [f"{name} is missing" for name in shapes if name not in state]
+    other = [
+        f"{name} has another shape" for name in shapes if name in state and tuple(state[name].shape) != shapes[name]
+    ]
+    extra = [
+        f"{name} is unknown, or tied in the engine and different here"
+        for name in state
+        if name not in shapes and not any(_is_same(state[name], state[twin]) for twin in shapes if twin in state)
+    ]
+    return sorted(missing + other + extra)
+
+
+def adapter_misfits(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Why an adapter is not one of such a checkpoint; ``adapter``: shapes of the weights that it changes."""
+    return [
+        f"{name} has no weight of the adapter's shape" for name in sorted(adapter) if shapes.get(name) != adapter[name]
+    ]
+
+
+class Converted(Mapping[str, torch.Tensor]):
+    """The tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device; made when read and not
+    kept."""
+
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
+        self._state, self.shapes, self.dtype = state, shapes, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._state[name].detach().to(self.dtype).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def write_weights(weights: Converted, path: Path) -> None:
+    """Save them in the safetensors format, one tensor in this machine's memory at a time.
+
+    The format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, the header, the tensors' bytes
+    without a gap. The library's own writer takes all tensors at once.
+
+    Raises:
+        OSError: there is no room.
+    """
+    unfinished = path.with_name(f"{path.name}.{threading.get_ident()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(_header(weights))
+            for tensor in weights.values():
+                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _header(weights: Converted) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in weights.shapes.items():
+        start, end = end, end + math.prod(shape) * weights.dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[weights.dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    return struct.pack("<Q", len(text)) + text
+
+
+def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a safetensors file or of a folder of such, one at a time; of tied ones, one."""
+    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        with safe_open(each, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 no mapping
+                yield name, file.get_tensor(name)
+
+
+def exchange_folder(named: str, *, num_bytes: int) -> Path:
+    """A new folder for such files: in ``named``, else in memory where three of them fit, else a temporary one."""
+    if named:
+        return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=named))
+    return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits_in_memory(num_bytes) else None))
+
+
+def fits_in_memory(num_bytes: int) -> bool:
+    """Whether three files of ``num_bytes`` have room in memory: what is served, what comes, and some to spare."""
+    return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
+
+
+def max_positions(folder: Path) -> int:
+    """How many tokens a checkpoint's model reads; ``sys.maxsize`` where there is no bound."""
+    return architectures.max_positions(AutoConfig.from_pretrained(folder, local_files_only=True)) or sys.maxsize
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
+
+
+def differing_parts(
+    answers: Sequence[Mapping[str, Any]],
+    state: Mapping[str, torch.Tensor],
+    *,
+    is_adapter: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> list[str]:
+    """The parts whose sums differ; ``answers``: each worker's :func:`rlcore.sampling.vllm.worker.sums.engine_sums`.
+
+    ``is_adapter``: the engine has the base's weights, and the adapter of ``state`` by itself.
+    """
+    found: dict[str, int] = {}
+    for answer in answers:
+        for part, value in answer["sums"].items():
+            add(found, part, value)
+    adapted = state.adapted if is_adapter and isinstance(state, MergedState) else None
+    whole = merged_state(AdaptedModel(adapted.base, "")) if adapted else state
+    expected = state_sums(whole.items(), dtype=dtype, seed=seed, by_columns=answers[0]["by_columns"])
+    if adapted:
+        expected |= adapter_sums(adapted, dtype)
+    return sorted(part for part in {*found, *expected} if found.get(part, 0) != expected.get(part, 0))
+
+
+def adapter_sums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, int]:
+    """The sums of an adapter as vLLM keeps it: in ``dtype``, B times alpha / rank."""
+    config = adapted.base.peft_config[adapted.name]
+    scale = config.lora_alpha / config.r
+    sums: dict[str, int] = {}
+    for path, parameter in adapted.named_parameters():
+        name = path.replace("/", ".")
+        kept = parameter.detach().to(dtype)
+        add(sums, adapter_part(name), bit_sum(kept * scale if ".lora_B." in name else kept))
+    return sums

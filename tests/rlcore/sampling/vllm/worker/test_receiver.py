@@ -1,0 +1,78 @@
+"""The worker's folder as a server gets it: importable where rlcore is not.
+
+tests/integration/test_vllm.py has vLLM's own workers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.config import EngineConfig
+from rlcore.sampling.vllm.in_process import WORKER_CLASS as CLASS_IN_PROCESS
+from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command
+
+# vLLM's modules, as far as the worker reads them when it is imported, and vLLM's way to find the class.
+VLLM = """
+class WeightTransferEngine: ...
+class WeightTransferEngineFactory:
+    names = []
+    register_engine = classmethod(lambda cls, name, engine: cls.names.append(name))
+"""
+BASE = "class WeightTransferInitInfo: ...\nclass WeightTransferUpdateInfo: ..."
+FIND = """
+import importlib, importlib.util, sys
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+module, _, name = sys.argv[1].rpartition(".")
+found = getattr(importlib.import_module(module), name)
+print(found.__name__, *WeightTransferEngineFactory.names, importlib.util.find_spec("rlcore"))
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """A folder with those modules."""
+    package = tmp_path / "site" / "vllm" / "distributed" / "weight_transfer"
+    package.mkdir(parents=True)
+    for folder in (package.parent.parent, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text(VLLM, encoding="utf-8")
+    (package / "base.py").write_text(BASE, encoding="utf-8")
+    return tmp_path / "site"
+
+
+def found(name: str, cwd: Path, *folders: Path) -> str:
+    """What vLLM finds under the name of a worker's class, in an interpreter that sees these folders."""
+    path = ":".join(str(folder) for folder in folders)
+    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIND, name], env=environment, cwd=cwd, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_not_needed(
+    checkpoint: Path, vllm: Path, tmp_path: Path
+) -> None:
+    spec = ServerSpec(
+        model=checkpoint,
+        exchange=tmp_path,
+        config=EngineConfig(kind="vllm", python="true"),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=1,
+    )
+    line = command(spec, "python", ("127.0.0.1", 1))
+    server = ServerProcess(spec)
+    name = line[line.index("--worker-extension-cls") + 1]
+    said = found(name, tmp_path, server.folder, vllm)
+    server.stop()
+    assert said == "WeightReceiver shared_memory gloo None"
+
+
+def test_in_the_trainers_process_the_class_is_found_in_rlcore(vllm: Path, tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[5]
+    assert found(CLASS_IN_PROCESS, tmp_path, vllm, root).startswith("WeightReceiver shared_memory gloo ModuleSpec")
