@@ -131,7 +131,7 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 def test_a_word_in_the_glossary_or_a_number_in_a_plot_changes_no_key_and_a_number_in_a_loss_does(copied: Path) -> None:
     before = keys("tiny")
-    replaced(copied / "rlcore/metrics/training.py", "rises, then levels off", "rises, then stays")
+    replaced(copied / "rlcore/metrics.toml", "rises, then levels off", "rises, then stays")
     replaced(copied / "tasks/report/plots.py", "dpi=110", "dpi=220")
     replaced(copied / "tasks/report/comparison.py", "what each step was worth", "what it was worth")
     assert keys("tiny") == before

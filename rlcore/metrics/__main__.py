@@ -1,7 +1,0 @@
-"""Print the glossary."""
-
-import sys
-
-from rlcore.metrics import render
-
-sys.stdout.write(render())
