@@ -66,6 +66,18 @@ def length_adaptive_gae(episodes: Episodes, *, gamma: float, alpha: float) -> to
     return gae(episodes, gamma=gamma, lam=(1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0))
 
 
+def policy_gae(episodes: Episodes, *, gamma: float, lam: float, lam_alpha: float = 0.0) -> torch.Tensor:
+    """The policy's advantages with a critic: :func:`length_adaptive_gae` where ``lam_alpha`` > 0, else :func:`gae`."""
+    if lam_alpha > 0.0:
+        return length_adaptive_gae(episodes, gamma=gamma, alpha=lam_alpha)
+    return gae(episodes, gamma=gamma, lam=lam)
+
+
+def value_gae(episodes: Episodes, *, gamma: float, lam: float, lam_value: float | None = None) -> torch.Tensor:
+    """What the critic's returns are made from: :func:`gae` with a lambda of its own, if it has one (VAPO)."""
+    return gae(episodes, gamma=gamma, lam=lam if lam_value is None else lam_value)
+
+
 @dataclass(frozen=True, slots=True)
 class Moments:
     """Of some numbers: how many, their mean, the sum of squared distances from it, the smallest and the largest."""

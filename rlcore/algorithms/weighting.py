@@ -31,17 +31,18 @@ def sequence_mean(loss_mask: torch.Tensor) -> torch.Tensor:
 
 def sequence_sum(loss_mask: torch.Tensor) -> torch.Tensor:
     """``1 / S`` for every token: the log-probabilities of a completion are summed (RLOO, Ahmadian et al. 2024)."""
-    return constant(loss_mask, length=1)
+    return constant(loss_mask, constant_length=1)
 
 
-def constant(loss_mask: torch.Tensor, *, length: int) -> torch.Tensor:
-    """``1 / (S * length)`` for a fixed length, so that long answers are not favoured (Dr. GRPO, Liu et al. 2025)."""
+def constant(loss_mask: torch.Tensor, *, constant_length: int) -> torch.Tensor:
+    """``1 / (S * constant_length)`` for a fixed length, so that long answers are not favoured (Dr. GRPO, Liu
+    et al. 2025)."""
     mask = loss_mask.to(torch.get_default_dtype())
     num_sequences = mask.any(1).sum().clamp(min=1)
-    return mask / (num_sequences * float(length))
+    return mask / (num_sequences * float(constant_length))
 
 
-#: By name, for a run's configuration; ``constant`` needs its ``length`` bound first.
+#: By name, for a run's configuration; ``constant`` needs its ``constant_length`` bound first.
 WEIGHTINGS: Mapping[str, Callable[..., torch.Tensor]] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,

@@ -31,7 +31,7 @@ NO_DUAL_CLIP = 1e9  # verl's PPO always has a dual clip (c = 3 by default); this
 AGGREGATIONS = {
     "token-mean": weighting.token_mean,
     "seq-mean-token-mean": weighting.sequence_mean,
-    "seq-mean-token-sum-norm": partial(weighting.constant, length=9),  # verl takes the padded width, here 9
+    "seq-mean-token-sum-norm": partial(weighting.constant, constant_length=9),  # verl takes the padded width, here 9
 }
 
 

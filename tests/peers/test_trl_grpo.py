@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[dict[str, Any], Algorithm]] = {
     "grpo": ({"loss_type": "grpo", "epsilon": 0.2}, GRPO),
     "dr_grpo": (
         {"loss_type": "dr_grpo", "epsilon": 0.2, "max_completion_length": MAX_LENGTH},
-        replace(GRPO, weighting=partial(weighting.constant, length=MAX_LENGTH)),
+        replace(GRPO, weighting=partial(weighting.constant, constant_length=MAX_LENGTH)),
     ),
     "dapo": ({"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}, ALGORITHMS["dapo"]),
     "bnpo": ({"loss_type": "bnpo", "epsilon": 0.2}, replace(GRPO, weighting=weighting.token_mean)),

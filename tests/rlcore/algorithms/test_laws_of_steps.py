@@ -239,7 +239,7 @@ def test_the_figures_of_a_step_are_sums_over_its_tokens(name: str, step: Step) -
 @given(mask=strategies.masks(), data=st.data())
 def test_the_order_of_the_sequences_decides_no_weight(weighting: str, mask: torch.Tensor, data: st.DataObject) -> None:
     order = list(data.draw(st.permutations(range(len(mask)))))
-    bound = {"length": 7} if weighting == "constant" else {}
+    bound = {"constant_length": 7} if weighting == "constant" else {}
     function = WEIGHTINGS[weighting]
     assert torch.equal(function(mask[order], **bound), function(mask, **bound)[order])
 
@@ -253,7 +253,7 @@ def test_each_weighting_shares_the_step_as_its_formula_says(mask: torch.Tensor) 
         by_token, by_sequence, constant = (
             WEIGHTINGS["token_mean"](mask).sum(1),
             WEIGHTINGS["sequence_mean"](mask).sum(1),
-            WEIGHTINGS["constant"](mask, length=7).sum(1),
+            WEIGHTINGS["constant"](mask, constant_length=7).sum(1),
         )
     close(by_token, lengths / max(1.0, float(lengths.sum())))
     close(by_sequence, (lengths > 0).double() / max(1.0, trained))

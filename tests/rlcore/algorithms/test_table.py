@@ -10,7 +10,8 @@ import torch
 
 from rlcore.algorithms.advantages import gae, length_adaptive_gae
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
-from rlcore.algorithms.table import ALGORITHMS, algorithms
+from rlcore.algorithms.settings import with_constants
+from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import MismatchConfig
 from tests import strategies
 
@@ -164,28 +165,36 @@ def test_a_better_completion_becomes_more_likely(name: str) -> None:
 
 
 @EVERY_ROW
-def test_only_rows_that_need_a_critic_ask_for_one(name: str) -> None:
-    assert ALGORITHMS[name].uses_critic == (name == "ppo")
+def test_a_row_asks_for_a_critic_exactly_when_its_advantages_read_one(name: str) -> None:
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    with_critic, without = (
+        ALGORITHMS[name].advantage(strategies.episodes([1.0, 0.0], group=[0, 0], mask=mask, values=values))
+        for values in (torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 3))
+    )
+    assert ALGORITHMS[name].uses_critic == (not torch.equal(with_critic, without))
 
 
-def test_the_rows_have_the_documented_constants() -> None:
-    def bounds(name: str) -> tuple[float, float]:
-        keywords = ALGORITHMS[name].surrogate.keywords  # type: ignore[attr-defined]
-        return keywords["clip_low"], keywords["clip_high"]
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("ppo", (0.2, 0.2)),
+        ("grpo", (0.2, 0.2)),
+        ("dr_grpo", (0.2, 0.2)),
+        ("dapo", (0.2, 0.28)),
+        ("gspo", (3e-4, 4e-4)),
+        ("cispo", (1.0, 0.28)),
+        ("rloo", (0.2, 0.2)),
+        ("reinforce++", (0.2, 0.2)),
+        ("dppo_tv", (0.15, 0.15)),
+        ("maxrl", (0.2, 0.2)),
+    ],
+)
+def test_a_row_of_a_paper_clips_at_the_papers_bounds(name: str, bounds: tuple[float, float]) -> None:
+    keywords = ALGORITHMS[name].surrogate.keywords  # type: ignore[attr-defined]
+    assert (keywords["clip_low"], keywords["clip_high"]) == bounds
 
-    without = {"sapo"}
-    assert {name: bounds(name) for name in ALGORITHMS if name not in without} == {
-        "ppo": (0.2, 0.2),
-        "grpo": (0.2, 0.2),
-        "dr_grpo": (0.2, 0.2),
-        "dapo": (0.2, 0.28),
-        "gspo": (3e-4, 4e-4),
-        "cispo": (1.0, 0.28),
-        "rloo": (0.2, 0.2),
-        "reinforce++": (0.2, 0.2),
-        "dppo_tv": (0.15, 0.15),
-        "maxrl": (0.2, 0.2),
-    }
+
+def test_sapo_has_the_papers_gates() -> None:
     assert ALGORITHMS["sapo"].surrogate.keywords == {  # type: ignore[attr-defined]
         "gate_positive": 1.0,
         "gate_negative": 1.05,
@@ -193,7 +202,8 @@ def test_the_rows_have_the_documented_constants() -> None:
 
 
 def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
-    rows = algorithms(gamma=0.5, lam=0.25, max_new_tokens=10)
+    run = {"gamma": 0.5, "lam": 0.25, "constant_length": 10}
+    rows = {name: with_constants(row, run) for name, row in ALGORITHMS.items()}
     mask = torch.ones(1, 2, dtype=torch.bool)
     # V = 0, r = [0, 1]: A = [gamma * lam, 1] = [0.125, 1].
     episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
@@ -203,7 +213,7 @@ def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
 
 def test_without_a_run_the_table_has_the_usual_constants() -> None:
     assert ALGORITHMS["ppo"].advantage.keywords == {"gamma": 1.0, "lam": 0.95}  # type: ignore[attr-defined]
-    assert ALGORITHMS["dr_grpo"].weighting.keywords == {"length": 1024}  # type: ignore[attr-defined]
+    assert ALGORITHMS["dr_grpo"].weighting.keywords == {"constant_length": 1024}  # type: ignore[attr-defined]
 
 
 def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
@@ -212,7 +222,7 @@ def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
 
     def first(**constants: float) -> tuple[float, float]:
         """The advantage of the first token, for the policy and for the critic."""
-        row = algorithms(**constants)["ppo"]
+        row = with_constants(ALGORITHMS["ppo"], constants)
         assert row.value_advantage is not None
         return float(row.advantage(episodes)[0, 0]), float(row.value_advantage(episodes)[0, 0])
 
@@ -230,5 +240,5 @@ def test_ppos_lambda_depends_on_the_length_where_it_is_asked_to_and_not_by_defau
     plain = gae(episodes, gamma=1.0, lam=0.95)
     adaptive = length_adaptive_gae(episodes, gamma=1.0, alpha=0.5)
     assert not torch.equal(plain, adaptive)
-    assert torch.equal(algorithms()["ppo"].advantage(episodes), plain)
-    assert torch.equal(algorithms(lam_alpha=0.5)["ppo"].advantage(episodes), adaptive)
+    assert torch.equal(ALGORITHMS["ppo"].advantage(episodes), plain)
+    assert torch.equal(with_constants(ALGORITHMS["ppo"], {"lam_alpha": 0.5}).advantage(episodes), adaptive)

@@ -32,7 +32,7 @@ def test_sequence_sum_counts_every_token_of_every_sequence_that_has_tokens() -> 
 
 def test_constant_divides_by_a_fixed_length() -> None:
     # Two sequences with tokens, length 8: each token counts 1/16, whatever the sequence's own length is.
-    assert constant(MASK, length=8).tolist() == [[0.0625] * 4, [0.0625, 0, 0, 0], [0] * 4]
+    assert constant(MASK, constant_length=8).tolist() == [[0.0625] * 4, [0.0625, 0, 0, 0], [0] * 4]
 
 
 @pytest.mark.parametrize("function", [token_mean, sequence_mean])
@@ -42,7 +42,7 @@ def test_the_weights_of_a_mean_sum_to_one(function: WeightingFn, mask: torch.Ten
     assert float(function(mask).double().sum()) == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, length=5)])
+@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, constant_length=5)])
 @given(mask=strategies.masks())
 def test_weights_are_zero_exactly_where_masked_and_never_negative(function: WeightingFn, mask: torch.Tensor) -> None:
     weights = function(mask)
@@ -50,7 +50,7 @@ def test_weights_are_zero_exactly_where_masked_and_never_negative(function: Weig
     assert bool((weights[mask] > 0).all())
 
 
-@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, length=5)])
+@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, constant_length=5)])
 @given(mask=strategies.masks())
 def test_padding_and_dropped_sequences_change_no_weight(function: WeightingFn, mask: torch.Tensor) -> None:
     rows, columns = mask.shape
@@ -59,6 +59,6 @@ def test_padding_and_dropped_sequences_change_no_weight(function: WeightingFn, m
     assert torch.equal(function(larger)[:rows, :columns], function(mask))
 
 
-@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, length=5)])
+@pytest.mark.parametrize("function", [token_mean, sequence_mean, partial(constant, constant_length=5)])
 def test_a_step_without_any_token_has_weights_of_zero(function: WeightingFn) -> None:
     assert function(torch.zeros(2, 3, dtype=torch.bool)).tolist() == [[0.0] * 3] * 2

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.table import ALGORITHMS, algorithms
+from rlcore.algorithms.settings import with_constants
+from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel
@@ -331,7 +332,7 @@ def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
     critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
     judges = Judges(policy=POLICY, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=64)
     settings: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score"}
-    rows = {lam: algorithms(lam=0.5, lam_value=lam)["ppo"] for lam in (None, 1.0)}
+    rows = {lam: with_constants(ALGORITHMS["ppo"], {"lam": 0.5, "lam_value": lam}) for lam in (None, 1.0)}
     built = {
         lam: build_experience([group_of(0.7, 0.1)], row, judges, need_old_logprobs=False, **settings).samples
         for lam, row in rows.items()
