@@ -78,11 +78,6 @@ def independent_values(values: ArrayLike, clusters: ArrayLike) -> float:
     return len(data) / min(max(together / single, 1.0), len(data) / count)
 
 
-def win_rate(outcomes: ArrayLike, *, confidence: float = 0.95) -> Interval:
-    """Share of comparisons won, a tie counting half: outcomes [N] of 1, 0.5 and 0. See :func:`accuracy`."""
-    return accuracy(outcomes, confidence=confidence)
-
-
 def pair_accuracy(margins: ArrayLike, *, prompts: ArrayLike | None = None, confidence: float = 0.95) -> Interval:
     """Share of pairs that a reward model ranks right, from margins ``r_chosen - r_rejected`` [P]; a tie counts half.
 

@@ -90,10 +90,6 @@ class ChatTokenizer:
         """Token ids of what a template writes, control tokens among them."""
         return _encode(self.backend, text, is_template=True)
 
-    def count_tokens(self, text: str) -> int:
-        """Number of tokens of a text, without any template."""
-        return len(self.encode(text))
-
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without control tokens."""
         return _decode(self.backend, ids, skip_special_tokens=True)

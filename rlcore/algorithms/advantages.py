@@ -7,7 +7,7 @@ on tool output). Rewards are float64, so that equal rewards stay equal; a reward
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,48 +78,13 @@ def value_gae(episodes: Episodes, *, gamma: float, lam: float, lam_value: float 
     return gae(episodes, gamma=gamma, lam=lam if lam_value is None else lam_value)
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """Of some numbers: how many, their mean, the sum of squared distances from it, the smallest and the largest."""
-
-    count: int
-    mean: float
-    squares: float
-    low: float
-    high: float
-
-
-def measure_moments(values: torch.Tensor) -> Moments:
-    """The moments of [N] values, in float64."""
-    if not len(values):
-        return Moments(0, 0.0, 0.0, math.inf, -math.inf)
-    exact = values.double()
-    mean = exact.mean()
-    return Moments(
-        len(values), float(mean), float((exact - mean).square().sum()), float(exact.min()), float(exact.max())
-    )
-
-
-def merge_moments(parts: Sequence[Moments]) -> Moments:
-    """The moments of all numbers from those of each rank (Chan et al. 1983): nothing but five numbers has to travel.
-
-    Sums of squares about each rank's own mean, since plain sums of squares cancel where the mean is large.
-    """
-    count = sum(part.count for part in parts)
-    mean = sum(part.count * part.mean for part in parts) / max(1, count)
-    squares = sum(part.squares + part.count * (part.mean - mean) ** 2 for part in parts)
-    return Moments(count, mean, squares, min(part.low for part in parts), max(part.high for part in parts))
-
-
-def whiten(advantages: torch.Tensor, mask: torch.Tensor, *, over: Moments | None = None) -> torch.Tensor:
-    """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal.
-
-    ``over``: the moments of all ranks' unmasked tokens, where this is one rank of several.
-    """
-    moments = measure_moments(advantages[mask]) if over is None else over
-    if not moments.high - moments.low > EQUAL_REWARDS:
+def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal."""
+    kept = advantages[mask].double()
+    if not len(kept) or not float(kept.max() - kept.min()) > EQUAL_REWARDS:
         return torch.zeros_like(advantages)
-    whitened = (advantages.double() - moments.mean) / math.sqrt(moments.squares / moments.count)
+    mean = kept.mean()
+    whitened = (advantages.double() - mean) / math.sqrt(float((kept - mean).square().sum()) / len(kept))
     return whitened.masked_fill(~mask, 0.0).to(advantages.dtype)
 
 

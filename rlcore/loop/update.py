@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from rlcore.canaries import sample_canary
 from rlcore.loop.run import Parts, Run
 from rlcore.memory import Footprint, PeakMeter, kv_cache_bytes, measuring, num_parameters, optimizer_bytes
 from rlcore.seeding import derive_seed
@@ -19,6 +20,7 @@ def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration
     Raises:
         TrainingError: not one rollout can be trained on, or memory does not hold a single sequence.
         NonFiniteError: NaN or infinity in a reward, a loss or a gradient.
+        CanaryError: a training sample is not whole, or the end of a turn is not trained on.
     """
     parts, learner = run.parts, run.parts.learner
     experience = build_experience(
@@ -30,6 +32,7 @@ def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration
         truncated=parts.config.update.truncated,
         need_old_logprobs=learner.needs_old_logprobs,
     )
+    sample_canary(experience.samples, parts.tokenizer.eos_ids)
     update = partial(learner.update, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
     stats, memory = measured_update(run, update)
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,11 +26,6 @@ class ScalarModel(nn.Module):
     def __init__(self, backbone: PreTrainedModel, head: nn.Linear) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
-
-    @classmethod
-    def with_zero_head(cls, backbone: PreTrainedModel) -> ScalarModel:
-        """A critic that predicts 0 everywhere at first, on its own copy of the trunk."""
-        return cls.on_trunk(copy.deepcopy(backbone))
 
     @classmethod
     def on_trunk(cls, backbone: PreTrainedModel) -> ScalarModel:

@@ -70,11 +70,6 @@ def parse_call(turn: str) -> ParsedCall | None:
     return ParsedCall(tool=openings[0].group(1), argument=body[openings[0].end() :].strip())
 
 
-def write_call(tool: str, argument: str) -> str:
-    """The text of a call: ``<tool:calculator>3+4</tool>``."""
-    return f"<tool:{tool}>{argument}{CLOSING}"
-
-
 def error_output(what: str) -> ToolOutput:
     """An error message for the policy."""
     return ToolOutput(text=f"error: {what}", is_error=True)

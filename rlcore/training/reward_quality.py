@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlcore.errors import DataError
 from rlcore.evaluation import Interval, expected_calibration_error, pair_accuracy
 
 Floats = NDArray[np.float64]
@@ -127,22 +126,6 @@ def accuracy_by_length(
         for name, part in parts.items()
         if part.any()
     }
-
-
-def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Chance that a positive scores above a negative, a tie counting half (Mann & Whitney 1947).
-
-    Raises:
-        DataError: all are positive, or none is.
-    """
-    if positive.all() or not positive.any():
-        raise DataError("ranks need rows of both classes, and there is one", fix="give flagged and unflagged rows")
-    order = np.unique(scores, return_inverse=True)[1]
-    counts = np.bincount(order)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[order]
-    num_positive = int(positive.sum())
-    above = float(ranks[positive].sum()) - num_positive * (num_positive + 1) / 2
-    return above / (num_positive * (len(scores) - num_positive))
 
 
 def _sigmoid(values: Floats) -> Floats:

@@ -67,7 +67,7 @@ def as_ours(theirs: LlamaForSequenceClassification) -> ScalarModel:
     """The same weights in our reward model."""
     trunk = LlamaForCausalLM(theirs.config)
     trunk.model.load_state_dict(theirs.model.state_dict())
-    model = ScalarModel.with_zero_head(trunk)
+    model = ScalarModel.on_trunk(trunk)
     model.head.load_state_dict(theirs.score.state_dict())
     return model
 

@@ -20,7 +20,6 @@ from rlcore.evaluation import (
     pair_accuracy,
     paired_difference,
     pass_at_k,
-    win_rate,
 )
 
 verdicts = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=60)
@@ -54,11 +53,6 @@ def test_an_interval_holds_its_mean_and_grows_with_confidence(values: list[float
 def test_right_and_wrong_swapped_mirror_the_interval(values: list[float]) -> None:
     interval, mirrored = accuracy(values), accuracy([1.0 - value for value in values])
     assert interval.low == pytest.approx(1.0 - mirrored.high, abs=1e-12)
-
-
-def test_a_tie_is_half_a_win() -> None:
-    """2 wins, 1 loss, 1 tie: 2.5 / 4."""
-    assert win_rate([1, 1, 0, 0.5]).mean == 0.625
 
 
 def test_pair_accuracy_counts_positive_margins_and_half_of_the_ties() -> None:

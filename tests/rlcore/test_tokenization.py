@@ -72,7 +72,6 @@ def test_no_text_of_a_user_becomes_a_control_token(tokenizer: ChatTokenizer, tex
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 def test_every_text_comes_back_from_its_tokens(tokenizer: ChatTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.count_tokens(text) == len(tokenizer.encode(text))
 
 
 def test_control_tokens_that_the_tokenizer_has_no_role_for_are_guarded_too(tmp_path: Path) -> None:

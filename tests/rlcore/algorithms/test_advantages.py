@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rlcore.algorithms.advantages import (
     EQUAL_REWARDS,
     AdvantageFn,
-    Moments,
     batch_normalized,
     gae,
     group_centred,
@@ -24,8 +23,6 @@ from rlcore.algorithms.advantages import (
     has_signal,
     leave_one_out,
     length_adaptive_gae,
-    measure_moments,
-    merge_moments,
     whiten,
 )
 from tests import strategies
@@ -108,23 +105,21 @@ def test_what_differs_by_the_bound_itself_is_equal() -> None:
     bound = torch.tensor(EQUAL_REWARDS, dtype=torch.float64)
     assert not has_signal(torch.stack([bound * 0, bound]))
     assert has_signal(torch.stack([bound * 0, bound * 2]))
-    moments = Moments(2, 0.0, 1.0, 0.0, EQUAL_REWARDS)
-    assert whiten(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), over=moments).tolist() == [[0.0, 0.0]]
+    pair, whole = torch.stack([bound * 0, bound])[None], torch.ones(1, 2, dtype=torch.bool)
+    assert whiten(pair, whole).tolist() == [[0.0, 0.0]]
+    assert whiten(2.0 * pair, whole).tolist() == [[-1.0, 1.0]]
     # A mean of exactly the bound counts as no success at all.
     episodes = dataclasses.replace(strategies.episodes([0.0, 0.0]), rewards=torch.stack([bound * 0, bound * 2]))
     assert group_over_mean(episodes).abs().sum() == 0.0
 
 
-def test_moments_of_float32_numbers_are_those_of_float64() -> None:
-    values = torch.tensor([10_000.0, 10_001.0, 10_000.5, 10_003.25], dtype=torch.float32)
+def test_whitening_float32_numbers_is_exact_in_float64() -> None:
+    values = torch.tensor([[10_000.0, 10_001.0, 10_000.5, 10_003.25]], dtype=torch.float32)
     # Mean 10001.1875; deviations -1.1875, -0.1875, -0.6875, 2.0625; squares 1.41015625 + 0.03515625 + 0.47265625
     # + 4.25390625 = 6.171875: exact in float64, while float32 has steps of 0.001 here.
-    moments = measure_moments(values / 3.0)
-    exact = [float(value) for value in values / 3.0]
-    mean = math.fsum(exact) / 4
-    assert moments.mean == pytest.approx(mean, rel=1e-15)
-    assert moments.squares == pytest.approx(math.fsum((value - mean) ** 2 for value in exact), rel=1e-12)
-    assert measure_moments(values).squares == 6.171875
+    std = math.sqrt(6.171875 / 4)
+    expected = torch.tensor([[-1.1875 / std, -0.1875 / std, -0.6875 / std, 2.0625 / std]])
+    assert torch.equal(whiten(values, torch.ones(1, 4, dtype=torch.bool)), expected)
 
 
 def test_the_adaptive_lambda_is_exact_in_float64() -> None:
@@ -318,38 +313,6 @@ def test_whitening_nothing_gives_zeros() -> None:
     assert whiten(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]]
 
 
-def test_the_moments_of_ranks_give_the_moments_of_all() -> None:
-    # [1, 2] and [3, 4, 10]: means 1.5 and 17/3; squares 0.5 and (64 + 25 + 169) / 9 = 86/3. Together: mean 4, squares
-    # 9 + 4 + 1 + 0 + 36 = 50.
-    first, second = (measure_moments(torch.tensor(part)) for part in ([1.0, 2.0], [3.0, 4.0, 10.0]))
-    assert (first.count, first.mean, first.squares, first.low, first.high) == (2, 1.5, 0.5, 1.0, 2.0)
-    merged = merge_moments([first, second])
-    assert (merged.count, merged.low, merged.high) == (5, 1.0, 10.0)
-    assert (merged.mean, merged.squares) == (pytest.approx(4.0), pytest.approx(50.0))
-
-
-@given(
-    parts=st.lists(st.lists(st.floats(-100, 100), max_size=6), min_size=1, max_size=4),
-    shift=st.sampled_from([0.0, 1e6]),
-)
-def test_whitening_on_every_rank_equals_whitening_at_once(parts: list[list[float]], shift: float) -> None:
-    ranks = [torch.tensor(part, dtype=torch.float64).reshape(1, -1) + shift for part in parts]
-    together = torch.cat(ranks, dim=1)
-    assume(together.numel() > 0)
-    assume(float(together.max() - together.min()) > 1e-3 or float(together.max() - together.min()) == 0.0)
-    over = merge_moments([measure_moments(rank[0]) for rank in ranks])
-    apart = [whiten(rank, torch.ones_like(rank, dtype=torch.bool), over=over) for rank in ranks]
-    at_once = whiten(together, torch.ones_like(together, dtype=torch.bool))
-    torch.testing.assert_close(torch.cat(apart, dim=1), at_once, rtol=1e-6, atol=1e-6)
-
-
-def test_the_moments_of_nothing_add_nothing() -> None:
-    nothing = measure_moments(torch.empty(0))
-    assert nothing == Moments(0, 0.0, 0.0, math.inf, -math.inf)
-    some = measure_moments(torch.tensor([1.0, 2.0, 6.0]))
-    assert merge_moments([nothing, some, nothing]) == some
-
-
 def test_the_tolerances_are_what_they_are_documented_to_be() -> None:
     # Rewards that differ by 1e-8 or less are equal; 1e-6 stands beside the std: 0.5 / (0.5 + 1e-6) = 0.999998000004.
     assert not has_signal(torch.tensor([0.0, 0.9e-8], dtype=torch.float64))
@@ -362,10 +325,6 @@ def test_the_tolerances_are_what_they_are_documented_to_be() -> None:
     for scale in ("group_sample", "batch_sample"):
         first = float(group_relative(strategies.episodes([1.0, 0.0], values=values), scale=scale)[0])
         assert first == pytest.approx(0.7071057812, abs=1e-9)
-
-
-def test_the_moments_of_a_single_number_keep_it() -> None:
-    assert merge_moments([measure_moments(torch.tensor([5.0]))]).mean == 5.0
 
 
 def test_a_mean_that_penalties_nearly_cancel_does_not_blow_the_advantage_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 
 from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
 from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
-from rlcore.loop import HeldOut, conclude, iterate, open_run, train
+from rlcore.loop import HeldOut, conclude, iterate, open_run, train, update
 from rlcore.metrics import check_names
 from rlcore.rewards.table import RewardResources, build_rewards, function_reward
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.types import Rollout
+from rlcore.training.experience import Experience, build_experience
+from rlcore.types import Rollout, TrainingSample
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeParts, Tape, weights
 
 SCRIPT = dict.fromkeys(QUESTIONS, ANSWERS)
@@ -153,6 +155,26 @@ def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_parts
     with pytest.raises(CanaryError), open_run(make_parts(engine=engine, sampler=engine), tape):
         pass
     assert tape.rows == []
+
+
+def test_samples_that_lose_their_end_on_the_way_from_the_rollouts_end_the_run_before_a_weight_moves(
+    make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_end(sample: TrainingSample) -> TrainingSample:
+        mask = sample.loss_mask.clone()
+        mask[-1] = False
+        return dataclasses.replace(sample, loss_mask=mask)
+
+    def build(*arguments: Any, **settings: Any) -> Experience:  # no rollout that is whole itself makes such a sample
+        made = build_experience(*arguments, **settings)
+        return dataclasses.replace(made, samples=[without_end(sample) for sample in made.samples])
+
+    parts = make_parts()
+    before = weights(parts)
+    monkeypatch.setattr(update, "build_experience", build)
+    with pytest.raises(CanaryError, match="the EOS token is masked out of the loss"):
+        train(parts, Tape())
+    assert torch.equal(weights(parts), before)
 
 
 def test_an_evaluation_needs_held_out_problems(make_parts: MakeParts) -> None:

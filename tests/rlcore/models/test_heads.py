@@ -46,15 +46,9 @@ def test_a_score_is_read_at_the_last_token_in_the_order_of_the_caller(budget: in
 
 
 def test_a_fresh_critic_predicts_exactly_zero() -> None:
-    critic = ScalarModel.with_zero_head(strategies.tiny_llama())
+    critic = ScalarModel.on_trunk(strategies.tiny_llama())
     values = score_values(critic, strategies.random_sequences(0), tokens_per_microbatch=100)
     assert all(not bool(value.any()) for value in values)
-
-
-def test_the_critic_has_a_trunk_of_its_own() -> None:
-    policy = strategies.tiny_llama()
-    critic = ScalarModel.with_zero_head(policy)
-    assert not {id(p) for p in policy.parameters()} & {id(p) for p in critic.parameters()}
 
 
 def test_the_reward_head_is_drawn_with_the_documented_spread() -> None:

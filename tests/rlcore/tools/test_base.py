@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.tools.base import CLOSING, OPENING, ParsedCall, parse_call, write_call
+from rlcore.tools.base import CLOSING, OPENING, ParsedCall, parse_call
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_a_malformed_call_names_its_fault(turn: str) -> None:
 def test_what_is_written_is_read(tool: str, argument: str, before: str) -> None:
     if CLOSING in argument + before or OPENING.search(argument + before):
         return
-    assert parse_call(before + write_call(tool, argument)) == ParsedCall(tool=tool, argument=argument.strip())
+    assert parse_call(f"{before}<tool:{tool}>{argument}</tool>") == ParsedCall(tool=tool, argument=argument.strip())

@@ -20,7 +20,7 @@ from rlcore.packing import TokenSequence
 from rlcore.training.label_audit import audit_labels, linear_pairs
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales, resample
-from rlcore.training.reward_quality import auc, cluster_bootstrap
+from rlcore.training.reward_quality import cluster_bootstrap
 from tests import strategies
 
 GOOD = 5  # the rule: the completion that ends with this token is the better one
@@ -180,6 +180,12 @@ def test_length_cannot_be_taken_out_where_all_pairs_have_sides_of_one_length() -
         measure_scales(fit(pairs), pairs, length_debias=True, seed=0)
 
 
+def found_first(doubt: np.ndarray, flipped: np.ndarray) -> float:
+    """The chance that a flipped label is doubted more than another one, a tie counting half."""
+    gaps = doubt[flipped][:, None] - doubt[~flipped][None, :]
+    return float(np.heaviside(gaps, 0.5).mean())
+
+
 def test_flipped_labels_of_arithmetic_preferences_stand_at_the_top_of_the_audit() -> None:
     """5 % of 400 pairs are flipped; the judge knows of each side whether it is worked and whether its end is right.
 
@@ -204,7 +210,7 @@ def test_flipped_labels_of_arithmetic_preferences_stand_at_the_top_of_the_audit(
     suspects = audit_labels(linear_pairs(pairs, features), num_folds=5, seed=0)
     assert [one.margin for one in suspects] == sorted(one.margin for one in suspects)
     doubt = -np.array([one.margin for one in sorted(suspects, key=lambda one: one.row)])
-    interval = cluster_bootstrap(lambda rows: auc(doubt[rows], flipped[rows]), np.arange(len(pairs)), seed=0)
+    interval = cluster_bootstrap(lambda rows: found_first(doubt[rows], flipped[rows]), np.arange(len(pairs)), seed=0)
     top = [flipped[one.row] for one in suspects[: int(flipped.sum())]]
     assert interval.low > 0.8, interval
     assert np.mean(top) > 0.4  # eight times the base rate

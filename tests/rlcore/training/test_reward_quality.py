@@ -7,10 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rlcore.errors import DataError
 from rlcore.training.reward_quality import (
     accuracy_by_length,
-    auc,
     brier_score,
     calibration_interval,
     cluster_bootstrap,
@@ -94,14 +92,3 @@ def test_accuracy_is_split_by_which_side_is_longer() -> None:
         "longer": (pytest.approx(2 / 3), 3),
         "shorter": (0.0, 1),
     }
-
-
-def test_auc_by_hand() -> None:
-    # Positives 3 and 1 against negatives 2 and 1: 3 > 2, 3 > 1, 1 < 2, 1 = 1: (1 + 1 + 0 + ½) / 4
-    assert auc(np.array([3.0, 1.0, 2.0, 1.0]), np.array([True, True, False, False])) == 0.625
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_one_class_of_label_has_no_auc(flag: bool) -> None:
-    with pytest.raises(DataError, match="both classes"):
-        auc(np.arange(3.0), np.full(3, flag))
