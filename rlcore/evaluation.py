@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtr
 
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.paired import score_interval
@@ -129,12 +129,7 @@ def mcnemar_p(only_new: int, only_old: int) -> float:
 
     Under no difference each such problem is a fair coin: ``2 · P(Binomial(n, ½) <= min)``, at most 1.
     """
-    n = only_new + only_old
-    tail = term = 1  # the sum of C(n, i), and its last term
-    for i in range(min(only_new, only_old)):
-        term = term * (n - i) // (i + 1)
-        tail += term
-    return min(1.0, float(Fraction(2 * tail, 1 << n)))  # integers divide exactly at any size
+    return min(1.0, 2.0 * float(bdtr(min(only_new, only_old), only_new + only_old, 0.5)))
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

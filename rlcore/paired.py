@@ -17,6 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import betaincinv, gammaln
 
 from rlcore.errors import DataError
 
@@ -75,13 +76,7 @@ def lowest_share(right: int, n: int, alpha: float) -> float:
     _check(right, 0, n)
     if right == 0:
         return 0.0
-    counts, k = _log_factorials(n), np.arange(right, n + 1)
-    ways, low, high = counts[n] - counts[k] - counts[n - k], 0.0, 1.0
-    for _ in range(_STEPS):
-        share = (low + high) / 2.0
-        chance = float(np.exp(ways + k * math.log(share) + (n - k) * math.log1p(-share)).sum())
-        low, high = (low, share) if chance > alpha else (share, high)
-    return low
+    return float(betaincinv(right, n - right + 1, alpha))
 
 
 def _check(won: int, lost: int, n: int) -> None:
@@ -125,10 +120,9 @@ def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
     (first_won, last_won), (first_lost, last_lost) = (_likely(n, chance) for chance in chances[:2].tolist())
     won, lost = np.arange(first_won, last_won)[None, :], np.arange(first_lost, last_lost)[:, None]
     neither = n - won - lost
-    counts = _log_factorials(n)
     with np.errstate(divide="ignore"):
         logs = np.log(np.maximum(chances, 1e-300))
-    logarithm = counts[n] - counts[won] - counts[lost] - counts[np.maximum(neither, 0)]
+    logarithm = gammaln(n + 1) - gammaln(won + 1) - gammaln(lost + 1) - gammaln(np.maximum(neither, 0) + 1)
     logarithm = logarithm + won * logs[0] + lost * logs[1] + neither * logs[2]
     is_counted = (won >= needed[lost]) & (neither >= 0)
     return float(np.exp(logarithm[is_counted]).sum())
@@ -137,9 +131,3 @@ def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
 def _likely(n: int, chance: float) -> tuple[int, int]:
     middle, reach = n * chance, _SPREADS * math.sqrt(n * chance * (1.0 - chance)) + 10.0
     return max(0, math.floor(middle - reach)), min(n, math.ceil(middle + reach)) + 1
-
-
-@lru_cache(maxsize=64)
-def _log_factorials(n: int) -> Floats:
-    """ln 0! to ln n!."""
-    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
