@@ -126,6 +126,14 @@ class Score:
     turn_rewards: tuple[float, ...] = ()
 
 
+CORRECT_FROM = 0.99  # graders with partial credit return floats near 1
+
+
+def is_correct(score: Score) -> bool:
+    """Whether an answer is correct: it was scored, at 0.99 or more. Nothing else is meant by "correct" anywhere."""
+    return score.value is not None and score.value >= CORRECT_FROM
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredRollout:
     """A rollout with its score."""

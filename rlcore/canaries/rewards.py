@@ -10,14 +10,14 @@ from itertools import islice
 
 from rlcore.errors import CanaryError, RlcoreError
 from rlcore.rewards.answers import closing
-from rlcore.rewards.base import CORRECT_FROM, RewardFn
+from rlcore.rewards.base import RewardFn
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
 from rlcore.rewards.math_answer import find_reference
 from rlcore.rewards.mix import MixedReward, scores_of
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.user_function import FunctionReward
-from rlcore.types import Prompt, Rollout, Score
+from rlcore.types import Prompt, Rollout, Score, is_correct
 
 WRONG_UP_TO = 0.5
 NUM_PROMPTS = 4  # whose answers are asked for, of each term
@@ -255,9 +255,8 @@ def _shuffled(reward: RewardFn) -> CanaryError:
 def _misjudged(probe: RewardProbe, score: Score) -> str:
     reference, text = probe.rollout.prompt.reference[:80], probe.rollout.text[:80]
     said = f"scored {score.value}" if score.value is not None else f"was not scored: {score.error}"
-    if score.value is not None and (
-        score.value >= CORRECT_FROM if probe.is_right else score.value <= WRONG_UP_TO  # NaN fails both
-    ):
+    is_wrong = score.value is not None and score.value <= WRONG_UP_TO
+    if is_correct(score) if probe.is_right else is_wrong:  # NaN is neither
         return ""
     return f"{'right' if probe.is_right else 'wrong'} answer {text!r} for {reference!r} {said}"
 

@@ -8,13 +8,15 @@ from typing import Literal
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveInt
 from rlcore.config.rl import RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError
+from rlcore.types import CORRECT_FROM
 
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionConfig:
     """Sample ``num_samples`` answers to each training prompt, score them with ``rewards``, keep the good ones.
 
-    ``choose``: ``verified`` keeps scores of ``threshold`` and more, ``best`` the highest scores whatever they are.
+    ``choose``: ``verified`` keeps scores of ``threshold`` and more (correct answers, unless it is set), ``best`` the
+    highest scores whatever they are.
     ``prefer``: which of equally good answers to a prompt come first. ``max_similarity``: an answer that shares more
     than this part of its words (Jaccard index of its runs of three words) with a kept one of its prompt is dropped.
     """
@@ -23,7 +25,7 @@ class RejectionConfig:
     rewards: tuple[RewardTerm, ...]
     sampling: SamplingConfig
     choose: Literal["verified", "best"] = "verified"
-    threshold: float = 0.99
+    threshold: float = CORRECT_FROM
     prefer: Literal["first", "shortest"] = "first"
     keep_per_prompt: PositiveInt = 1
     keep_per_task: NonNegativeInt = 0  # 0: no limit; otherwise tasks that are easy cannot crowd out the others

@@ -13,11 +13,11 @@ from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_gro
 from rlcore.canaries import mask_canary
 from rlcore.evaluation import accuracy
 from rlcore.loop.run import HeldOut, Parts, Run, timed
-from rlcore.rewards.base import RewardFn, check_error_rate, is_correct, score_each
+from rlcore.rewards.base import RewardFn, check_error_rate, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_usable, reward_of
-from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout
+from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout, is_correct
 
 
 def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:

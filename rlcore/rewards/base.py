@@ -10,8 +10,6 @@ from rlcore.errors import RewardError
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import FailedRollout, Rollout, Score
 
-CORRECT_FROM = 0.99
-"""A score from here on counts as a correct answer (scorers with partial credit return floats near 1)."""
 MAX_ERRORS = 0.1
 """A grader that fails on a larger share of the rollouts stops a run."""
 
@@ -36,11 +34,6 @@ def graded(name: str, value: float) -> Score:
 def ungraded(error: str) -> Score:
     """The score of a rollout whose grader failed: it leaves the baseline and is counted."""
     return Score(value=None, parts={}, error=error)
-
-
-def is_correct(score: Score) -> bool:
-    """Whether a score counts as a correct answer in an evaluation; an unscored rollout does not."""
-    return score.value is not None and score.value >= CORRECT_FROM
 
 
 def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> list[Score]:

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from rlcore.config import Fraction, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer
-from rlcore.rewards.base import CORRECT_FROM, graded, score_all
+from rlcore.rewards.base import graded, score_all
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.units import parse_quantity, scale_words, with_percent_sign
 from rlcore.rewards.worked_steps import is_sound_work
-from rlcore.types import Rollout, Score
+from rlcore.types import CORRECT_FROM, Rollout, Score
 
 MAX_ANSWER_CHARACTERS = 1_500
 MAX_ANSWER_DEPTH = 25

@@ -9,9 +9,9 @@ from typing import Any
 
 from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.rewards.answers import clean, find_answer
-from rlcore.rewards.base import CORRECT_FROM, graded, score_all, ungraded
+from rlcore.rewards.base import graded, score_all, ungraded
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.types import Rollout, Score
+from rlcore.types import CORRECT_FROM, Rollout, Score
 
 MAX_ANSWER_CHARACTERS = 20_000
 

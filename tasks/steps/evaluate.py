@@ -12,12 +12,12 @@ import pandas as pd
 from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
 from rlcore.evaluation import accuracy, mean_share, pass_at_k
-from rlcore.rewards.base import RewardFn, is_correct, score_each
+from rlcore.rewards.base import RewardFn, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import transcript
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
-from rlcore.types import Prompt, Rollout
+from rlcore.types import Prompt, Rollout, is_correct
 from tasks.home.storage import write_table
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.episodes import with_tools

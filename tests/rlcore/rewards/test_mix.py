@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError, RewardError
-from rlcore.rewards.base import check_error_rate, graded, is_correct, ungraded
+from rlcore.rewards.base import check_error_rate, graded, ungraded
 from rlcore.rewards.mix import MixedReward, WeightedPart
-from rlcore.types import Rollout, Score
+from rlcore.types import Rollout, Score, is_correct
 
 
 class Fixed:
