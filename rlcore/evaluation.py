@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -84,6 +85,14 @@ def pair_accuracy(margins: ArrayLike, *, prompts: ArrayLike | None = None, confi
     ``prompts`` [P]: a number for the prompt of each pair, as pairs of one prompt go together (:func:`accuracy`).
     """
     return accuracy(np.heaviside(_finite(margins), 0.5), clusters=prompts, confidence=confidence)
+
+
+def dataset_accuracy(datasets: Sequence[str], correct: Sequence[bool]) -> dict[str, float]:
+    """The share of right answers in each data set, as ``eval/data/<name>``; nothing where there is but one."""
+    answers: dict[str, list[bool]] = {}
+    for name, is_right in zip(datasets, correct, strict=True):
+        answers.setdefault(name, []).append(is_right)
+    return {f"eval/data/{name}": sum(each) / len(each) for name, each in answers.items()} if len(answers) > 1 else {}
 
 
 def mean_share(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> Interval:

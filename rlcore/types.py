@@ -45,7 +45,8 @@ class Prompt:
     reference="7", task="arithmetic")``
 
     ``reference`` is what the verifier needs (a ground truth, or JSON for a task's own scorer); ``""`` when the
-    reward does not need one. ``task`` names the family of problems, for per-task figures and verifiers.
+    reward does not need one. ``task`` names the family of problems, for per-task figures and verifiers. ``dataset`` is
+    the name of the data set that the prompt is of, where a run has several: rewards may be on some of them alone.
     """
 
     prompt_id: str
@@ -53,6 +54,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     reference: str
     task: str
+    dataset: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,13 +119,15 @@ class Score:
     leaves the group's baseline and has advantage 0. A wrong or unparsable *answer* is a value, not an error.
     ``parts`` holds each component before weighting, by name. ``turn_rewards`` says how much of ``value`` was earned
     at the end of each turn (:attr:`Rollout.turns`); what is left of it comes at the last token, and empty means all
-    of it does. Only advantages per token (GAE) see the difference.
+    of it does. Only advantages per token (GAE) see the difference. ``skipped`` names the parts that are not on the
+    rollout's data set: they neither paid nor failed.
     """
 
     value: float | None
     parts: Mapping[str, float]
     error: str = ""
     turn_rewards: tuple[float, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 CORRECT_FROM = 0.99  # graders with partial credit return floats near 1

@@ -16,6 +16,7 @@ from rlcore.rewards.judge import JudgeReward
 from rlcore.rewards.math_answer import find_reference
 from rlcore.rewards.mix import MixedReward, scores_of
 from rlcore.rewards.plain_numbers import parse_number
+from rlcore.rewards.reward_model import RewardModelReward
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score, is_correct
 
@@ -54,9 +55,10 @@ def terms_canary(
     """
     notes: list[str] = []
     for part in reward.parts:
-        probes = _probes_of(part.reward, prompts, prefill)
+        own = [prompt for prompt in prompts if part.is_on(prompt)]
+        probes = _probes_of(part.reward, own, prefill)
         if isinstance(part.reward, FunctionReward):
-            notes += _upside_down(part.reward, prompts, prefill)
+            notes += _upside_down(part.reward, own, prefill)
         elif probes:
             check_probes(part.reward, probes)
             for places in _orders(len(probes)):
@@ -65,7 +67,7 @@ def terms_canary(
         elif part.reward.name in VERIFIERS:
             notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
             continue
-        notes += _check_samples(part.reward, samples[:NUM_SAMPLES])
+        notes += _check_samples(part.reward, [each for each in samples if part.is_on(each.prompt)][:NUM_SAMPLES])
     return notes
 
 
@@ -80,7 +82,7 @@ def known_answers_canary(reward: MixedReward, prompts: Sequence[Prompt], *, pref
     """
     notes = []
     for part in reward.parts:
-        if probes := _probes_of(part.reward, prompts, prefill):
+        if probes := _probes_of(part.reward, [prompt for prompt in prompts if part.is_on(prompt)], prefill):
             check_probes(part.reward, probes)
         elif part.reward.name in VERIFIERS:
             notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
@@ -172,7 +174,7 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
     """Completions whose verdict by this term is known."""
     if isinstance(reward, FunctionReward):
         return []
-    if isinstance(reward, FormatReward):
+    if isinstance(reward, FormatReward) and prompts:
         right, wrong = reward.known()
         texts = [(right, True), *((text, False) for text in wrong)]
         return [RewardProbe(rollout=_completion(prompts[0], text), is_right=is_right) for text, is_right in texts]
@@ -204,7 +206,9 @@ def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
     values = _finite(reward, samples)
     if isinstance(reward, JudgeReward) or len(samples) < 3:
         return []
-    tolerance = _EXACT if reward.name != "reward_model" else max(_ROUNDED, 0.25 * (max(values) - min(values)))
+    tolerance = (
+        _EXACT if not isinstance(reward, RewardModelReward) else max(_ROUNDED, 0.25 * (max(values) - min(values)))
+    )
     again = _finite(reward, samples)
     if not _alike(values, again, tolerance):
         if sorted(values) == sorted(again):

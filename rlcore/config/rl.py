@@ -74,13 +74,15 @@ class GaeConfig:
 class CriticConfig:
     """The value model of PPO. ``optim`` left out: the section of the policy.
 
+    ``initialise_from``: ``policy``, or the name of the stage whose reward model it starts from.
+
     ``placement``: ``trunk``, a trunk of its own; ``head``, a head on the policy's trunk: one forward pass and one
     step of one optimizer for ``L_policy + coefficient * L_value``, and with ``detach`` the head's gradient ends before
     the trunk; ``adapter``, an adapter of ``update.adapter``'s shape beside the policy's on the same frozen base.
     ``learning_rate``: of what the critic has to itself.
     """
 
-    initialise_from: Literal["policy", "reward_model"] = "policy"
+    initialise_from: str = "policy"
     placement: Literal["trunk", "head", "adapter"] = "trunk"
     detach: bool = False
     coefficient: NonNegativeFloat = 0.5
@@ -96,7 +98,7 @@ class CriticConfig:
     def __post_init__(self) -> None:
         if self.placement != "head":
             return
-        if self.initialise_from == "reward_model":
+        if self.initialise_from != "policy":
             raise ConfigError("placement = 'head' starts from the policy, whose trunk it is on; it has no other")
         if self.optim is not None:
             raise ConfigError("placement = 'head' learns in the policy's optimizer: set update.optim, not critic.optim")
@@ -152,10 +154,14 @@ class ObjectiveConfig:
 class RewardTerm:
     """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
 
-    With ``gate``, a rollout whose part is below it gets ``below_gate`` as its total, whatever the other parts say.
+    ``data``: the data sets whose rollouts it scores; none named: all. ``stage``: of ``reward_model``, the stage that
+    trained it. With ``gate``, a rollout whose part is below it gets ``below_gate`` as its total, whatever the other
+    parts say.
     """
 
     kind: str
+    data: tuple[str, ...] = ()
+    stage: str = ""
     weight: float = 1.0
     gate: float | None = None
     below_gate: float = 0.0
@@ -164,6 +170,8 @@ class RewardTerm:
     def __post_init__(self) -> None:
         if self.gate is None and self.below_gate != 0.0:
             raise ConfigError("below_gate needs a gate")
+        if self.stage and self.kind != "reward_model":
+            raise ConfigError(f"stage is of the kind reward_model alone, and this is {self.kind!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from rlcore.loop.ahead import RolloutsAhead, mean_staleness
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.health import go_back, judge_run
 from rlcore.loop.recorder import LogRecorder, Recorder
-from rlcore.loop.rollouts import draw_groups, evaluate_held_out, replacement_metrics
+from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out, replacement_metrics
 from rlcore.loop.run import Outcome, Parts, Run, timed
 from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
 from rlcore.loop.update import update_policy
@@ -128,6 +128,8 @@ def _rollout_metrics(parts: Parts, drawn: Drawn[list[ScoredRollout]]) -> dict[st
     config, metrics = parts.config, dict[str, float]()
     if config.sampling.max_replacements:
         metrics |= replacement_metrics(drawn, truncated=config.update.truncated)
+    if len(parts.shares) > 1:
+        metrics |= dataset_rewards(drawn.groups, truncated=config.update.truncated)
     if config.sampling.episodes.tools:
         metrics |= episode_metrics([item.rollout for group in drawn.groups for item in group])
     if config.sampling.staleness:
@@ -176,7 +178,8 @@ def _check_rewards(parts: Parts, samples: list[Rollout]) -> list[str]:
     prefill = parts.tokenizer.prefill
     notes = terms_canary(parts.reward, parts.prompts, samples, prefill=prefill)
     if parts.held_out:
-        notes += known_answers_canary(parts.held_out.verifier, parts.prompts, prefill=prefill)
+        known = [*parts.prompts, *parts.held_out.prompts]
+        notes += known_answers_canary(parts.held_out.verifier, known, prefill=prefill)
     return list(dict.fromkeys(notes))
 
 

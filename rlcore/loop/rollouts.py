@@ -11,7 +11,8 @@ import torch
 from rlcore.algorithms.advantages import has_signal
 from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import mask_canary
-from rlcore.evaluation import accuracy
+from rlcore.evaluation import accuracy, dataset_accuracy
+from rlcore.loop.draw import mixed_by_shares
 from rlcore.loop.run import HeldOut, Parts, Run, timed
 from rlcore.rewards.base import RewardFn, check_error_rate, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -48,7 +49,8 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
     if not sampling.max_replacements:
         return Drawn(groups=tuple(groups), replaced=())
     used = {prompt.prompt_id for prompt in prompts}
-    fresh = iter(fresh_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration))
+    unused = fresh_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration)
+    fresh = mixed_by_shares(unused, parts.shares) if len(parts.shares) > 1 else iter(unused)
     return replace_groups(
         groups,
         lambda number, count: draw(list(islice(fresh, count)), iteration, number),
@@ -74,6 +76,14 @@ def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) ->
     }
 
 
+def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str) -> dict[str, float]:
+    """The mean reward of each data set's usable rollouts, where there are several: ``reward/data/<name>``."""
+    values: dict[str, list[float]] = {}
+    for item in (item for group in groups for item in group if is_usable(item, truncated)):
+        values.setdefault(item.rollout.prompt.dataset, []).append(reward_of(item, truncated))
+    return {f"reward/data/{name}": sum(each) / len(each) for name, each in sorted(values.items())}
+
+
 def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
     """Scores in one batched call over all groups.
 
@@ -89,7 +99,7 @@ def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> lis
 def evaluate_held_out(
     sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, note: Callable[[str], None]
 ) -> dict[str, float]:
-    """Greedy accuracy on the held-out problems with its interval, as ``eval/...``.
+    """Greedy accuracy on the held-out problems with its interval, as ``eval/...``, and of each data set of several.
 
     A problem that could not be answered or graded counts as wrong, and is counted in ``eval/failed``.
 
@@ -102,12 +112,14 @@ def evaluate_held_out(
     failed = [score.error for score in scores if score.error]
     if failed:
         note(f"{len(failed)} of {len(scores)} held-out problems count as wrong, as one: {failed[0]}")
-    interval = accuracy([is_correct(score) for score in scores], confidence=held_out.confidence)
+    correct = [is_correct(score) for score in scores]
+    interval = accuracy(correct, confidence=held_out.confidence)
     return {
         "eval/accuracy": interval.mean,
         "eval/accuracy_low": interval.low,
         "eval/accuracy_high": interval.high,
         "eval/failed": float(len(failed)),
+        **dataset_accuracy([prompt.dataset for prompt in held_out.prompts], correct),
     }
 
 

@@ -5,7 +5,6 @@ Every part is finished before the first iteration, and none of them is replaced 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +19,11 @@ from rlcore.canaries import Baseline
 from rlcore.config import HealthConfig, RlConfig
 from rlcore.loop.ahead import RolloutsAhead
 from rlcore.loop.checkpoints import Checkpoints
+from rlcore.loop.draw import window, window_by_shares
 from rlcore.loop.recorder import Recorder, Stop
 from rlcore.models.lora import AdaptedModel
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.base import Sampler
-from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt
@@ -50,6 +49,8 @@ class Parts:
     is measured to; None where there is no penalty. ``engine`` takes the weights; ``sampler`` is what rollouts are asked
     of: the engine itself, or one that plays episodes with tools on it. ``engine_dtype``: what the engine computes in.
 
+    ``shares``: of each data set among the prompts, as numbers above 0; left out: they are of one.
+
     ``folder`` is where checkpoints are written, and where a run that was killed goes on from; ``identity`` is what a
     checkpoint there must have been made with. ``reward_models``: the models inside of ``reward``, to measure memory.
     """
@@ -68,6 +69,7 @@ class Parts:
     held_out: HeldOut | None = None
     health: HealthConfig = field(default_factory=HealthConfig)
     reward_models: tuple[torch.nn.Module, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def config(self) -> RlConfig:
@@ -77,7 +79,10 @@ class Parts:
     def prompts_of(self, iteration: int) -> list[Prompt]:
         """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""
         count = self.config.prompts_per_iteration
-        return window(self.prompts, (iteration - 1) * count, count, seed=self.seed)
+        start = (iteration - 1) * count
+        if len(self.shares) > 1:
+            return window_by_shares(self.prompts, self.shares, start, count, seed=self.seed)
+        return window(self.prompts, start, count, seed=self.seed)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -134,14 +139,3 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> list[Prompt]:
-    """``count`` prompts from place ``start`` of an endless row of epochs, each in an order of its own."""
-    places = (divmod(place, len(prompts)) for place in range(start, start + count))
-    return [prompts[_order(len(prompts), seed, epoch)[offset]] for epoch, offset in places]
-
-
-@functools.lru_cache(maxsize=2)
-def _order(count: int, seed: int, epoch: int) -> list[int]:
-    return shuffled(count, seed, "prompts", epoch)

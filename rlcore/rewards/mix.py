@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from rlcore.errors import RewardError, RlcoreError
 from rlcore.rewards.base import RewardFn, ungraded
-from rlcore.types import Rollout, Score
+from rlcore.types import Prompt, Rollout, Score
 
 
 @runtime_checkable
@@ -23,12 +23,20 @@ class Closeable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightedPart:
-    """One component of the reward; a value below ``gate`` makes the total ``below_gate``."""
+    """One component of the reward; a value below ``gate`` makes the total ``below_gate``.
+
+    ``data``: the data sets whose rollouts it scores; none named: all of them.
+    """
 
     reward: RewardFn
     weight: float
     gate: float | None = None
     below_gate: float = 0.0
+    data: tuple[str, ...] = ()
+
+    def is_on(self, prompt: Prompt) -> bool:
+        """Whether the component scores the completions of ``prompt``."""
+        return not self.data or prompt.dataset in self.data
 
 
 class MixedReward:
@@ -37,14 +45,15 @@ class MixedReward:
     Where a part is below its gate, the total is that gate's ``below_gate``; of several closed gates the first counts,
     and it counts also where a part behind it is unscored. Where a part is unscored or NaN otherwise, the total is
     unscored, with that part's error: a sum over the others would be another reward. An exception inside a part leaves
-    the whole batch unscored by it, and :func:`check_error_rate` then stops the run. Use it in a ``with`` block to end
-    the processes of its parts.
+    the whole batch unscored by it, and :func:`check_error_rate` then stops the run. A part that is not on a rollout's
+    data set is as if it were not there. Use it in a ``with`` block to end the processes of its parts.
     """
 
     name = "mix"
 
     def __init__(self, parts: Sequence[WeightedPart]) -> None:
         self._parts = tuple(parts)
+        self._names = {part.reward.name for part in self._parts}
 
     def __enter__(self) -> MixedReward:
         return self
@@ -59,7 +68,7 @@ class MixedReward:
         Raises:
             RewardError: an infinite value, or a part that scored another number of rollouts than it was given.
         """
-        columns = [scores_of(part.reward, rollouts) for part in self._parts]
+        columns = [_column(part, rollouts) for part in self._parts]
         return [self._total(row) for row in zip(*columns, strict=True)] if rollouts else []
 
     @property
@@ -73,11 +82,15 @@ class MixedReward:
             if isinstance(part.reward, Closeable):
                 part.reward.close()
 
-    def _total(self, scores: Sequence[Score]) -> Score:
+    def _total(self, scores: Sequence[Score | None]) -> Score:
         total, parts, errors, closed = 0.0, dict[str, float](), list[str](), list[float]()
         turn_rewards: list[float] = []
         is_undecided = False  # an unscored part has a gate that nobody can say is open
-        for part, score in zip(self._parts, scores, strict=True):
+        present = [(part, score) for part, score in zip(self._parts, scores, strict=True) if score is not None]
+        if not present:
+            return ungraded("no reward is on its data set")
+        skipped = tuple(sorted(self._names - {part.reward.name for part, _ in present}))
+        for part, score in present:
             error = _fault(part.reward.name, score)
             if error or score.value is None:
                 errors.append(error)
@@ -90,10 +103,20 @@ class MixedReward:
             if part.gate is not None and score.value < part.gate:
                 closed.append(part.below_gate)
         if closed and not is_undecided:
-            return Score(value=closed[0], parts=parts)
+            return Score(value=closed[0], parts=parts, skipped=skipped)
         if errors:
-            return Score(value=None, parts=parts, error="; ".join(errors))
-        return Score(value=total, parts=parts, turn_rewards=tuple(turn_rewards))
+            return Score(value=None, parts=parts, error="; ".join(errors), skipped=skipped)
+        return Score(value=total, parts=parts, turn_rewards=tuple(turn_rewards), skipped=skipped)
+
+
+def _column(part: WeightedPart, rollouts: Sequence[Rollout]) -> list[Score | None]:
+    """The part's score of each rollout; None where it is not on the rollout's data set."""
+    places = [place for place, rollout in enumerate(rollouts) if part.is_on(rollout.prompt)]
+    column: list[Score | None] = [None] * len(rollouts)
+    found = scores_of(part.reward, [rollouts[place] for place in places]) if places else []
+    for place, score in zip(places, found, strict=True):
+        column[place] = score
+    return column
 
 
 def scores_of(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:

@@ -44,13 +44,11 @@ class RewardModelOptions:
 class RewardModelReward:
     """``(score - shift) / scale``, clipped; score = mean - uncertainty_penalty · std over the members.
 
-    Reads token ids as they were sampled, never the text. The part ``reward_model_std`` is the members' disagreement.
+    Reads token ids as they were sampled, never the text. The part ``<name>_std`` is the members' disagreement.
     """
 
-    name = "reward_model"
-
-    def __init__(self, options: RewardModelOptions, score_tokens: ScoreTokens) -> None:
-        self._options, self._score_tokens = options, score_tokens
+    def __init__(self, options: RewardModelOptions, score_tokens: ScoreTokens, *, name: str = "reward_model") -> None:
+        self._options, self._score_tokens, self.name = options, score_tokens, name
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """

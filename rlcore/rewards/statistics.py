@@ -12,7 +12,7 @@ def part_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> 
     """Per part: mean, population std and share of zeros over ``scored``, share without a value over ``all_scores``.
 
     ``reward/part/<name>``, ``reward/part_std/<name>``, ``reward/part_zero/<name>``, ``reward/part_unscored/<name>``.
-    Values are those before weighting and gates.
+    Values are those before weighting and gates; rollouts that a part is not on are not counted for it.
     """
     metrics = dict[str, float]()
     for name in sorted({name for score in scored for name in score.parts}):
@@ -21,6 +21,6 @@ def part_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> 
         metrics[f"reward/part/{name}"] = mean
         metrics[f"reward/part_std/{name}"] = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
         metrics[f"reward/part_zero/{name}"] = values.count(0.0) / len(values)
-        unscored = sum(name not in score.parts for score in all_scores)
-        metrics[f"reward/part_unscored/{name}"] = unscored / len(all_scores)
+        asked = [score for score in all_scores if name.removesuffix("_std") not in score.skipped]
+        metrics[f"reward/part_unscored/{name}"] = sum(name not in score.parts for score in asked) / len(asked)
     return metrics

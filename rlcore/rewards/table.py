@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -29,10 +30,11 @@ from rlcore.strict import build
 class RewardResources:
     """What rewards need that is no option.
 
-    ``score_tokens`` is the trained reward model; ``prefill`` what the chat template writes before each completion.
+    ``score_tokens``: the trained reward models by what a term names as its ``stage``. ``prefill``: what the chat
+    template writes before each completion.
     """
 
-    score_tokens: ScoreTokens | None = None
+    score_tokens: Mapping[str, ScoreTokens] = field(default_factory=dict)
     prefill: str = ""
 
 
@@ -41,29 +43,32 @@ class RewardEntry:
     """A row of the table: the type that a term's options are checked against, and how to make the reward."""
 
     options: type
-    make: Callable[[Any, RewardResources], RewardFn]
+    make: Callable[[Any, RewardResources, RewardTerm], RewardFn]
 
 
-def _make_reward_model(options: RewardModelOptions, resources: RewardResources) -> RewardFn:
-    if resources.score_tokens is None:
-        raise ConfigError("the reward model is not available here", fix="run the reward_model stage, or drop the term")
-    return RewardModelReward(options, resources.score_tokens)
+def _make_reward_model(options: RewardModelOptions, resources: RewardResources, term: RewardTerm) -> RewardFn:
+    if term.stage not in resources.score_tokens:
+        raise ConfigError(
+            f"the reward model {term.stage!r} is not available here",
+            fix="run the stage that trains it, or drop the term",
+        )
+    return RewardModelReward(options, resources.score_tokens[term.stage], name=term.stage or "reward_model")
 
 
 REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
     {
-        "math": RewardEntry(MathOptions, lambda options, resources: MathReward(options, prefill=resources.prefill)),
+        "math": RewardEntry(MathOptions, lambda options, resources, _: MathReward(options, prefill=resources.prefill)),
         "procedural": RewardEntry(
-            ProceduralOptions, lambda options, resources: ProceduralReward(options, prefill=resources.prefill)
+            ProceduralOptions, lambda options, resources, _: ProceduralReward(options, prefill=resources.prefill)
         ),
-        "code": RewardEntry(CodeOptions, lambda options, resources: CodeReward(options, prefill=resources.prefill)),
+        "code": RewardEntry(CodeOptions, lambda options, resources, _: CodeReward(options, prefill=resources.prefill)),
         "format": RewardEntry(
-            FormatOptions, lambda options, resources: FormatReward(options, prefill=resources.prefill)
+            FormatOptions, lambda options, resources, _: FormatReward(options, prefill=resources.prefill)
         ),
-        "language": RewardEntry(LanguageOptions, lambda options, _: LanguageReward(options)),
-        "repetition": RewardEntry(RepetitionOptions, lambda options, _: RepetitionReward(options)),
-        "length": RewardEntry(LengthOptions, lambda options, _: LengthReward(options)),
-        "judge": RewardEntry(JudgeOptions, lambda options, _: JudgeReward(options)),
+        "language": RewardEntry(LanguageOptions, lambda options, *_: LanguageReward(options)),
+        "repetition": RewardEntry(RepetitionOptions, lambda options, *_: RepetitionReward(options)),
+        "length": RewardEntry(LengthOptions, lambda options, *_: LengthReward(options)),
+        "judge": RewardEntry(JudgeOptions, lambda options, *_: JudgeReward(options)),
         "reward_model": RewardEntry(RewardModelOptions, _make_reward_model),
     }
 )
@@ -78,16 +83,22 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
     if not terms:
         raise ConfigError("a run needs at least one reward", where="rewards")
     parts = [
-        WeightedPart(_make(term, f"rewards.{place}", resources), term.weight, term.gate, term.below_gate)
+        WeightedPart(_make(term, f"rewards.{place}", resources), term.weight, term.gate, term.below_gate, term.data)
         for place, term in enumerate(terms)
     ]
-    names = [part.reward.name for part in parts]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ConfigError(
-            f"the reward {repeated[0]!r} is named twice", where="rewards", fix="keep one, add the weights"
-        )
+    for one, other in combinations(parts, 2):
+        if one.reward.name == other.reward.name and _overlap(one.data, other.data):
+            raise ConfigError(
+                f"the reward {one.reward.name!r} is named twice for the same data",
+                where="rewards",
+                fix="keep one, add the weights; or give each data of its own",
+            )
     return MixedReward(parts)
+
+
+def _overlap(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether a data set is in both; none named: all of them are."""
+    return not one or not other or bool(set(one) & set(other))
 
 
 def function_reward(function: UserFunction, *, name: str = "reward") -> MixedReward:
@@ -106,4 +117,4 @@ def _make(term: RewardTerm, path: str, resources: RewardResources) -> RewardFn:
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(REWARDS)}, or module:function"
         raise ConfigError(f"unknown reward {term.kind!r}", where=f"{path}.kind", fix=hint)
     entry = REWARDS[term.kind]
-    return entry.make(build(entry.options, term.options, source=f"{path}.options ({term.kind})"), resources)
+    return entry.make(build(entry.options, term.options, source=f"{path}.options ({term.kind})"), resources, term)

@@ -47,4 +47,4 @@ def reward_resources(rl: RlConfig, model: RewardModel | None) -> RewardResources
         budget = rl.update.tokens_per_microbatch
         return model.rewards(sequences, tokens_per_microbatch=budget, calibrated=calibrated)
 
-    return RewardResources(score_tokens=score)
+    return RewardResources(score_tokens={"": score})

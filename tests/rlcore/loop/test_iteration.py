@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig,
 from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import HeldOut, conclude, iterate, open_run, train, update
 from rlcore.metrics import check_names
+from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.table import RewardResources, build_rewards, function_reward
+from rlcore.rewards.user_function import FunctionReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.training.experience import Experience, build_experience
 from rlcore.types import Rollout, TrainingSample
-from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeParts, Tape, weights
+from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeParts, Tape, right_answers, weights
 
 SCRIPT = dict.fromkeys(QUESTIONS, ANSWERS)
 
@@ -51,6 +54,29 @@ def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make
 
 def math_verifier() -> Any:
     return build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
+
+
+def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apart(make_parts: MakeParts) -> None:
+    plain = make_parts()
+    prompts = [replace(each, dataset="a" if place < 3 else "b") for place, each in enumerate(plain.prompts)]
+    paid = MixedReward([WeightedPart(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
+    free = MixedReward([*paid.parts, WeightedPart(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
+    held_out = HeldOut(prompts=prompts, verifier=free)
+    mix = {"prompts": prompts, "shares": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
+    tape = Tape()
+    train(make_parts(config={"eval_every": 4}, **mix), tape)
+    for drawn in tape.drawn:
+        assert sorted(group[0].rollout.prompt.dataset for group in drawn.groups) == ["a", "b"]
+    assert [row["reward/data/a"] for row in tape.rows] == [0.0] * 4
+    assert [row["reward/data/b"] for row in tape.rows] == [pytest.approx(1 / 3)] * 4
+    assert {"eval/data/a", "eval/data/b"} <= set(tape.rows[-1])
+    assert [row["reward/part_unscored/right"] for row in tape.rows] == [0.0] * 4
+    check_names({name: value for name, value in tape.rows[-1].items() if name != "iteration"})
+
+
+def nothing(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]:
+    """0 for whatever is written."""
+    return [0.0 for _ in rollouts]
 
 
 def test_rollouts_reach_the_recorder_with_their_scores_and_the_version_that_sampled_them(make_parts: MakeParts) -> None:

@@ -67,6 +67,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         config=rl,
         seed=7,
         prompts=prompts,
+        shares={},
         prompts_of=lambda iteration: window(prompts, (iteration - 1) * 4, 4, seed=7),
         sampler=NumberedEngine(),
         reward=reward,

@@ -17,7 +17,7 @@ from rlcore.strict import build
 from rlcore.types import Rollout
 
 ROOT = Path(__file__).parents[3]
-RESOURCES = RewardResources(score_tokens=lambda items, *, calibrated: torch.zeros(1, len(items)))
+RESOURCES = RewardResources(score_tokens={"": lambda items, *, calibrated: torch.zeros(1, len(items))})
 
 
 def blocks(page: str, language: str) -> list[str]:

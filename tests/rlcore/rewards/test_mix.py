@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -130,3 +131,32 @@ def test_behind_a_closed_gate_an_unscored_part_does_not_matter_and_before_it_doe
     assert [score.value for score in judge_behind([make_rollout("")] * 2)] == [-1.0, None]
     gate_before = gated(("judge", [None], 0.5, -2.0), ("format", [0.0], 1.0, -1.0))
     assert gate_before([make_rollout("")])[0].value is None
+
+
+class Letters:
+    """Pays each rollout the length of its text, and remembers which texts it was asked about."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.asked = name, list[str]()
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        self.asked += [rollout.text for rollout in rollouts]
+        return [graded(self.name, float(len(rollout.text))) for rollout in rollouts]
+
+
+def test_a_part_scores_the_rollouts_of_its_data_alone_and_says_nothing_of_others(
+    make_rollout: Callable[..., Rollout],
+) -> None:
+    rollouts = [_of(make_rollout(text), dataset) for text, dataset in (("ab", "sums"), ("abcd", "code"), ("a", "x"))]
+    math, code = Letters("math"), Letters("code")
+    parts = [WeightedPart(math, 1.0, data=("sums",)), WeightedPart(code, 0.5, gate=3.0, data=("code",))]
+    scores = MixedReward(parts)(rollouts)
+    assert (math.asked, code.asked) == (["ab"], ["abcd"])
+    assert [score.value for score in scores] == [2.0, 2.0, None]
+    assert [dict(score.parts) for score in scores] == [{"math": 2.0}, {"code": 4.0}, {}]
+    assert [score.skipped for score in scores[:2]] == [("code",), ("math",)]
+    assert scores[2].error == "no reward is on its data set"
+
+
+def _of(rollout: Rollout, dataset: str) -> Rollout:
+    return replace(rollout, prompt=replace(rollout.prompt, dataset=dataset))

@@ -39,3 +39,12 @@ def test_only_the_share_without_a_value_is_of_all_scores() -> None:
 
 def test_without_scores_there_are_no_figures() -> None:
     assert part_statistics([], all_scores=[]) == pytest.approx({})
+
+
+def test_a_part_that_is_not_on_a_rollouts_data_has_not_failed_there() -> None:
+    """Two code answers, one without a value, and two sums that the part is not on: half of what it was asked failed."""
+    sums = [Score(value=1.0, parts={"math": 1.0}, skipped=("code",))] * 2
+    code = [Score(value=0.5, parts={"code": 0.5}, skipped=("math",)), Score(value=None, parts={}, skipped=("math",))]
+    figures = part_statistics([*sums, code[0]], all_scores=[*sums, *code])
+    assert figures["reward/part_unscored/code"] == 0.5
+    assert figures["reward/part_unscored/math"] == 0.0

@@ -116,7 +116,7 @@ def test_no_reward_takes_thinking_that_was_cut_for_an_answer(
 
 
 def test_the_reward_model_comes_from_the_resources(make_rollout: Callable[..., Rollout]) -> None:
-    resources = RewardResources(score_tokens=lambda items, calibrated: torch.full((1, len(items)), 3.0))
+    resources = RewardResources(score_tokens={"": lambda items, calibrated: torch.full((1, len(items)), 3.0)})
     terms = [RewardTerm(kind="reward_model", weight=2.0, options={"shift": 1})]
     assert build_rewards(terms, resources=resources)([make_rollout("")])[0].value == 4.0
 
@@ -202,7 +202,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind="format"), r"style: required, but missing"),
         (RewardTerm(kind="format", options={"style": "yaml"}), r"style = 'yaml': must be one of 'boxed'"),
         (RewardTerm(kind="length", options={"limit": 4, "buffer": 5}), r"buffer 5 is longer than limit 4"),
-        (RewardTerm(kind="reward_model"), r"reward model is not available"),
+        (RewardTerm(kind="reward_model"), r"the reward model '' is not available"),
         (RewardTerm(kind="no.such.module:f"), r"cannot import the reward 'no.such.module:f'"),
         (RewardTerm(kind=":f"), r"cannot import"),
         (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
@@ -213,7 +213,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         ),
         (RewardTerm(kind=f"{MODULE}:bounded"), r"missing a required .*argument: 'limit'\n  where: rewards.1.options"),
         (RewardTerm(kind=f"{MODULE}:bounded", options={"rollouts": 1}), r"multiple values for argument 'rollouts'"),
-        (RewardTerm(kind="length", options={"limit": 8, "buffer": 4}), r"'length' is named twice"),
+        (RewardTerm(kind="length", options={"limit": 8, "buffer": 4}), r"'length' is named twice for the same data"),
     ],
 )
 def test_a_mistake_is_refused_with_its_path(user_module: str, term: RewardTerm, message: str) -> None:
