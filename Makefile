@@ -8,7 +8,6 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-FLOW ?= post_train
 PRESET ?= tiny
 SET ?=
 OVERRIDES := $(foreach item,$(SET),--set '$(item)')
@@ -23,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  settings: FLOW=post_train|reasoning  PRESET=tiny|smollm2|reasoning|path.toml  SET='grpo.learning_rate=2e-6 seed=1'  RLCORE_ENGINE=prefect|inline  RLCORE_HOME=.rlcore"
+	@echo "  settings: PRESET=tiny|smollm2|reasoning|path.toml  SET='stages.grpo.learning_rate=2e-6 seed=1'  RLCORE_ENGINE=prefect|inline  RLCORE_HOME=.rlcore"
 
 setup: .venv/.installed  ## create .venv with the pinned set (a second run installs nothing)
 
@@ -39,10 +38,10 @@ setup: .venv/.installed  ## create .venv with the pinned set (a second run insta
 	@touch $@
 
 demo: setup  ## run the whole pipeline on PRESET (default tiny)
-	@$(BIN)/python -m flows run --flow $(FLOW) --preset $(PRESET) $(OVERRIDES)
+	@$(BIN)/python -m flows run --preset $(PRESET) $(OVERRIDES)
 
 plan: setup  ## say which stages are cached, which run and why, before any work
-	@$(BIN)/python -m flows plan --flow $(FLOW) --preset $(PRESET) $(OVERRIDES)
+	@$(BIN)/python -m flows plan --preset $(PRESET) $(OVERRIDES)
 
 promote: setup  ## judge PRESET's challenger against the champion, and promote it if it is better
 	@$(BIN)/python -m flows promote --preset $(PRESET) $(OVERRIDES)

@@ -20,7 +20,7 @@ from typing import Any
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
-from flows.run import run_targets, targets_of_post_training
+from flows.run import every_target, run_targets
 from tasks.home.settings import configure_environment, find_home
 
 COLUMNS = ("base", "sft", "grpo", "ppo")
@@ -36,7 +36,7 @@ def main() -> int:
     rows = []
     for seed in options.seeds:
         overrides = (f"seed={seed}",)
-        refs = run_targets(options.preset, overrides, targets_of_post_training(options.preset, overrides))
+        refs = run_targets(options.preset, overrides, every_target(options.preset, overrides))
         rows.append(_row(seed, {name: home.root / ref.uri for name, ref in refs.items()}))
     sys.stdout.write(render(rows) + "\n")
     return 0

@@ -114,13 +114,18 @@ def main() -> int:
     base = find_home().root
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {(a, m): [] for a in options.samplers for m in MODES}
     for seed in options.seeds:
-        common = [*options.set, "health.action=warn", f"seed={seed}", f"grpo.num_iterations={options.iterations}"]
+        common = [
+            *options.set,
+            "health.action=warn",
+            f"seed={seed}",
+            f"stages.grpo.num_iterations={options.iterations}",
+        ]
         _at(base)
         run_targets(options.preset, common, ["sft"])
         for arm, mode in found:
             home = _branch(base, f"{arm}-{mode}".replace(" ", "-"))
             with sampler_of(arm):
-                refs = run_targets(options.preset, [*common, f"grpo.update.mismatch.mode={mode}"], ["grpo"])
+                refs = run_targets(options.preset, [*common, f"stages.grpo.update.mismatch.mode={mode}"], ["grpo"])
             found[arm, mode].append(json.loads((home / refs["grpo"].uri / "history.json").read_text()))
             sys.stdout.write("\n".join(_lines(found)) + "\n\n")
             sys.stdout.flush()

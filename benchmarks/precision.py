@@ -20,14 +20,18 @@ from typing import Any
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
-from flows.run import run_targets, targets_of_post_training
+from flows.run import every_target, run_targets
 from tasks.home.settings import configure_environment, find_home
 
-ADAPTERS = ("grpo.update.adapter.rank=8", "ppo.update.adapter.rank=8", "ppo.critic.placement=adapter")
+ADAPTERS = (
+    "stages.grpo.update.adapter.rank=8",
+    "stages.ppo.update.adapter.rank=8",
+    "stages.ppo.critic.placement=adapter",
+)
 #: what differs from the preset, by the name of a column's group
 ARMS: Mapping[str, tuple[str, ...]] = {
     "full weights": (),
-    "critic on the policy's trunk": ('runs=["ppo"]', "ppo.critic.placement=head"),
+    "critic on the policy's trunk": ('without=["stages.grpo","promotion"]', "stages.ppo.critic.placement=head"),
     "adapters": ADAPTERS,
 }
 Row = dict[str, Any]
@@ -56,7 +60,7 @@ def measure(preset: str, precision: str, seed: int, arms: Sequence[str], root: P
     row: Row = {"seed": seed, "precision": precision}
     for arm in arms:
         overrides = (f"hardware.dtype={precision}", f"seed={seed}", *ARMS[arm])
-        refs = run_targets(preset, overrides, targets_of_post_training(preset, overrides))
+        refs = run_targets(preset, overrides, every_target(preset, overrides))
         for name, ref in refs.items():
             if name.startswith("evaluate_"):
                 row[arm, name.removeprefix("evaluate_")] = _read(root / ref.uri / "summary.json")

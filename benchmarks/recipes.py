@@ -17,10 +17,22 @@ from pathlib import Path
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
-from flows.run import run_targets, targets_of_post_training
+from flows.run import every_target, run_targets
 from tasks.home.settings import configure_environment, find_home
 
-RECIPES = ("rlhf_ppo", "rlhf_grpo", "rlvr_grpo", "rlvr_ppo", "reasoning", "agentic", "rlvr_code")
+RECIPES = (
+    "rlhf_ppo",
+    "rlhf_grpo",
+    "rlvr_grpo",
+    "rlvr_ppo",
+    "r1_zero",
+    "two_rl",
+    "three_way",
+    "mixed",
+    "reasoning",
+    "agentic",
+    "rlvr_code",
+)
 
 
 def main() -> int:
@@ -32,7 +44,7 @@ def main() -> int:
     rows = []
     for recipe in options.recipes:
         started = time.perf_counter()
-        refs = run_targets(recipe, (), targets_of_post_training(recipe, ()))
+        refs = run_targets(recipe, (), every_target(recipe, ()))
         folders = {name: home.root / ref.uri for name, ref in refs.items() if name.startswith("evaluate_")}
         rows.append(_row(recipe, folders, time.perf_counter() - started))
     sys.stdout.write("| recipe | held-out greedy accuracy, 95 % interval | seconds |\n|---|---|---|\n")

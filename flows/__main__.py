@@ -1,4 +1,4 @@
-"""Command line: ``python -m flows run|plan|ui --flow post_train --preset tiny --set grpo.learning_rate=2e-6``."""
+"""Command line: ``python -m flows run|plan|ui --preset tiny --set stages.grpo.learning_rate=2e-6``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.settings import configure_environment, configure_logging, find_home
 
 USAGE_ERROR, FAILURE = 2, 1
-FLOWS = ("post_train", "reasoning")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,26 +30,24 @@ def _run(options: argparse.Namespace) -> int:
 
     config = open_preset(options.preset, options.set)  # refused here, before anything is started
     from flows.post_train import post_train
-    from flows.reasoning import reasoning
-    from flows.run import TARGETS
+    from flows.run import every_target
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.live_view import live_view
     from tasks.report.summary import summarise
 
-    TARGETS[options.flow](options.preset, options.set)  # refused here: a preset without the flow's sections
-    flow = {"post_train": post_train, "reasoning": reasoning}[options.flow]
+    every_target(options.preset, options.set)  # refused here: what its stages cannot do together
     started = time.perf_counter()
     with live_view():
-        refs = call_flow(flow, preset=options.preset, overrides=tuple(options.set))
+        refs = call_flow(post_train, preset=options.preset, overrides=tuple(options.set))
     sys.stdout.write(summarise(find_home(), config.name, refs, seconds=time.perf_counter() - started))
     return 0
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from flows.run import TARGETS, plan_memory, plan_targets
+    from flows.run import every_target, plan_memory, plan_targets
     from tasks.pipeline.run import format_plan
 
-    targets = TARGETS[options.flow](options.preset, options.set)
+    targets = every_target(options.preset, options.set)
     sys.stdout.write(format_plan(plan_targets(options.preset, options.set, targets)) + "\n")
     sys.stdout.write("\n".join(plan_memory(options.preset, options.set, targets)) + "\n")
     return 0
@@ -135,7 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("run", "run every stage of a preset"), ("plan", "say what would run, and why")):
         command = commands.add_parser(name, help=text)
-        command.add_argument("--flow", choices=FLOWS, default=FLOWS[0], help="which stages, in which order")
         command.add_argument("--preset", default="tiny", help="a committed preset or the path of a .toml file")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key")
     promote = commands.add_parser("promote", help="judge a preset's challenger, and promote it if it is better")

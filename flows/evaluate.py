@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
+from flows.parameters import Name, Overrides, Preset
 from flows.run import run_targets
 from tasks.home.artifacts import ArtifactRef
 
@@ -14,7 +12,7 @@ from tasks.home.artifacts import ArtifactRef
 @flow(name="evaluate", flow_run_name="evaluate {preset}", persist_result=False)
 def evaluate(
     preset: Preset = "tiny",
-    checkpoint: Literal["base", "sft", "grpo", "ppo", "sft_kept", "grpo_mixed"] = "sft",
+    checkpoint: Name = "sft",
     overrides: Overrides = (),
 ) -> dict[str, ArtifactRef]:
     """Greedy and sampled accuracy, with intervals, on the held-out problems.
@@ -22,6 +20,6 @@ def evaluate(
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
         checkpoint: Which checkpoint of the preset; it is made first where it is not cached.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [f"evaluate_{checkpoint}"])

@@ -15,6 +15,6 @@ def import_sft(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, 
 
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, ["import_sft"])

@@ -1,25 +1,21 @@
-"""Flow: online RL, the one that the deployments `grpo` and `ppo` share."""
+"""Flow: online RL, the one that the deployments of the algorithms share."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
+from flows.parameters import Name, Overrides, Preset
 from flows.run import run_targets
 from tasks.home.artifacts import ArtifactRef
 
 
-@flow(name="online-rl", flow_run_name="{algorithm} {preset}", persist_result=False)
-def online_rl(
-    preset: Preset = "tiny", algorithm: Literal["grpo", "ppo"] = "grpo", overrides: Overrides = ()
-) -> dict[str, ArtifactRef]:
-    """Train the SFT policy with the section of the preset that ``algorithm`` names.
+@flow(name="online-rl", flow_run_name="{stage} {preset}", persist_result=False)
+def online_rl(preset: Preset = "tiny", stage: Name = "grpo", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
+    """Run one stage of online RL and what it needs.
 
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        algorithm: Which section of the preset to run; the key `algorithm` in it names the formula.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        stage: Which stage of the preset to run; the key `algorithm` in it names the formula.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
-    return run_targets(preset, overrides, [algorithm])
+    return run_targets(preset, overrides, [stage])

@@ -16,11 +16,14 @@ from pydantic import Field
 from rlcore.config import RunConfig
 
 _PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
-_SECTIONS = sorted(each.name for each in fields(RunConfig))
+_SECTIONS = sorted((*(each.name for each in fields(RunConfig)), "without"))
 
 Preset = Annotated[
     str,
     Field(pattern=rf"^({'|'.join(_PRESETS)}|.+\.toml)$", examples=_PRESETS),
 ]
-Override = Annotated[str, Field(pattern=rf"^({'|'.join(_SECTIONS)})(\.\w+)*=.+$", examples=["grpo.learning_rate=1e-4"])]
+Override = Annotated[
+    str, Field(pattern=rf"^({'|'.join(_SECTIONS)})(\.\w+)*=.+$", examples=["stages.grpo.learning_rate=1e-4"])
+]
 Overrides = tuple[Override, ...]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", examples=["grpo"])]

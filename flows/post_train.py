@@ -5,16 +5,16 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.parameters import Overrides, Preset
-from flows.run import run_targets, targets_of_post_training
+from flows.run import every_target, run_targets
 from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)
 def post_train(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Data, SFT, reward model, online RL, evaluation, comparison: each stage once, in order, cached by content.
+    """Data, every stage of the graph, an evaluation of each checkpoint, the comparison: each once, cached by content.
 
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
-    return run_targets(preset, overrides, targets_of_post_training(preset, overrides))
+    return run_targets(preset, overrides, every_target(preset, overrides))

@@ -5,17 +5,18 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.parameters import Overrides, Preset
+from flows.presets import open_preset
 from flows.run import run_targets
-from flows.stages import DATASETS
+from flows.stages import datasets
 from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)
 def prepare_data(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Prompts, demonstrations and preferences through their contracts into content-addressed snapshots.
+    """Every data set of the preset through its contract into a content-addressed snapshot.
 
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
-    return run_targets(preset, overrides, DATASETS)
+    return run_targets(preset, overrides, datasets(open_preset(preset, overrides)))

@@ -15,6 +15,6 @@ def retrain(preset: Preset = "retrain", overrides: Overrides = ()) -> Retraining
 
     Args:
         preset: A committed preset such as retrain, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_retrain(preset, overrides)

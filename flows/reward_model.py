@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
+from flows.parameters import Name, Overrides, Preset
 from flows.run import run_targets
 from tasks.home.artifacts import ArtifactRef
 
 
 @flow(name="reward-model", flow_run_name="reward-model {preset}", persist_result=False)
-def reward_model(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Train and judge the reward model on the preset's preferences.
+def reward_model(
+    preset: Preset = "tiny", stage: Name = "reward_model", overrides: Overrides = ()
+) -> dict[str, ArtifactRef]:
+    """Train and judge a reward model on its preference pairs.
 
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as grpo.learning_rate=1e-4 or seed=1.
+        stage: Which stage of the preset to run, of the kind reward_model.
+        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
-    return run_targets(preset, overrides, ["reward_model"])
+    return run_targets(preset, overrides, [stage])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from flows.presets import open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
-from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.disk import full_disk_named
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
@@ -141,29 +140,6 @@ def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str])
     return memory_lines(config, home, cached_refs(table, config, ["import_sft"], home=home), needed)
 
 
-def targets_of_post_training(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
+def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     """Everything that a preset describes."""
     return tuple(stage.name for stage in stages(open_preset(preset, overrides)))
-
-
-def targets_of_reasoning(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The last stage and what it needs: the comparison of all checkpoints of the chain.
-
-    Raises:
-        ConfigError: the preset lacks a section of the chain.
-    """
-    config = open_preset(preset, overrides)
-    missing = [name for name in ("rejection", "sft_kept", "grpo_mixed") if getattr(config, name) is None]
-    if missing:
-        raise ConfigError(
-            f"the flow reasoning needs the section{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
-            where=f"preset {preset}",
-            fix="add what is missing, as in flows/presets/reasoning.toml",
-        )
-    return ("compare",)
-
-
-TARGETS: Mapping[str, Callable[[str, Sequence[str]], tuple[str, ...]]] = {
-    "post_train": targets_of_post_training,
-    "reasoning": targets_of_reasoning,
-}

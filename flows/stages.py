@@ -1,71 +1,65 @@
-"""The stages of post-training and what each depends on, as data. Flows name targets; the order follows from here."""
+"""The stages of a run and what each depends on, from the graph of its preset. Flows name targets; the order follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from rlcore.config import PromotionConfig, RlConfig, RunConfig
-from rlcore.errors import ConfigError
+from flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
+from rlcore.config import DatasetConfig, PromotionConfig, RlStage, RunConfig
+from rlcore.config.graph import (
+    checkpoints,
+    contrasts,
+    evaluated_data,
+    opponents,
+    prompt_data,
+    registered_starts,
+    stage_order,
+)
+from rlcore.config.stages import data_of
 from tasks.pipeline.retrain import Past
 from tasks.pipeline.stages import Stage
-from tasks.preset.sections import Sections, sections_of
+from tasks.preset.sections import Sections, data_sections, sections_of, stage_sections
 from tasks.report.comparison import comparison_page
 from tasks.report.drift_page import drift_page
 from tasks.report.promotion_page import promotion_page
-from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_gate_page import reward_gate_page
-from tasks.report.reward_page import reward_page
-from tasks.report.training_pages import rl_page, sft_page
+from tasks.steps.base import prepared
 from tasks.steps.compare import run_compare
+from tasks.steps.data import POLICY, resolve_adapter
 from tasks.steps.drift import run_drift
 from tasks.steps.episodes import evaluation_corpus, evaluation_sections
 from tasks.steps.evaluate import run_evaluate
-from tasks.steps.import_sft import import_sections, run_import_sft, source_files
-from tasks.steps.online_rl import run_online_rl
-from tasks.steps.prepare import (
-    demonstrations_source,
-    prompts_source,
-    run_prepare_demonstrations,
-    run_prepare_prompts,
-)
-from tasks.steps.prepare_preferences import preferences_sections, preferences_source, run_prepare_preferences
+from tasks.steps.import_sft import import_sections, registered_version, run_import_sft, run_start, source_files
+from tasks.steps.prepare import data_source, run_prepare
+from tasks.steps.prepare_sampled import run_prepare_sampled
 from tasks.steps.promote import run_champion, run_promote
-from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs, unused_by_rejection, unused_by_rl
-from tasks.steps.rejection import needs_reward_model, run_rejection
+from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs
 from tasks.steps.reward_gate import run_reward_gate
-from tasks.steps.reward_model import run_reward_model
-from tasks.steps.rl_parts import outside, uses_reward_model
-from tasks.steps.sft import run_sft
+from tasks.steps.rl_parts import needed_reward_models
 from tasks.tracking.registry import ModelVersion
-
-DATASETS = ("prepare_prompts", "prepare_demonstrations", "prepare_preferences")
 
 
 def stages(config: RunConfig) -> tuple[Stage, ...]:
-    """Every stage of a run; which RL runs there are, and whether they need the reward model, the preset says."""
+    """Every stage of a run: imports, data, the preset's own, an evaluation of each checkpoint, the comparison."""
     return (
-        *_base_and_data(),
-        _sft("sft", start="import_sft", data="prepare_demonstrations"),
-        *(_reward_model() if config.reward_model else ()),
-        *(_online_rl(name, config, start="sft") for name in config.runs),
-        *_reasoning(config),
-        *(_evaluate(name, checkpoint) for name, checkpoint in checkpoints(config).items()),
+        *_imports_and_data(config),
+        *(KINDS[config.stages[name].kind](name, config) for name in stage_order(config)),
+        *(_evaluate(name, config) for name in checkpoints(config)),
         _compare(config),
     )
 
 
-def checkpoints(config: RunConfig) -> dict[str, str]:
-    """The checkpoints of a run in the order in which they are made: what each is called, and its stage."""
-    optional = [name for name in ("sft_kept", "grpo_mixed") if getattr(config, name) is not None]
-    return {"base": "import_sft"} | {name: name for name in ("sft", *config.runs, *optional)}
+def datasets(config: RunConfig) -> tuple[str, ...]:
+    """The stages that prepare the data sets."""
+    return tuple(prepared(name) for name in config.data)
 
 
 def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
     """The stages of a run and, behind them, the promotion of its challenger over the champion of this moment.
 
     Raises:
-        ConfigError: the preset has no section promotion, or its challenger is none of the preset's checkpoints.
+        ConfigError: the preset has no section promotion.
     """
     return (*stages(config), *_promotion(config, champion))
 
@@ -73,51 +67,50 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
 def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tuple[Stage, ...]:
     """New data and reward model against those of the champion's ``past``, RL from the champion, promotion over it."""
     challenger = config.section("promotion", PromotionConfig).challenger
-    with_reward_model = uses_reward_model(config.section(challenger, RlConfig))
-    datasets = DATASETS if with_reward_model else ("prepare_prompts",)
+    own = config.stage(challenger, RlStage)
+    models = needed_reward_models(own.settings)
+    rows = dict.fromkeys((*own.prompts, *(name for model in models for name in data_of(config.stages[model]))))
+    data = stages_of_data(config, rows)
     drift = Stage(
         name="drift",
         version=1,
         kind="report",
         draw=drift_page,
-        run=partial(run_drift, accepted={name: past.datasets[name] for name in datasets if name in past.datasets}),
-        inputs=datasets,
+        run=partial(run_drift, accepted={name: past.datasets[name] for name in data if name in past.datasets}),
+        inputs=data,
         sections=_sections("retrain"),
     )
-    prepare_preferences, reward_model = _reward_model() if config.reward_model else (None, None)
     return (
-        *_base_and_data(),
-        _sft("sft", start="import_sft", data="prepare_demonstrations"),
-        *(filter(None, (prepare_preferences, drift, reward_model))),  # drift first: it refuses before the training
-        *((_reward_gate(past),) if with_reward_model else ()),
-        _online_rl(challenger, config, start="champion"),
-        _evaluate(challenger, challenger),
+        *_imports_and_data(config),
+        drift,  # before what is trained: it refuses before the training
+        *(KINDS[config.stages[name].kind](name, config) for name in stage_order(config) if name != challenger),
+        *(_reward_gate(name, config, past) for name in models),
+        rl_stage(challenger, config, start="champion"),
+        _evaluate(challenger, config),
         *_promotion(config, champion),
     )
 
 
-def _reward_gate(past: Past) -> Stage:
-    previous, seen = (past.artifacts.get(name, "") for name in ("reward_model", "prepare_preferences"))
+def _reward_gate(model: str, config: RunConfig, past: Past) -> Stage:
+    names = data_of(config.stages[model])
+    data = stages_of_data(config, names)
+    seen = tuple(past.artifacts.get(name, "") for name in data)
     return Stage(
         name="reward_gate",
         version=1,
         kind="verdict",
         draw=reward_gate_page,
-        run=partial(run_reward_gate, previous=previous, seen=seen),
-        inputs=("reward_model", "prepare_preferences"),
-        sections=_sections("retrain", "preferences", "reward_model", "hardware"),
+        run=partial(run_reward_gate, model=model, previous=past.artifacts.get(model, ""), seen=seen),
+        inputs=(model, *data),
+        sections=partial(_gate_sections, model, names),
     )
 
 
 def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
     """The champion, its evaluation, and the verdict."""
     challenger = config.section("promotion", PromotionConfig).challenger
-    if challenger not in checkpoints(config):
-        raise ConfigError(
-            f"promotion.challenger = {challenger!r} is no checkpoint of this preset",
-            fix=f"name one of {', '.join(name for name in checkpoints(config) if name != 'base')}",
-        )
-    inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", "prepare_prompts")
+    data = evaluated_data(config)
+    inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", *stages_of_data(config, data))
     opponent: tuple[Stage, ...] = ()
     if champion is not None:
         uri = f"models:/{champion.name}/{champion.version}"
@@ -129,155 +122,99 @@ def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage,
             sections=_sections(),
             external=partial(_constant, champion.model_id),
         )
-        opponent, inputs = (imported, _evaluate("champion", "champion")), (*inputs, "champion", "evaluate_champion")
+        opponent, inputs = (imported, _evaluate("champion", config)), (*inputs, "champion", "evaluate_champion")
     version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
     verdict = Stage(
         name="promote",
         version=1,
         kind="verdict",
         draw=promotion_page,
-        run=partial(run_promote, challenger=challenger, champion=version, champion_sha256=sha256),
+        run=partial(run_promote, challenger=challenger, champion=version, champion_sha256=sha256, data=data),
         inputs=inputs,
         sections=_sections("name", "promotion"),
     )
     return (*opponent, verdict)
 
 
-def _base_and_data() -> tuple[Stage, ...]:
-    return (
-        Stage(
-            name="import_sft",
-            version=1,
-            kind="checkpoint",
-            model="base",
-            run=run_import_sft,
-            sections=import_sections,
-            external=source_files,
-        ),
-        Stage(
-            name="prepare_prompts",
-            version=1,
-            kind="dataset",
-            run=run_prepare_prompts,
-            inputs=("import_sft",),
-            sections=_sections("prompts"),
-            external=prompts_source,
-        ),
-        Stage(
-            name="prepare_demonstrations",
-            version=1,
-            kind="dataset",
-            run=run_prepare_demonstrations,
-            inputs=("import_sft", "prepare_prompts"),
-            sections=_sections("demonstrations"),
-            external=demonstrations_source,
-        ),
+def _imports_and_data(config: RunConfig) -> tuple[Stage, ...]:
+    base = Stage(
+        name=IMPORT,
+        version=1,
+        kind="checkpoint",
+        model="base",
+        run=run_import_sft,
+        sections=import_sections,
+        external=source_files,
     )
+    starts = (_start(name, model) for name, model in registered_starts(config).items())
+    return (base, *starts, *(_prepare(name, config) for name in config.data))
 
 
-def _sft(name: str, *, start: str, data: str) -> Stage:
+def _start(name: str, model: str) -> Stage:
     return Stage(
         name=name,
         version=1,
         kind="checkpoint",
-        model=name,
-        draw=sft_page,
-        run=partial(run_sft, section=name, start=start, data=data),
-        inputs=(start, data),
-        sections=_sections(name, "hardware"),
+        run=partial(run_start, model=model),
+        inputs=(IMPORT,),
+        sections=_sections(),
+        external=partial(registered_version, model=model),
     )
 
 
-def _reward_model() -> tuple[Stage, ...]:
-    return (
-        Stage(
-            name="prepare_preferences",
-            version=1,
-            kind="dataset",
-            run=run_prepare_preferences,
-            inputs=("sft", "prepare_prompts"),
-            sections=preferences_sections,
-            external=preferences_source,
-            unused=unused_by_pairs,
-        ),
-        Stage(
-            name="reward_model",
-            version=1,
-            kind="reward_model",
-            model="reward-model",
-            draw=reward_page,
-            run=run_reward_model,
-            inputs=("sft", "prepare_preferences"),
-            sections=_sections("reward_model", "preferences", "confidence", "hardware"),
-        ),
-    )
-
-
-def _reasoning(config: RunConfig) -> tuple[Stage, ...]:
-    """The second half of multi-stage reasoning, as far as the preset describes it."""
-    found: list[Stage] = []
-    if config.rejection is not None:
-        found.append(_rejection(config))
-    if config.sft_kept is not None:
-        start = "import_sft" if config.sft_kept.start == "base" else "grpo"
-        found.append(_sft("sft_kept", start=start, data="rejection"))
-    if config.grpo_mixed is not None:
-        found.append(_online_rl("grpo_mixed", config, start="sft_kept"))
-    return tuple(found)
-
-
-def _rejection(config: RunConfig) -> Stage:
-    reward_model = ("reward_model",) if needs_reward_model(config) else ()
+def _prepare(name: str, config: RunConfig) -> Stage:
+    """A data set, whose prompts are none that another one keeps for evaluation; of prompts, one that comes before."""
+    data, asked = config.data[name], prompt_data(config)
+    held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
+    if resolve_adapter(data) == POLICY:
+        return _prepare_sampled(name, data, asked, held_out)
     return Stage(
-        name="rejection",
+        name=prepared(name),
         version=1,
         kind="dataset",
-        draw=rejection_page,
-        run=partial(run_rejection, policy="grpo"),
-        inputs=("grpo", "prepare_prompts", *reward_model),
-        sections=_sections("rejection", "grpo", "prompts", "hardware"),
-        external=partial(outside, section="rejection"),
-        unused=unused_by_rejection,
+        run=partial(run_prepare, name=name, held_out=held_out),
+        inputs=(IMPORT, *held_out),
+        sections=partial(_data_sections, name, ()),
+        external=data_source,
+    )
+
+
+def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], held_out: tuple[str, ...]) -> Stage:
+    policy = stage_of_checkpoint(data.policy)
+    return Stage(
+        name=prepared(name),
+        version=1,
+        kind="dataset",
+        run=partial(run_prepare_sampled, name=name, policy=policy, prompts=asked, held_out=held_out),
+        inputs=(policy, *held_out),
+        sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
+        external=data_source,
+        unused=unused_by_pairs,
     )
 
 
 def _compare(config: RunConfig) -> Stage:
     evaluations = (f"evaluate_{name}" for name in checkpoints(config))
-    optional = (name for name in ("reward_model", "rejection", "grpo_mixed") if getattr(config, name) is not None)
+    told = (name for name in stage_order(config) if config.stages[name].kind != "sft")
     return Stage(
         name="compare",
         version=1,
         kind="comparison",
         draw=comparison_page,
-        run=run_compare,
-        inputs=(*evaluations, *config.runs, *optional),
+        run=partial(run_compare, contrasts=contrasts(config), opponents=opponents(config)),
+        inputs=(*evaluations, *told),
         sections=_sections("confidence"),
     )
 
 
-def _online_rl(name: str, config: RunConfig, *, start: str) -> Stage:
-    reward_model = ("reward_model",) if uses_reward_model(getattr(config, name)) else ()
+def _evaluate(checkpoint: str, config: RunConfig) -> Stage:
+    data, stage = evaluated_data(config), stage_of_checkpoint(checkpoint)
     return Stage(
-        name=name,
-        version=1,
-        kind="policy",
-        model=name,
-        draw=rl_page,
-        run=partial(run_online_rl, section=name, start=start),
-        inputs=(start, "prepare_prompts", *reward_model),
-        sections=_sections(name, "evaluation", "hardware", "health"),
-        external=partial(outside, section=name),
-        unused=partial(unused_by_rl, section=name),
-    )
-
-
-def _evaluate(name: str, checkpoint: str) -> Stage:
-    return Stage(
-        name=f"evaluate_{name}",
+        name=f"evaluate_{checkpoint}",
         version=1,
         kind="evaluation",
-        run=partial(run_evaluate, checkpoint=checkpoint),
-        inputs=(checkpoint, "prepare_prompts"),
+        run=partial(run_evaluate, checkpoint=stage, data=data),
+        inputs=(stage, *stages_of_data(config, data)),
         sections=evaluation_sections,
         external=evaluation_corpus,
         unused=unused_by_evaluation,
@@ -291,6 +228,14 @@ def _sections(*names: str) -> Callable[[RunConfig], Sections]:
 
 def _pick(names: tuple[str, ...], config: RunConfig) -> Sections:
     return sections_of(config, *names)
+
+
+def _data_sections(name: str, others: tuple[str, ...], config: RunConfig) -> Sections:
+    return data_sections(config, name, *others)
+
+
+def _gate_sections(model: str, data: tuple[str, ...], config: RunConfig) -> Sections:
+    return stage_sections(config, model, "retrain", "hardware", data=data)
 
 
 def _constant(value: str, config: Sections) -> str:

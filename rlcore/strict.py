@@ -1,7 +1,8 @@
 """Frozen dataclasses built strictly from nested mappings: a wrong key, type or value is a fault with its path.
 
 Bounds stand in the type (``Annotated[int, AtLeast(1)]``); what several fields must fulfil together stands in the
-dataclass's ``__post_init__``, as a :class:`ConfigError`.
+dataclass's ``__post_init__``, as a :class:`ConfigError`, with a line for each fault. A table may be one of several
+dataclasses (:class:`OneOf`), and a dataclass may take the keys of another as its own (``field(metadata=INLINE)``).
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import operator
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from rlcore.errors import ConfigError
 
 T = TypeVar("T")
+INLINE = MappingProxyType({"inline": True})
+"""Metadata of a field that is a dataclass whose keys stand beside those of the other fields."""
 _NAMES = {
     int: "an integer",
     float: "a number",
@@ -72,6 +76,14 @@ class Between:
         return "" if self.low <= value <= self.high else f"must be between {self.low} and {self.high}"
 
 
+@dataclass(frozen=True)
+class OneOf:
+    """A table that is built as the dataclass that its key ``key`` names among ``kinds``."""
+
+    key: str
+    kinds: Mapping[str, type]
+
+
 def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configuration") -> T:
     """Build a frozen dataclass from nested mappings, strictly.
 
@@ -92,7 +104,11 @@ def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configur
 def to_dict(value: Any) -> Any:
     """The JSON-able form of a configuration value, with keys in field order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        found: dict[str, Any] = {}
+        for each in dataclasses.fields(value):
+            plain = to_dict(getattr(value, each.name))
+            found |= plain if each.metadata.get("inline") else {each.name: plain}
+        return found
     if isinstance(value, Mapping):
         return {key: to_dict(value[key]) for key in sorted(value)}
     if isinstance(value, tuple | list):
@@ -101,7 +117,7 @@ def to_dict(value: Any) -> Any:
 
 
 def apply_override(document: dict[str, Any], override: str) -> None:
-    """Set one value of a preset's document in place: ``ppo.rewards.0.weight=0.5``.
+    """Set one value of a preset's document in place: ``stages.ppo.rewards.0.weight=0.5``.
 
     Raises:
         ConfigError: not of the form ``path=value``, or the path leads through a value or beyond a list.
@@ -124,7 +140,7 @@ def _override_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text.strip()  # a bare word is a string: prompts.path=data/my.jsonl
+        return text.strip()  # a bare word is a string: data.prompts.path=data/my.jsonl
 
 
 def _list_item(items: list[Any], index: str, override: str) -> Any:
@@ -152,6 +168,8 @@ def _build(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
 
 def _build_bounded(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
     inner, *bounds = typing.get_args(kind)
+    if isinstance(bounds[0], OneOf):
+        return _build_one_of(bounds[0], value, path, faults)
     before = len(faults)
     built = _build(inner, value, path, faults)
     if len(faults) == before:
@@ -160,31 +178,63 @@ def _build_bounded(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
     return built
 
 
+def _build_one_of(choice: OneOf, value: Any, path: str, faults: list[str]) -> Any:
+    if not isinstance(value, Mapping):
+        faults.append(f"{path} = {value!r}: must be a section")
+        return None
+    named = value.get(choice.key)
+    if not isinstance(named, str) or named not in choice.kinds:
+        known = ", ".join(map(repr, choice.kinds))
+        said = f"{path}.{choice.key} = {named!r}: must be" if choice.key in value else f"{path}.{choice.key}: required,"
+        faults.append(f"{said} one of {known}")
+        return None
+    return _build_dataclass(choice.kinds[named], value, path, faults)
+
+
 def _build_dataclass(kind: type, value: Any, path: str, faults: list[str]) -> Any:
     if not isinstance(value, Mapping):
         faults.append(f"{path or 'preset'} = {value!r}: must be a section")
         return None
     before = len(faults)
     prefix = f"{path}." if path else ""
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    faults += [_unknown_key(key, fields, prefix) for key in value if key not in fields]
-    hints = typing.get_type_hints(kind, include_extras=True)
-    built = {}
-    for name, described in fields.items():
-        if name in value:
-            built[name] = _build(hints[name], value[name], f"{prefix}{name}", faults)
-        elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
-            faults.append(f"{prefix}{name}: required, but missing")
+    known = keys_of(kind)
+    faults += [_unknown_key(key, known, prefix) for key in value if key not in known]
+    built = _build_fields(kind, value, path, faults)
     if len(faults) > before:
         return None
     try:
         return kind(**built)
-    except ConfigError as error:  # what the fields must fulfil together
-        faults.append(f"{path or 'preset'}: {error.what}")
+    except ConfigError as error:  # what the fields must fulfil together; a whole preset names full keys itself
+        faults += [f"{path}: {line}" if path else line for line in error.what.splitlines()]
         return None
 
 
-def _unknown_key(key: str, fields: Mapping[str, Any], prefix: str) -> str:
+def keys_of(kind: type) -> list[str]:
+    """The keys that a table of this kind may have, those of inlined dataclasses among them."""
+    keys: list[str] = []
+    for each in dataclasses.fields(kind):
+        keys += keys_of(typing.get_type_hints(kind)[each.name]) if each.metadata.get("inline") else [each.name]
+    return keys
+
+
+def _build_fields(kind: type, value: Mapping[str, Any], path: str, faults: list[str]) -> dict[str, Any]:
+    prefix = f"{path}." if path else ""
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    built = {}
+    for name, described in fields.items():
+        if described.metadata.get("inline"):
+            own = keys_of(hints[name])
+            inlined = {key: item for key, item in value.items() if key in own}
+            built[name] = _build_dataclass(hints[name], inlined, path, faults)
+        elif name in value:
+            built[name] = _build(hints[name], value[name], f"{prefix}{name}", faults)
+        elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
+            faults.append(f"{prefix}{name}: required, but missing")
+    return built
+
+
+def _unknown_key(key: str, fields: Sequence[str], prefix: str) -> str:
     close = difflib.get_close_matches(key, fields, n=1)
     hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(fields)}"
     return f"{prefix}{key}: unknown key; {hint}"

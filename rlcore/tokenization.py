@@ -45,6 +45,10 @@ class ChatTokenizer:
     special_tokens: Mapping[str, int]
     prefill: str
 
+    def is_same_as(self, other: ChatTokenizer) -> bool:
+        """Whether both turn every text into the same ids, and end completions with the same."""
+        return self.eos_ids == other.eos_ids and self.backend.get_vocab() == other.backend.get_vocab()
+
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
         """Load from a checkpoint's folder and check the template's round trip.

@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses built strictly from a preset (TOML) and overrides; a wrong key is an error.
 
 A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
-names the path of every fault (``grpo.learning_rate``) before anything runs.
+names the path of every fault (``stages.grpo.learning_rate``) before anything runs.
 """
 
 from rlcore.config.adapter import AdapterConfig
@@ -9,6 +9,7 @@ from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeI
 from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
+from rlcore.config.evaluation import EvaluationConfig, VerifierConfig
 from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
@@ -26,13 +27,24 @@ from rlcore.config.rl import (
     SamplingConfig,
     UpdateConfig,
 )
-from rlcore.config.run import EvaluationConfig, RunConfig, load_preset
+from rlcore.config.run import RunConfig, load_preset
+from rlcore.config.stages import (
+    BASE,
+    AnyStage,
+    RejectionStage,
+    RewardModelStage,
+    RlStage,
+    SftStage,
+    StageConfig,
+)
 from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardModelConfig, SftConfig, TrunkConfig
 from rlcore.strict import to_dict
 
 __all__ = [
+    "BASE",
     "LIMITS",
     "AdapterConfig",
+    "AnyStage",
     "CheckpointConfig",
     "CriticConfig",
     "DatasetConfig",
@@ -61,19 +73,25 @@ __all__ = [
     "PreferenceLossConfig",
     "PromotionConfig",
     "RejectionConfig",
+    "RejectionStage",
     "ReportConfig",
     "RetrainConfig",
     "RewardModelConfig",
+    "RewardModelStage",
     "RewardTerm",
     "RlConfig",
+    "RlStage",
     "RunConfig",
     "SamplingConfig",
     "Scalar",
     "SftConfig",
+    "SftStage",
     "ShapeConfig",
+    "StageConfig",
     "TransferKind",
     "TrunkConfig",
     "UpdateConfig",
+    "VerifierConfig",
     "load_preset",
     "to_dict",
 ]

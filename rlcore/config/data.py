@@ -10,6 +10,7 @@ from typing import Literal
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveInt, Scalar
 from rlcore.errors import ConfigError
 
+POLICY = "policy"  # the adapter of pairs that a policy samples
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
 
 
@@ -73,18 +74,31 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """One dataset: where rows come from, how many are kept, and how strict its gate is.
+    """One data set: where rows come from, how many are kept, and how strict its gate is.
 
-    ``adapter`` names the function that turns the source into contract columns; ``path`` is a JSONL or Parquet file,
-    or ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled from the
-    SFT policy and graded). When ``path`` does not exist and ``fallback`` is set, that adapter is used instead.
+    ``contract`` says what a row is. ``adapter`` names the function that turns the source into contract columns;
+    ``path`` is a JSONL or Parquet file, or ``hub:org/name@revision``; empty for adapters that generate their rows or
+    ``policy`` (pairs sampled from the checkpoint ``policy`` and graded). When ``path`` does not exist and ``fallback``
+    is set, that adapter is used instead.
     """
 
+    contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
     adapter: str
     path: str = ""
     fallback: str = ""
+    policy: str = ""
     num_train: PositiveInt
     num_eval: PositiveInt
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
     max_quarantined: Fraction = 0.01
     options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether its rows are asked of a policy; tasks for code are prompts that programs answer."""
+        return self.contract in ("prompts", "code_tasks")
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its rows may be sampled from a policy of the run."""
+        return POLICY in (self.adapter, self.fallback)

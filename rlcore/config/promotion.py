@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
-from rlcore.errors import ConfigError
 from rlcore.strict import Above, Below
 
 
@@ -22,7 +21,7 @@ class PromotionConfig:
     champion has to meet.
     """
 
-    challenger: Literal["sft", "grpo", "ppo", "sft_kept", "grpo_mixed"]
+    challenger: str
     alpha: Annotated[float, Above(0.0), Below(0.5)] = 0.05
     min_gain: Fraction = 0.01
     task_margin: Fraction = 0.05
@@ -34,7 +33,3 @@ class PromotionConfig:
     min_accuracy: Fraction = 0.0
     max_truncated: Fraction = 1.0
     max_kl: NonNegativeFloat | None = None  # nats per token to the reference, in the last iteration; left out: no limit
-
-    def __post_init__(self) -> None:
-        if self.max_kl is not None and self.challenger in ("sft", "sft_kept"):
-            raise ConfigError(f"max_kl: the challenger {self.challenger!r} has no KL to a reference, it is not from RL")

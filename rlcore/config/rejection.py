@@ -30,6 +30,7 @@ class RejectionConfig:
     keep_per_prompt: PositiveInt = 1
     keep_per_task: NonNegativeInt = 0  # 0: no limit; otherwise tasks that are easy cannot crowd out the others
     max_similarity: Fraction = 1.0  # 1: only answers that are equal up to white space are duplicates
+    tokens_per_microbatch: PositiveInt = 8192  # of a reward model that scores the answers
     num_prompts: NonNegativeInt = 0  # 0: all training prompts
     num_eval: PositiveInt = 32  # demonstrations held out for the loss curve of the SFT that follows
 

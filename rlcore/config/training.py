@@ -30,18 +30,13 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
-    """Supervised fine-tuning on demonstrations; the loss is on the assistant's turns alone.
-
-    ``start`` is for the section ``sft_kept``: from the imported checkpoint again, as DeepSeek-R1 does, or from the
-    policy whose answers were kept.
-    """
+    """Supervised fine-tuning on demonstrations; the loss is on the assistant's turns alone."""
 
     num_steps: PositiveInt
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
-    start: Literal["base", "policy"] = "base"
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -59,7 +54,7 @@ class PreferenceLossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkConfig:
-    """What of the SFT checkpoint a reward model keeps, and what of it learns beside the head.
+    """What of its starting checkpoint a reward model keeps, and what of it learns beside the head.
 
     ``layers``: how many of its first layers are kept (0: all). ``trainable_layers``: how many of the last ones learn
     (-1: all); at 0 the head alone learns, and its optimum is computed at once. With ``adapter.rank`` > 0 an adapter

@@ -12,8 +12,7 @@ from rlcore.algorithms.advantages import has_signal
 from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import mask_canary
 from rlcore.evaluation import accuracy, dataset_accuracy
-from rlcore.loop.draw import mixed_by_shares
-from rlcore.loop.run import HeldOut, Parts, Run, timed
+from rlcore.loop.run import HeldOut, Parts, Run, mixed_by_shares, timed
 from rlcore.rewards.base import RewardFn, check_error_rate, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed

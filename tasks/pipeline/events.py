@@ -22,7 +22,10 @@ FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.
 
 def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
     """A dataset that this home has not had: its rows, gated."""
-    labels = {"rlcore.retrain": "yes" if config.retrain else "no"}  # whether the preset can be retrained
+    labels = {
+        "rlcore.contract": ref.contract.partition("/")[0],
+        "rlcore.retrain": "yes" if config.retrain else "no",
+    }  # whether the preset can be retrained
     announce(
         SNAPSHOT,
         {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
-from rlcore.config import RunConfig
+from rlcore.config import RlStage, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.metrics import find_metric
 
@@ -95,8 +95,9 @@ def exported(config: RunConfig, stage: str) -> Iterator[Show | None]:
 
 
 def labels_of(config: RunConfig, stage: str) -> Labels:
-    """A stage's labels; its recipe is the algorithm that its own section names, else the stage's name."""
-    recipe = getattr(getattr(config, stage, None), "algorithm", stage)
+    """A stage's labels; its recipe is the algorithm that it names, else the stage's name."""
+    own = config.stages.get(stage)
+    recipe = own.settings.algorithm if isinstance(own, RlStage) else stage
     return Labels(preset=config.name, stage=stage, recipe=recipe)
 
 

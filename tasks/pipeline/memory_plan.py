@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import EngineConfig, RlConfig, RunConfig
+from rlcore.config import EngineConfig, RewardModelStage, RlStage, RunConfig, SftStage
 from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
@@ -65,18 +65,19 @@ def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]
     device, dtype = choose_device_and_dtype(config.hardware)
     width, recompute = dtype.itemsize, config.hardware.recompute_layers
     needs = []
-    for name in ("sft", "sft_kept"):
-        if section := getattr(config, name):
-            fixes = _moments(name, section.optim.kind)
-            found = sft_needs(size, section, compute_bytes=width, recompute=recompute)
+    for name, stage in config.stages.items():
+        path = f"stages.{name}"
+        if isinstance(stage, SftStage):
+            fixes = _moments(path, stage.settings.optim.kind)
+            found = sft_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
             needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
-    if config.reward_model:
-        adapter = () if config.reward_model.trunk.adapter.rank else ("reward_model.trunk.adapter.rank = 16",)
-        fixes = (*adapter, *_moments("reward_model", config.reward_model.optim.kind))
-        found = reward_model_needs(size, config.reward_model, compute_bytes=width, recompute=recompute)
-        needs.append(Need(stage="reward_model", footprint=found, engine=0, fixes=fixes))
-    runs = {name: rl for name in (*config.runs, "grpo_mixed") if (rl := getattr(config, name)) is not None}
-    needs += [_rl_need(name, rl, config, size, device, dtype) for name, rl in runs.items()]
+        elif isinstance(stage, RewardModelStage):
+            adapter = () if stage.settings.trunk.adapter.rank else (f"{path}.trunk.adapter.rank = 16",)
+            fixes = (*adapter, *_moments(path, stage.settings.optim.kind))
+            found = reward_model_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
+            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
+        elif isinstance(stage, RlStage):
+            needs.append(_rl_need(name, stage, config, size, device, dtype))
     return tuple(need for need in needs if need.stage in stages)
 
 
@@ -137,26 +138,27 @@ def _advice(need: Need, total: int) -> str:
 
 
 def _rl_need(
-    name: str, rl: RlConfig, config: RunConfig, size: ModelSize, device: torch.device, dtype: torch.dtype
+    name: str, stage: RlStage, config: RunConfig, size: ModelSize, device: torch.device, dtype: torch.dtype
 ) -> Need:
+    rl, path = stage.settings, f"stages.{name}"
     uses_critic = resolve_algorithm(rl).uses_critic
-    in_rewards = any(term.kind == "reward_model" for term in rl.rewards)
+    models = [config.stages[term.stage].settings for term in rl.rewards if term.kind == "reward_model"]
     used = config.engine_of(rl.sampling)
     footprint = rl_needs(
         size,
         replace(rl, sampling=replace(rl.sampling, engine=used)),
         uses_critic=uses_critic,
-        reward_model=config.reward_model if in_rewards else None,
+        reward_model=models[0] if models else None,  # of several, whose shapes are alike, one is counted
         compute_bytes=dtype.itemsize,
         recompute=config.hardware.recompute_layers,
-        num_tokens=config.prompts.max_tokens + rl.sampling.max_new_tokens,
+        num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
     )
     engine = _engine_bytes(used, size, device)
     lowers = {
-        f"{name}.update.adapter.rank = 16": not rl.update.adapter.rank,
-        f"{name}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
-        f"{name}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
-        f"{name}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
+        f"{path}.update.adapter.rank = 16": not rl.update.adapter.rank,
+        f"{path}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
+        f"{path}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
+        f"{path}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
         "engine.gpus.memory_fraction": engine > 0,
     }
     fixes = tuple(fix for fix, would in lowers.items() if would)

@@ -31,6 +31,8 @@ from tasks.steps.base import MODEL
 from tasks.tracking.lineage import is_import, read_records
 from tasks.tracking.registry import ModelVersion, read_version
 
+_NAMED = ("data", "stages")  # sections of which a stage has declared a part
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
@@ -85,7 +87,12 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     """
     document = to_dict(preset)
     for record in origin.chain:
-        document |= {name: value for name, value in record.ingredients["config"].items() if name in document}
+        known = record.ingredients["config"]
+        document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
+        document["data"] |= known.get("data", {})
+        document["stages"] |= (
+            {_name(record): known["stage"]} if "stage" in known and _name(record) in document["stages"] else {}
+        )
     machine = origin.record.ingredients.get("machine", {})
     document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
     document["seed"] = origin.record.ingredients["seed"]

@@ -166,7 +166,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
                 advance=report_progress,
                 turn=as_task,
             )
-            tracker.log_params(_logged(stage, ingredients))
+            tracker.log_params(_logged(ingredients))
             result = _run_step(stage, config, context)
             ref = _commit(stage, context, result, run.store, machine=ingredients["machine"])
         record = Record(
@@ -199,19 +199,19 @@ def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageRe
         raise
 
 
-def parameters(stage: Stage, section: Mapping[str, Any]) -> Mapping[str, object]:
+def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
     """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
 
-    The section with the stage's own name loses it: ``grpo.learning_rate`` and ``ppo.learning_rate`` are one column.
+    The stage's own settings lose their ``stage``: the learning rates of two RL stages are one column.
     """
-    own = section.get(stage.name)
-    others = {name: value for name, value in section.items() if name != stage.name}
+    own = section.get("stage")
+    others = {name: value for name, value in section.items() if name != "stage"}
     return {**own, **others} if isinstance(own, Mapping) else section
 
 
-def _logged(stage: Stage, ingredients: Ingredients) -> Mapping[str, object]:
+def _logged(ingredients: Ingredients) -> Mapping[str, object]:
     machine = {name: value for name, value in ingredients["machine"].items() if value}
-    found = {**parameters(stage, ingredients["config"]), "seed": ingredients["seed"]}
+    found = {**parameters(ingredients["config"]), "seed": ingredients["seed"]}
     return found | {"machine": machine} if machine else found
 
 

@@ -7,11 +7,20 @@ another machine finds what it computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcore.config import EngineConfig, EvaluationConfig, RejectionConfig, RlConfig, RunConfig, to_dict
+from rlcore.config import (
+    EngineConfig,
+    EvaluationConfig,
+    RejectionStage,
+    RlStage,
+    RunConfig,
+    SamplingConfig,
+    StageConfig,
+    to_dict,
+)
 
 
 @dataclass(frozen=True)
@@ -33,22 +42,44 @@ class Sections:
 
 
 def sections_of(config: RunConfig, *names: str) -> Sections:
-    """The named sections of a preset; one that samples names the engine that it samples with."""
+    """The named sections of a preset; an evaluation comes without its engine, as :func:`section_of` says."""
     return Sections({name: section_of(config, name) for name in names})
 
 
-def section_of(config: RunConfig, name: str) -> Any:
-    """The section ``name``, whole: with its engine where it samples.
+def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[str] = ()) -> Sections:
+    """The settings of a stage as ``stage``, with the engine that it samples with; ``data`` sets, and other sections."""
+    found = {name: section_of(config, name) for name in names} | {"stage": _with_engine(config, stage)}
+    return Sections(found | ({"data": {name: config.data[name] for name in data}} if data else {}))
 
-    An evaluation comes without one: the stages that evaluate declare ``engine`` beside it, and no others depend on it.
-    ``confidence`` is that of every interval, for stages that need no more of the evaluation.
+
+def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
+    """A data set as ``data``, a table of that one alone, and the named sections."""
+    return Sections({"data": {name: config.data[name]}, **{each: section_of(config, each) for each in names}})
+
+
+def section_of(config: RunConfig, name: str) -> Any:
+    """The section ``name``, whole.
+
+    An evaluation comes without its engine: the stages that evaluate declare ``engine`` beside it, and no others depend
+    on it. ``confidence`` is that of every interval, for stages that need no more of the evaluation.
     """
     section = config.evaluation.confidence if name == "confidence" else getattr(config, name)
-    if isinstance(section, EvaluationConfig):
-        return replace(section, engine=None)
-    if isinstance(section, RlConfig | RejectionConfig):
-        return replace(section, sampling=replace(section.sampling, engine=config.engine_of(section.sampling)))
-    return section
+    return replace(section, engine=None) if isinstance(section, EvaluationConfig) else section
+
+
+def _with_engine(config: RunConfig, name: str) -> Any:
+    stage: StageConfig = config.stages[name]
+    if isinstance(stage, RlStage):
+        sampling = _named(config, stage.settings.sampling)
+        return replace(stage, settings=replace(stage.settings, sampling=sampling))
+    if isinstance(stage, RejectionStage):
+        sampling = _named(config, stage.settings.sampling)
+        return replace(stage, settings=replace(stage.settings, sampling=sampling))
+    return stage
+
+
+def _named(config: RunConfig, sampling: SamplingConfig) -> SamplingConfig:
+    return replace(sampling, engine=config.engine_of(sampling))
 
 
 def _counted(section: Any) -> Any:
@@ -56,7 +87,7 @@ def _counted(section: Any) -> Any:
         return to_dict(section.numbers)
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}
-    if isinstance(section, RlConfig | RejectionConfig):
-        values, engine = to_dict(section), section.sampling.engine
-        return {**values, "sampling": {**values["sampling"], "engine": _counted(engine)}}
+    if isinstance(section, RlStage | RejectionStage):
+        values = to_dict(section)
+        return {**values, "sampling": {**values["sampling"], "engine": _counted(section.settings.sampling.engine)}}
     return to_dict(section)

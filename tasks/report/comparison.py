@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from rlcore.strict import build
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots
+from tasks.report.found import rejections, reward_models, rl_runs
 from tasks.report.head_to_head import head_to_head_curves, head_to_head_table, standings
-from tasks.steps.compare import LABELS, RL_RUNS, greedy_answers
-
-OPPONENTS = ("GRPO", "PPO")
+from tasks.steps.compare import evaluations_in, greedy_answers
 
 
 def comparison_page(result: Result, folder: Path) -> str:
@@ -26,20 +25,19 @@ def comparison_page(result: Result, folder: Path) -> str:
     summaries: dict[str, dict[str, float]] = compared["summaries"]
     differences = {name: build(PairedDifference, each) for name, each in compared["differences"].items()}
     histories: dict[str, list[dict[str, float]]] = {
-        LABELS[name]: read_json(inputs[name] / "history.json") for name in RL_RUNS if name in inputs
+        name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()
     }
-    answers = {
-        label: greedy_answers(inputs[f"evaluate_{name}"])
-        for name, label in LABELS.items()
-        if f"evaluate_{name}" in inputs
-    }
-    page = render(result.preset, summaries, differences, histories, answers)
-    if "reward_model" in inputs:
-        page += "\n" + reward_model_section(read_json(inputs["reward_model"] / "metrics.json"))
-    if "rejection" in inputs:
-        page += "\n" + rejection_section(read_json(inputs["rejection"] / "rejection.json"))
+    answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
+    page = render(result.preset, summaries, differences, histories, answers, compared["opponents"])
+    page += "".join(
+        "\n" + reward_model_section(name, read_json(each / "metrics.json"))
+        for name, each in reward_models(inputs).items()
+    )
+    page += "".join(
+        "\n" + rejection_section(name, read_json(each / "rejection.json")) for name, each in rejections(inputs).items()
+    )
     (folder / "comparison.md").write_text(page, encoding="utf-8")
-    _draw(result.preset, folder, summaries, histories)
+    _draw(result.preset, folder, summaries, histories, compared["opponents"])
     return page
 
 
@@ -48,6 +46,7 @@ def _draw(
     folder: Path,
     summaries: Mapping[str, Mapping[str, float]],
     histories: Mapping[str, list[dict[str, float]]],
+    opponents: Sequence[Sequence[str]],
 ) -> None:
     bars = {
         label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
@@ -55,8 +54,10 @@ def _draw(
     }
     plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
     plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
-    runs = {label: standings(histories[label]) for label in OPPONENTS if label in histories}
-    head_to_head_curves(runs, folder / "head_to_head.png", title=f"{name}: held-out accuracy by cost")
+    for number, names in enumerate(opponents or ([list(histories)] if histories else [])):
+        runs = {each: standings(histories[each]) for each in names}
+        file = f"head_to_head{number or ''}.png"
+        head_to_head_curves(runs, folder / file, title=f"{name}: held-out accuracy by cost")
 
 
 def render(
@@ -65,6 +66,7 @@ def render(
     differences: Mapping[str, PairedDifference],
     histories: Mapping[str, list[dict[str, float]]],
     answers: Mapping[str, pd.DataFrame],
+    opponents: Sequence[Sequence[str]],
 ) -> str:
     """The page, as Markdown."""
     parts = [
@@ -74,14 +76,24 @@ def render(
         difference_table(differences),
         "## Cost of the RL runs",
         cost_table(histories),
-        "## PPO against GRPO at equal samples and at equal compute",
-        head_to_head_table({label: histories[label] for label in OPPONENTS if label in histories}),
         *(
-            f"## Problems that {label} solves and SFT did not\n\n{changed_answers(answers['SFT'], answers[label])}"
-            for label in histories
+            f"## {' against '.join(names)} at equal samples and at equal compute\n\n"
+            + head_to_head_table({each: histories[each] for each in names})
+            for names in opponents
+        ),
+        *(
+            f"## Problems that {new} solves and {old} did not\n\n{changed_answers(answers[old], answers[new])}"
+            for new, old in first_contrasts(differences)
+            if new in histories
         ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
+    """Of each checkpoint that was compared, the first contrast: with what it started from."""
+    pairs = [name.split(" - ") for name in differences]
+    return list({new: (new, old) for new, old in reversed(pairs)}.values())[::-1]
 
 
 def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
@@ -136,10 +148,10 @@ def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5
     return "\n".join(lines) if len(changed) else "None."
 
 
-def reward_model_section(metrics: Mapping[str, float]) -> str:
-    """The reward model's held-out figures."""
+def reward_model_section(name: str, metrics: Mapping[str, float]) -> str:
+    """A reward model's held-out figures."""
     return (
-        "## Reward model on held-out pairs\n\n"
+        f"## {name} on held-out pairs\n\n"
         f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
         f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] "
         f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
@@ -147,12 +159,12 @@ def reward_model_section(metrics: Mapping[str, float]) -> str:
     )
 
 
-def rejection_section(account: Mapping[str, Any]) -> str:
+def rejection_section(name: str, account: Mapping[str, Any]) -> str:
     """How many answers of the policy became demonstrations, and how often it was right."""
     total, rate = account["all"], account["all"]["pass_rate"]
     went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
     return (
-        "## Rejection sampling\n\n"
+        f"## {name}: rejection sampling\n\n"
         f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
         f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
         f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]. Not kept: {went or 'none'}.\n"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from tasks.report.plots import BLUE, GREY, ORANGE
+from tasks.report.plots import COLOURS
 
 History = Sequence[Mapping[str, float]]
 Budget = Literal["samples", "seconds"]
@@ -99,7 +99,7 @@ def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, t
     left, right = figure.subplots(1, 2, sharey=True)
     methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))  # the seeds of one share a colour
     for label, run in runs.items():
-        colour = (BLUE, ORANGE, GREY)[methods.index(label.partition(",")[0]) % 3]
+        colour = COLOURS[methods.index(label.partition(",")[0]) % len(COLOURS)]
         accuracy = [one.accuracy for one in run]
         for axis, cost in ((left, [one.samples for one in run]), (right, [one.seconds for one in run])):
             axis.plot(cost, accuracy, label=label, color=colour, marker="o", markersize=3)

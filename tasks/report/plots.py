@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
 BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
+COLOURS = (BLUE, ORANGE, GREY, "#2c8a63", "#8a4fb0", "#a88400")
 
 
 def training_curves(history: History, path: Path, *, title: str) -> None:
@@ -55,7 +57,7 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
     """Held-out accuracy and reward of several runs against the completions sampled."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for (label, history), colour in zip(histories.items(), (BLUE, ORANGE, GREY), strict=False):
+    for (label, history), colour in zip(histories.items(), cycle(COLOURS), strict=False):
         for axis, name in ((left, "eval/accuracy"), (right, "reward/mean")):
             steps, values = _series(history, name)
             axis.plot(steps, values, label=label, color=colour, marker="o" if len(steps) < 40 else None, markersize=3)

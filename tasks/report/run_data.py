@@ -14,11 +14,12 @@ import pandas as pd
 from rlcore.evaluation import PairedDifference, paired_difference
 from tasks.home.storage import read_json, read_table
 from tasks.report.charts import Point, Series, line_chart
-from tasks.steps.compare import CONTRASTS, LABELS, RL_RUNS, greedy_answers
+from tasks.report.found import Folders, rl_runs
+from tasks.steps.compare import evaluations_in, greedy_answers
 from tasks.steps.rows import read_prompts
 
 History = Sequence[Mapping[str, float]]
-Folders = Mapping[str, Path]
+Pairs = Sequence[tuple[str, str]]
 CURVES = (
     (
         "reward/mean",
@@ -33,14 +34,15 @@ CURVES = (
     ("groups/zero_signal", "groups without signal", "share of groups"),
     ("value/explained_variance", "explained variance", "of the critic; at most 1"),
 )
-_PART = "reward/part/"
+_PART, _DATA = "reward/part/", ("reward/data/", "eval/data/")
+_PREPARE = "prepare_"
 _NORMAL = 1.959963984540054  # standard errors on each side of a mean
 _SHOWN = 3  # samples of each kind
 
 
 def histories_of(folders: Folders) -> dict[str, History]:
     """The RL runs that were made, by label, in the order in which they are made."""
-    return {LABELS[name]: read_json(folders[name] / "history.json") for name in RL_RUNS if name in folders}
+    return {name: read_json(folder / "history.json") for name, folder in rl_runs(folders).items()}
 
 
 def curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
@@ -54,6 +56,23 @@ def curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
         ]
         if series:
             found.append({"title": title, "note": note, "metric": name, "svg": line_chart(series, title=title)})
+    return found
+
+
+def data_curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
+    """For each run that draws from several data sets the rewards of each, and its held-out accuracy on each."""
+    found = []
+    for label, history in histories.items():
+        for prefix, title in zip(_DATA, ("reward", "held-out accuracy"), strict=True):
+            names = sorted({name for row in history for name in row if name.startswith(prefix)})
+            series = [
+                Series(label=name.removeprefix(prefix), colour=number % 6, points=_points(history, name))
+                for number, name in enumerate(names)
+            ]
+            if series:
+                shown = ", ".join(each.label for each in series)
+                note = f"by data set: {shown}"
+                found.append({"title": f"{label}: {title}", "note": note, "svg": line_chart(series, title=title)})
     return found
 
 
@@ -79,22 +98,17 @@ def reward_parts(histories: Mapping[str, History]) -> list[dict[str, Any]]:
 def accuracies(folders: Folders) -> list[dict[str, Any]]:
     """Each checkpoint's held-out figures."""
     rows = []
-    for name, label in LABELS.items():
-        if f"evaluate_{name}" in folders:
-            summary = read_json(folders[f"evaluate_{name}"] / "summary.json")
-            samples = [key for key in summary if key.startswith("eval/pass_") and key.count("_") == 1]
-            best = max(samples, key=lambda key: int(key.rpartition("_")[2]), default="")
-            rows.append({"label": label, **summary, "pass": summary.get(best), "k": best.rpartition("_")[2]})
+    for name, folder in evaluations_in(folders).items():
+        summary = read_json(folder / "summary.json")
+        samples = [key for key in summary if key.startswith("eval/pass_") and key.count("_") == 1]
+        best = max(samples, key=lambda key: int(key.rpartition("_")[2]), default="")
+        rows.append({"label": name, **summary, "pass": summary.get(best), "k": best.rpartition("_")[2]})
     return rows
 
 
-def contrasts(folders: Folders, *, confidence: float) -> list[dict[str, Any]]:
-    """Differences of accuracy on the same problems, each with what it means in a word."""
-    answers = {
-        label: greedy_answers(folders[f"evaluate_{name}"])["correct"].tolist()
-        for name, label in LABELS.items()
-        if f"evaluate_{name}" in folders
-    }
+def differences(folders: Folders, pairs: Pairs, *, confidence: float) -> list[dict[str, Any]]:
+    """Differences of accuracy on the same problems, of ``pairs`` of a new and an old checkpoint, each with a word."""
+    answers = {name: greedy_answers(each)["correct"].tolist() for name, each in evaluations_in(folders).items()}
     return [
         {
             "new": new,
@@ -103,7 +117,7 @@ def contrasts(folders: Folders, *, confidence: float) -> list[dict[str, Any]]:
             "p": paired.p_value,
             "word": word_of(paired, confidence),
         }
-        for new, old in CONTRASTS
+        for new, old in pairs
         if new in answers and old in answers
         for paired in [paired_difference(answers[new], answers[old], confidence=confidence)]
     ]
@@ -119,19 +133,16 @@ def word_of(paired: PairedDifference, confidence: float) -> str:
     return "better" if paired.difference.mean > 0.0 else "worse"
 
 
-def changed_samples(folders: Folders) -> list[dict[str, Any]]:
-    """Answers before (SFT) and after each RL run: mended, broken, and changed the most in their words."""
-    if "evaluate_sft" not in folders or "prepare_prompts" not in folders:
-        return []
-    prompts = {
-        row.prompt_id: row.messages[-1].content for row in read_prompts(folders["prepare_prompts"] / "eval.parquet")
-    }
-    before = greedy_answers(folders["evaluate_sft"])
+def changed_samples(folders: Folders, pairs: Pairs) -> list[dict[str, Any]]:
+    """Answers of what an RL run started from and of the run itself: mended, broken, changed the most in their words."""
+    evaluations, starts, prompts = evaluations_in(folders), dict(reversed(pairs)), _prompts(folders)
     found = []
-    for name in RL_RUNS:
-        if f"evaluate_{name}" not in folders:
+    for name in rl_runs(folders):
+        old = starts[name]
+        if name not in evaluations or old not in evaluations or not prompts:
             continue
-        both = before.merge(greedy_answers(folders[f"evaluate_{name}"]), on="prompt_id", suffixes=("_before", "_after"))
+        before = greedy_answers(evaluations[old])
+        both = before.merge(greedy_answers(evaluations[name]), on="prompt_id", suffixes=("_before", "_after"))
         both["prompt"] = both["prompt_id"].map(prompts)
         right_before, right_after = both["correct_before"], both["correct_after"]
         overlap = [_overlap(a, b) for a, b in zip(both["completion_before"], both["completion_after"], strict=True)]
@@ -141,25 +152,36 @@ def changed_samples(folders: Folders) -> list[dict[str, Any]]:
             ("most changed", both.iloc[pd.Series(overlap).sort_values(kind="stable").index[:_SHOWN]]),
         )
         found += [
-            {"label": LABELS[name], "kind": kind, "count": len(rows), "rows": _records(rows.head(_SHOWN))}
+            {"label": name, "old": old, "kind": kind, "count": len(rows), "rows": _records(rows.head(_SHOWN))}
             for kind, rows in kinds
         ]
+    return found
+
+
+def _prompts(folders: Folders) -> dict[str, str]:
+    """The words of every held-out prompt, by its id alone and with its data set's name before it."""
+    found: dict[str, str] = {}
+    for stage, folder in folders.items():
+        if stage.startswith(_PREPARE) and (folder / "eval.parquet").is_file():
+            if read_json(folder / "report.json")["contract"].partition("/")[0] not in ("prompts", "code_tasks"):
+                continue
+            for row in read_prompts(folder / "eval.parquet"):
+                words = row.messages[-1].content
+                found |= {row.prompt_id: words, f"{stage.removeprefix(_PREPARE)}/{row.prompt_id}": words}
     return found
 
 
 def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
     """The best and the worst paid completions of each run's last iteration, with the parts of their reward."""
     found = []
-    for name in RL_RUNS:
-        if name not in folders:
-            continue
-        last = int(read_json(folders[name] / "history.json")[-1]["iteration"])
-        frame = read_table(folders[name] / "rollouts" / f"iteration-{last:05d}.parquet")
+    for name, folder in rl_runs(folders).items():
+        last = int(read_json(folder / "history.json")[-1]["iteration"])
+        frame = read_table(folder / "rollouts" / f"iteration-{last:05d}.parquet")
         ranked = frame[frame["value"].notna()].sort_values("value", ascending=False, kind="stable")
         for kind, rows in (("best paid", ranked.head(_SHOWN)), ("worst paid", ranked.tail(_SHOWN).iloc[::-1])):
             shown = rows[["prompt", "reference", "text", "value", "parts"]].copy()
             shown["parts"] = [json.loads(text) for text in shown["parts"]]
-            found.append({"label": LABELS[name], "kind": kind, "iteration": last, "rows": _records(shown)})
+            found.append({"label": name, "kind": kind, "iteration": last, "rows": _records(shown)})
     return found
 
 
@@ -171,12 +193,12 @@ def gates(folders: Folders) -> list[dict[str, Any]]:
 
 def health(folders: Folders) -> list[dict[str, Any]]:
     """What the health rules found in each run."""
-    return [{"label": LABELS[name], **read_json(folders[name] / "health.json")} for name in RL_RUNS if name in folders]
+    return [{"label": name, **read_json(folder / "health.json")} for name, folder in rl_runs(folders).items()]
 
 
 def tokens_of(stage: str, folder: Path) -> float | None:
     """Completion tokens that a stage sampled, None where it samples none or does not count them."""
-    if stage in RL_RUNS:
+    if rl_runs({stage: folder}):
         return float(sum(row.get("rollouts/tokens", 0.0) for row in read_json(folder / "history.json")))
     if stage.startswith("evaluate_"):
         return float(read_table(folder / "answers.parquet")["num_tokens"].sum())

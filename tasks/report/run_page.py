@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlcore.config import RunConfig
+from rlcore.config.graph import contrasts
 from rlcore.machine import choose_device_and_dtype
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.code_hash import code_version
@@ -56,7 +57,7 @@ def publish_report(run: PipelineRun, config: RunConfig, refs: Refs, *, started: 
         report_link("run report", f"{run.parent.url}/artifacts/report/{FILE}")
     headline = "; ".join(
         f"{row['new']} against {row['old']}: {row['word']} ({row['difference'].mean:+.3f})"
-        for row in data.contrasts(folders, confidence=config.evaluation.confidence)
+        for row in data.differences(folders, contrasts(config), confidence=config.evaluation.confidence)
     )
     report_markdown("run report", f"{headline or 'no comparison in this run'}\n\n`{path}`")
     return path
@@ -104,13 +105,14 @@ def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: li
         "lines": lines,
         "totals": totals(lines),
         "accuracies": data.accuracies(folders),
-        "contrasts": data.contrasts(folders, confidence=config.evaluation.confidence),
+        "contrasts": data.differences(folders, contrasts(config), confidence=config.evaluation.confidence),
         "health": data.health(folders),
         "labels": list(histories),
         "curves": data.curves(histories),
+        "data_curves": data.data_curves(histories),
         "parts": data.reward_parts(histories),
         "standings": {label: final[-1] for label, history in histories.items() if (final := standings(history))},
-        "samples": data.changed_samples(folders),
+        "samples": data.changed_samples(folders, contrasts(config)),
         "extremes": data.extreme_rollouts(folders),
         "gates": data.gates(folders),
     }

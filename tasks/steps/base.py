@@ -16,6 +16,11 @@ R = TypeVar("R")
 MODEL = "model"  # the checkpoint's folder inside an artifact
 
 
+def prepared(data: str) -> str:
+    """The stage that prepares the data set ``data``."""
+    return f"prepare_{data}"
+
+
 class Advance(Protocol):
     """Shows how far a loop is: ``done`` of ``total`` turns, with the metrics of the last."""
 

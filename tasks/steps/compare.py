@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,51 +12,39 @@ from rlcore.evaluation import paired_difference
 from tasks.home.storage import read_json, read_table, write_json
 from tasks.steps.base import StageContext, StageResult
 
-LABELS = {  # in the order in which the checkpoints are made
-    "base": "base",
-    "sft": "SFT",
-    "grpo": "GRPO",
-    "ppo": "PPO",
-    "sft_kept": "SFT on kept",
-    "grpo_mixed": "GRPO mixed",
-}
-CONTRASTS = (
-    ("SFT", "base"),
-    ("GRPO", "SFT"),
-    ("PPO", "SFT"),
-    ("GRPO", "PPO"),
-    ("SFT on kept", "SFT"),
-    ("SFT on kept", "GRPO"),
-    ("GRPO mixed", "SFT on kept"),
-    ("GRPO mixed", "GRPO"),
-)
-RL_RUNS = ("grpo", "ppo", "grpo_mixed")
+_EVALUATE = "evaluate_"
 
 
-def run_compare(context: StageContext) -> StageResult:
-    """Figures with intervals and paired tests; ``report/comparison.py`` makes the page. No model computes anew."""
-    folders = {
-        label: context.inputs[f"evaluate_{name}"]
-        for name, label in LABELS.items()
-        if f"evaluate_{name}" in context.inputs
-    }
-    summaries = {label: read_json(folder / "summary.json") for label, folder in folders.items()}
-    answers = {label: greedy_answers(folder) for label, folder in folders.items()}
+def run_compare(
+    context: StageContext, *, contrasts: tuple[tuple[str, str], ...], opponents: tuple[tuple[str, ...], ...]
+) -> StageResult:
+    """Figures with intervals and paired tests; ``report/comparison.py`` makes the page. No model computes anew.
+
+    ``contrasts``: which checkpoints are compared, the new one first. ``opponents``: RL stages of one start.
+    """
+    folders = evaluations_in(context.inputs)
+    summaries = {name: read_json(folder / "summary.json") for name, folder in folders.items()}
+    answers = {name: greedy_answers(folder) for name, folder in folders.items()}
     confidence = context.config.confidence
     differences = {
         f"{new} - {old}": paired_difference(
             answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence
         )
-        for new, old in CONTRASTS
-        if new in folders and old in folders
+        for new, old in contrasts
     }
     documents = {name: asdict(paired) for name, paired in differences.items()}
-    write_json({"summaries": summaries, "differences": documents}, context.folder / "comparison.json")
-    metrics = {f"accuracy/{label}": row["eval/accuracy"] for label, row in summaries.items()}
+    found = {"summaries": summaries, "differences": documents, "opponents": opponents}
+    write_json(found, context.folder / "comparison.json")
+    metrics = {f"accuracy/{name}": row["eval/accuracy"] for name, row in summaries.items()}
     metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
     write_json(metrics, context.folder / "metrics.json")
     context.tracker.log_metrics(metrics, step=0)
     return StageResult(metrics=metrics)
+
+
+def evaluations_in(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """The evaluations among the artifacts of stages, by the checkpoint that was evaluated."""
+    return {name.removeprefix(_EVALUATE): each for name, each in folders.items() if name.startswith(_EVALUATE)}
 
 
 def greedy_answers(folder: Path) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from pathlib import Path
 from data_contracts import code_tasks, convert, gate
 from data_contracts.adapters import CONTRACTS, Kind
 from data_contracts.budget import TokenMeter
+from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.gate import GateLimits, GateReport, GateResult
 from data_contracts.reading import Source, read_source, source_of
@@ -72,16 +73,28 @@ def prepare_dataset(
     adapter = resolve_adapter(config)
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
-    return prepare_source(kind, source, limits, adapter=adapter, tokens=tokens, folder=folder)
+    contract = code_tasks.CONTRACT if config.contract == "code_tasks" else None
+    return prepare_source(kind, source, limits, adapter=adapter, tokens=tokens, folder=folder, contract=contract)
 
 
 def prepare_source(
-    kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
+    kind: DatasetKind,
+    source: Source,
+    limits: GateLimits,
+    *,
+    adapter: str,
+    tokens: TokenView,
+    folder: Path,
+    contract: Contract | None = None,
 ) -> GateReport:
-    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised."""
+    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised.
+
+    ``contract`` left out: the adapter's own.
+    """
     with _contract_errors():
         candidates = convert.candidates(source, kind, limits, adapter=adapter)
-        contract = CONTRACTS[kind] if adapter == POLICY else convert.contract_of(adapter, kind)
+        own = CONTRACTS[kind] if adapter == POLICY else convert.contract_of(adapter, kind)
+        contract = contract or own
         if contract is code_tasks.CONTRACT:
             candidates = without_broken_tests(candidates)
         result = gate.check(candidates, contract, limits, meter=_meter(tokens))

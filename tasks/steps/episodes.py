@@ -8,7 +8,8 @@ from pathlib import Path
 
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
-from rlcore.config import EpisodeConfig, RlConfig, RunConfig
+from rlcore.config import EpisodeConfig, RunConfig
+from rlcore.config.graph import rl_stages
 from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.episodes import EpisodeSampler
@@ -43,14 +44,15 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
     Raises:
         ConfigError: the RL runs have different ones, so there is no evaluation that is fair to both.
     """
-    found = {name: config.section(name, RlConfig).sampling.episodes for name in config.runs}
-    different = [name for name, episodes in found.items() if episodes != found[config.runs[0]]]
+    found = {name: stage.settings.sampling.episodes for name, stage in rl_stages(config).items()}
+    first = next(iter(found), "")
+    different = [name for name, episodes in found.items() if episodes != found[first]]
     if different:
         raise ConfigError(
-            f"{different[0]}.sampling.episodes differs from {config.runs[0]}.sampling.episodes",
+            f"stages.{different[0]}.sampling.episodes differs from stages.{first}.sampling.episodes",
             fix="give all RL runs of a preset the same tools and limits, so that their evaluations can be compared",
         )
-    return found[config.runs[0]] if found else EpisodeConfig()
+    return found[first] if found else EpisodeConfig()
 
 
 def evaluation_sections(config: RunConfig) -> Sections:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
-from rlcore.evaluation import accuracy, mean_share, pass_at_k
+from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.rewards.base import RewardFn, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import transcript
@@ -23,18 +23,16 @@ from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import verifier
 from tasks.steps.rollout_engine import Workload, longest, open_engine
-from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import tokenize_prompts
+from tasks.steps.tokens import read_prompt_sets
 
 
-def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
-    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts."""
+def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:
+    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the data sets ``data``."""
     model = context.inputs[checkpoint]
     config: EvaluationConfig = context.config.evaluation
     tokenizer = ChatTokenizer.load(model / MODEL)
-    rows = read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")[: config.num_problems]
-    prompts = tokenize_prompts(rows, tokenizer)
+    prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
@@ -56,11 +54,14 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
                 temperature=config.temperature, max_new_tokens=config.max_new_tokens, num_samples=config.num_samples
             )
             seed = derive_seed(context.seed, "evaluation")
-            chosen = prompts[: config.num_sampled_problems]
+            count = min(config.num_problems, config.num_sampled_problems)
+            chosen = read_prompt_sets(context, data, "eval", tokenizer, limit=count)
             table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
     contract.check_evaluations(table)
     write_table(table, context.folder / "answers.parquet")
-    summary = summarise(table, config, seed=context.seed)
+    greedy_rows = table[table["mode"] == "greedy"]
+    by_data = dataset_accuracy([prompt.dataset for prompt in prompts], greedy_rows["correct"].tolist())
+    summary = summarise(table, config, seed=context.seed) | by_data
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
 from rlcore.models.loading import import_model, source_digest
+from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import find_home
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import MODEL, StageContext, StageResult
@@ -24,6 +25,33 @@ def run_import_sft(context: StageContext) -> StageResult:
     context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
     context.progress(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+
+
+def run_start(context: StageContext, *, model: str) -> StageResult:
+    """The registered model ``model``, which a stage starts from, in place of the run's own starting checkpoint.
+
+    Raises:
+        ModelError: its tokenizer is another one, so that the data sets, cut to tokens of the base's, do not fit it.
+    """
+    folder = download_model(model, context.work / "registry")
+    card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    base, own = (ChatTokenizer.load(each / MODEL) for each in (context.inputs["import_sft"], context.folder))
+    if not own.is_same_as(base):
+        raise ModelError(
+            f"the model {model!r} has another tokenizer than the base",
+            where="start of the stage that names it",
+            fix="start from a model of the same family, or make it the base: model.source = 'registry'",
+        )
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+
+
+def registered_version(config: Sections, *, model: str) -> str:
+    """The version that ``models:/name@alias`` points at now, for the stage's key.
+
+    Raises:
+        ModelError: the registry has no such version.
+    """
+    return source_files(Sections({"model": ModelConfig(source="registry", path=model)}))
 
 
 def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:

@@ -17,23 +17,25 @@ from tasks.steps.rl_records import StageRecorder
 from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
 
 
-def run_online_rl(context: StageContext, *, section: str, start: str) -> StageResult:
+def run_online_rl(context: StageContext, *, stage: str, start: str, evaluated: tuple[str, ...]) -> StageResult:
     """All iterations of one run, from the policy of the stage ``start`` or the run's newest checkpoint if there is one.
+
+    ``stage``: the name under which its progress is shown. ``evaluated``: data sets whose held-out problems are asked.
 
     The artifact is the trained policy.
     """
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        return _run(start_from(context, start), section, runtime)
+        return _run(start_from(context, start), stage, evaluated, runtime)
 
 
-def _run(context: StageContext, section: str, runtime: Runtime) -> StageResult:
-    rl: RlConfig = getattr(context.config, section)
+def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime: Runtime) -> StageResult:
+    rl: RlConfig = context.config.stage.settings
     recorder = StageRecorder(context, rl.num_iterations)
     try:
-        with open_parts(context, rl, runtime) as parts, open_run(parts, recorder) as run:
+        with open_parts(context, evaluated, runtime) as parts, open_run(parts, recorder) as run:
             while not run.is_over:
                 context.turn("iteration", run.done + 1, partial(iterate, run))
-                context.advance(f"{section} iterations", run.done, rl.num_iterations, run.history[-1])
+                context.advance(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
             outcome = conclude(run)
             recorder.flush()
             return _artifact(context, parts, outcome, runtime)

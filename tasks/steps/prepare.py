@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_contracts.gate import GateReport
 from rlcore.config import DatasetConfig
+from rlcore.errors import DataError
 from rlcore.tokenization import ChatTokenizer
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult
@@ -14,23 +16,32 @@ from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, source_dig
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import read_prompts
 
+DATASET_KINDS: Mapping[str, DatasetKind] = {
+    "prompts": "prompts",
+    "code_tasks": "prompts",
+    "demonstrations": "demonstrations",
+    "preference_pairs": "preferences",
+}
 
-def run_prepare_prompts(context: StageContext) -> StageResult:
-    """Prompts with ground truth, split into training and evaluation."""
-    return prepare(context, "prompts", context.config.prompts, tokenizer=context.inputs["import_sft"] / MODEL)
 
+def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...]) -> StageResult:
+    """Gate the data set ``name``; none of its prompts may be one that the stages ``held_out`` keep for evaluation.
 
-def run_prepare_demonstrations(context: StageContext) -> StageResult:
-    """Demonstrations for SFT; none of their prompts may be an evaluation prompt."""
+    Raises:
+        DataError: the gate refuses it, or prompts that it evaluates on are trained on by one of ``held_out``.
+    """
     folder = context.inputs["import_sft"] / MODEL
-    return prepare(context, "demonstrations", context.config.demonstrations, tokenizer=folder)
+    config: DatasetConfig = context.config.data[name]
+    done = prepare(context, config, tokenizer=folder, held_out=held_out)
+    if config.has_prompts:
+        _refuse_leaks(context, name, held_out)
+    return done
 
 
-def prepare(context: StageContext, kind: DatasetKind, config: DatasetConfig, *, tokenizer: Path) -> StageResult:
-    """Gate one dataset into a snapshot; of all but the prompts, none may be an evaluation prompt."""
-    forbidden = frozenset[str]()
-    if kind != "prompts":
-        forbidden = prompt_hashes(read_prompts(context.inputs["prepare_prompts"] / "eval.parquet"))
+def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, held_out: tuple[str, ...]) -> StageResult:
+    """Gate a data set into a snapshot; the prompts that the stages ``held_out`` evaluate on are kept out of it."""
+    forbidden = held_out_hashes(context, held_out)
+    kind = DATASET_KINDS[config.contract]
     view = token_view(ChatTokenizer.load(tokenizer))
     # In the work folder first: when the gate refuses, quarantine and report stay where the error says.
     snapshot = context.work / "snapshot"
@@ -46,6 +57,24 @@ def prepare(context: StageContext, kind: DatasetKind, config: DatasetConfig, *, 
         rows=report.accepted,
         contract=report.contract,
     )
+
+
+def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
+    """Refuse a data set that evaluates on what one that was prepared before it trains on."""
+    kept = prompt_hashes(read_prompts(context.folder / "eval.parquet"))
+    for stage in stages:
+        if shared := kept & prompt_hashes(read_prompts(context.inputs[stage] / "train.parquet")):
+            raise DataError(
+                f"{len(shared)} evaluation prompts are training prompts of another data set ({stage})",
+                where=f"data.{name}",
+                fix="take other rows for one of the two, or name this data set before the other",
+            )
+
+
+def held_out_hashes(context: StageContext, stages: Sequence[str]) -> frozenset[str]:
+    """Hashes of the prompts that these stages keep for evaluation."""
+    paths = [context.inputs[stage] / "eval.parquet" for stage in stages]
+    return frozenset[str]().union(*(prompt_hashes(read_prompts(path)) for path in paths))
 
 
 def record(context: StageContext, report: GateReport) -> None:
@@ -66,11 +95,7 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
     )
 
 
-def prompts_source(config: Sections) -> str:
-    """Digest of what the prompts are read from."""
-    return source_digest(config.prompts)
-
-
-def demonstrations_source(config: Sections) -> str:
-    """Digest of what the demonstrations are read from."""
-    return source_digest(config.demonstrations)
+def data_source(config: Sections) -> str:
+    """Digest of what the data set is read from."""
+    (data,) = config.data.values()
+    return source_digest(data)

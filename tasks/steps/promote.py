@@ -18,7 +18,7 @@ from rlcore.models.loading import import_model
 from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
 from tasks.home.storage import write_json
-from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.compare import greedy_answers
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import read_prompts
@@ -38,8 +38,12 @@ def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
-def run_promote(context: StageContext, *, challenger: str, champion: str, champion_sha256: str) -> StageResult:
+def run_promote(
+    context: StageContext, *, challenger: str, champion: str, champion_sha256: str, data: tuple[str, ...]
+) -> StageResult:
     """Judge the checkpoint of the stage ``challenger``; ``champion`` is a version and its digest, empty without one.
+
+    ``data``: the data sets on whose held-out prompts both were evaluated.
 
     The registry counts the looks at the held-out prompts: a pair that was judged before keeps its number.
     """
@@ -53,7 +57,7 @@ def run_promote(context: StageContext, *, challenger: str, champion: str, champi
             promote=False, look=0, alpha=0.0, checks=(), sentence="The challenger is the champion already."
         )
     elif champion:
-        look = _look(context, pair=f"{ref.sha256[:_DIGITS]}-{champion_sha256[:_DIGITS]}")
+        look = _look(context, data, pair=f"{ref.sha256[:_DIGITS]}-{champion_sha256[:_DIGITS]}")
         primary, guards = compared(answers["champion"], answers["challenger"], settings)
         verdict = judge(primary, guards, limits, rule=rule, look=look, seed=context.seed)
     else:
@@ -118,12 +122,14 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
     return limits
 
 
-def prompt_set(path: Path) -> str:
-    """Digest of a file's prompts, whatever their order and whatever else the file says: looks count per set of prompts.
+def prompt_set(*paths: Path) -> str:
+    """Digest of the prompts of files, whatever their order and whatever else the file says: looks count per set.
 
-    The whole file counts and not what an evaluation takes of it: fewer problems of one file are no fresh ones.
+    The whole files count and not what an evaluation takes of it: fewer problems of one file are no fresh ones.
     """
-    return hashlib.sha256("\n".join(sorted(prompt_hashes(read_prompts(path)))).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(sorted(prompt_hashes(row for path in paths for row in read_prompts(path)))).encode()
+    ).hexdigest()
 
 
 def _paired(name: str, champion: pd.Series, challenger: pd.Series, margin: float) -> Paired:
@@ -137,10 +143,10 @@ def evaluations(inputs: Mapping[str, Path], challenger: str) -> dict[str, Path]:
     return {side: inputs[stage] for side, stage in folders.items() if stage in inputs}
 
 
-def _look(context: StageContext, *, pair: str) -> int:
+def _look(context: StageContext, data: tuple[str, ...], *, pair: str) -> int:
     home, name = find_home(), model_name(context.config.name, context.config.promotion)
-    data = prompt_set(context.inputs["prepare_prompts"] / "eval.parquet")[:_DIGITS]
-    return count_look(home, open_tracker(home), name, data=data, pair=pair)
+    asked = prompt_set(*(context.inputs[prepared(each)] / "eval.parquet" for each in data))[:_DIGITS]
+    return count_look(home, open_tracker(home), name, data=asked, pair=pair)
 
 
 def _history(folder: Path) -> list[dict[str, float]]:

@@ -50,33 +50,35 @@ _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
 _IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch")  # what brings a checkpoint in, and nothing after that
 
 
-def unused_by_rl(config: Sections, *, section: str) -> frozenset[str]:
-    """What the RL run of that section does not run."""
-    rl: RlConfig = getattr(config, section)
+def unused_by_rl(config: Sections) -> frozenset[str]:
+    """What an RL run does not run."""
+    rl: RlConfig = config.stage.settings
     rewards = [term.kind for term in rl.rewards]
-    critic = ["reward_model"] if rl.critic.initialise_from == "reward_model" else []
-    kinds = [*rewards, *critic, config.evaluation.verifier]
+    critic = ["reward_model"] if rl.critic.initialise_from != "policy" else []
+    kinds = [*rewards, *critic, *_verifiers(config)]
     adapters = frozenset() if rl.update.adapter.rank else frozenset(_ADAPTERS)
     return _unused(kinds, rl.sampling.episodes, rl.sampling.engine) | adapters
 
 
 def unused_by_rejection(config: Sections) -> frozenset[str]:
     """What rejection sampling does not run."""
-    rejection: RejectionConfig = config.rejection
+    rejection: RejectionConfig = config.stage.settings
     kinds = [term.kind for term in rejection.rewards]
     return _unused(kinds, rejection.sampling.episodes, rejection.sampling.engine)
 
 
 def unused_by_evaluation(config: Sections) -> frozenset[str]:
     """What an evaluation does not run."""
-    return _unused([config.evaluation.verifier], config.episodes, config.engine)
+    return _unused(_verifiers(config), config.episodes, config.engine)
 
 
 def unused_by_pairs(config: Sections) -> frozenset[str]:
-    """What preference pairs do not run: all of sampling and grading where they are read and not sampled."""
-    if "engine" not in config.declared:
-        return frozenset({"rlcore.rewards", "rlcore.sampling", "rlcore.sandbox", "tasks.steps.sampled_pairs"})
-    return _unused([config.evaluation.verifier], EpisodeConfig(), config.engine)
+    """What the sampling of preference pairs does not run."""
+    return _unused(_verifiers(config), EpisodeConfig(), config.engine)
+
+
+def _verifiers(config: Sections) -> list[str]:
+    return [each.kind for each in config.evaluation.verifiers]
 
 
 def _unused(kinds: Iterable[str], episodes: EpisodeConfig, engine: EngineConfig | None) -> frozenset[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from data_contracts.gate import GateLimits, GateReport
 from data_contracts.reading import source_of
 from rlcore.canaries import mask_canary
-from rlcore.config import RejectionConfig, RlConfig, RunConfig
+from rlcore.config import RejectionConfig
 from rlcore.errors import DataError
 from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.rewards.base import RewardFn, check_error_rate
@@ -30,28 +30,28 @@ from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.home.storage import read_table, write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import prepare_source
-from tasks.steps.prepare import record, token_view
-from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rewards import open_reward_model, reward_resources
+from tasks.steps.prepare import held_out_hashes, record, token_view
+from tasks.steps.rewards import open_reward_models, reward_resources
 from tasks.steps.rl_records import write_rollouts
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
-from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import check_context, tokenize_prompts
+from tasks.steps.tokens import check_context, read_prompt_sets
 
 PROMPTS_PER_CHUNK = 64
 MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
 SOURCE = "rejection sampling"
 
 
-def run_rejection(context: StageContext, *, policy: str) -> StageResult:
+def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ...]) -> StageResult:
     """Sample from the checkpoint of the stage ``policy``; the artifact is a dataset of demonstrations and its account.
+
+    None of them answers a prompt that the stages ``held_out`` keep for evaluation.
 
     Raises:
         DataError: no answers to at least two prompts were kept.
         RewardError: the grader fails too often.
     """
-    config: RejectionConfig = context.config.rejection
+    config: RejectionConfig = context.config.stage.settings
     folder = context.inputs[policy] / MODEL
     tokenizer = ChatTokenizer.load(folder)
     prompts = chosen_prompts(context, config, tokenizer)
@@ -59,21 +59,16 @@ def run_rejection(context: StageContext, *, policy: str) -> StageResult:
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
     selection = select(candidates, config, seed=context.seed)
     require_enough(selection, len(candidates))
-    report = write_demonstrations(context, selection, prompts, tokenizer)
+    report = write_demonstrations(context, selection, prompts, tokenizer, held_out)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
     return give_account(context, candidates, selection, report)
 
 
-def needs_reward_model(config: RunConfig) -> bool:
-    """Whether a term of the rewards is the trained reward model."""
-    return any(term.kind == "reward_model" for term in config.section("rejection", RejectionConfig).rewards)
-
-
 def chosen_prompts(context: StageContext, config: RejectionConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
     """The training prompts, or ``num_prompts`` of them that the seed chooses, in an order of its own."""
-    rows = read_prompts(context.inputs["prepare_prompts"] / "train.parquet")
-    order = shuffled(len(rows), context.seed, "rejection")[: config.num_prompts or None]
-    return tokenize_prompts([rows[place] for place in order], tokenizer)
+    prompts = read_prompt_sets(context, context.config.stage.data, "train", tokenizer)
+    order = shuffled(len(prompts), context.seed, "rejection")[: config.num_prompts or None]
+    return [prompts[place] for place in order]
 
 
 def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
@@ -84,19 +79,16 @@ def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
 
 def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
     """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
-    config: RejectionConfig = context.config.rejection
+    config: RejectionConfig = context.config.stage.settings
     paths = chunk_paths(context, len(prompts))
     done = sum(path.exists() for path in paths)
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
-    grpo: RlConfig = context.config.grpo
-    terms = dataclasses.replace(grpo, rewards=config.rewards)
     check_context(max_positions(folder), prompts, config.sampling.max_new_tokens)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        resources = dataclasses.replace(
-            reward_resources(terms, open_reward_model(context, terms, runtime)), prefill=tokenizer.prefill
-        )
+        models, budget = open_reward_models(context, config.rewards, runtime), config.tokens_per_microbatch
+        resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
         reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
         sampler = stack.enter_context(
             open_engine(
@@ -184,19 +176,23 @@ def require_enough(selection: Selection, sampled: int) -> None:
 
 
 def write_demonstrations(
-    context: StageContext, selection: Selection, prompts: Sequence[Prompt], tokenizer: ChatTokenizer
+    context: StageContext,
+    selection: Selection,
+    prompts: Sequence[Prompt],
+    tokenizer: ChatTokenizer,
+    held_out: Sequence[str],
 ) -> GateReport:
     """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
-    config: RejectionConfig = context.config.rejection
+    config: RejectionConfig = context.config.stage.settings
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     rows = [demonstration(by_id[one.prompt_id], one, tokenizer.prefill) for one in selection.kept]
     num_eval = max(1, min(config.num_eval, len(rows) // 10))
     limits = GateLimits(
         num_train=len(rows) - num_eval,
         num_eval=num_eval,
-        max_tokens=context.config.prompts.max_tokens + config.sampling.max_new_tokens,
+        max_tokens=max(data.max_tokens for data in context.config.data.values()) + config.sampling.max_new_tokens,
         max_quarantined=MAX_QUARANTINED,
-        forbidden_prompts=prompt_hashes(read_prompts(context.inputs["prepare_prompts"] / "eval.parquet")),
+        forbidden_prompts=held_out_hashes(context, held_out),
         seed=context.seed,
     )
     snapshot = context.work / "snapshot"  # when the gate refuses, quarantine and report stay where the error says
@@ -223,7 +219,7 @@ def give_account(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
     """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
-    config: RejectionConfig = context.config.rejection
+    config: RejectionConfig = context.config.stage.settings
     seed = context.seed
     total = account(candidates, selection.kept, config, seed=seed)
     tasks = {

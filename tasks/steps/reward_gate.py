@@ -23,7 +23,7 @@ from rlcore.training.preferences import different_sequences
 from tasks.home.settings import find_home
 from tasks.home.storage import write_json, write_table
 from tasks.preset.sections import Sections
-from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import Runtime, open_runtime
@@ -32,10 +32,10 @@ from tasks.steps.texts import tokenize_pairs
 Margins = NDArray[np.float64]
 
 
-def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> StageResult:
-    """Judge the reward model; ``previous`` and ``seen``: the champion's, and the preferences that it was trained on.
+def run_reward_gate(context: StageContext, *, model: str, previous: str, seen: tuple[str, ...]) -> StageResult:
+    """Judge the reward model of the stage ``model``; ``previous`` and ``seen``: the champion's, and its preferences.
 
-    Both are digests of artifacts, empty where this home has none. Pairs whose prompt the previous one was trained on
+    They are digests of artifacts, empty where this home has none. Pairs whose prompt the previous one was trained on
     are left out, so that both are judged on what is new to them.
 
     Raises:
@@ -43,9 +43,11 @@ def run_reward_gate(context: StageContext, *, previous: str, seen: str) -> Stage
         TrainingError: a check did not pass. The page stays in the work folder, which the error names.
     """
     settings: RetrainConfig = context.config.retrain
-    artifacts, new = find_home().artifacts, context.input_refs["reward_model"].sha256
-    rows = _unseen(read_pairs(context.inputs["prepare_preferences"] / "eval.parquet"), artifacts / "dataset" / seen)
-    folders = [context.inputs["reward_model"] / MODEL]
+    artifacts, new = find_home().artifacts, context.input_refs[model].sha256
+    files = [context.inputs[prepared(name)] / "eval.parquet" for name in context.config.data]
+    snapshots = [artifacts / "dataset" / each for each in seen]
+    rows = _unseen([row for file in files for row in read_pairs(file)], snapshots)
+    folders = [context.inputs[model] / MODEL]
     old = artifacts / "reward_model" / previous / MODEL
     folders += [old] if previous not in ("", new) and old.is_dir() else []
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
@@ -117,8 +119,9 @@ def margins_table(rows: Sequence[PairRow], margins: Sequence[Margins]) -> pd.Dat
 
 def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime: Runtime) -> Margins:
     """By how much a stored reward model prefers the chosen answers: float64 [P], the mean over its members."""
-    budget = config.reward_model.tokens_per_microbatch
-    pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=config.preferences.max_tokens)
+    budget = config.stage.settings.tokens_per_microbatch
+    longest = max(data.max_tokens for data in config.data.values())
+    pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=longest)
     sequences = different_sequences(pairs)
     model = load_reward_model(runtime.load_frozen(folder), folder)
     scores = model.rewards(sequences, tokens_per_microbatch=budget).mean(dim=0).double().numpy()
@@ -128,10 +131,10 @@ def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime:
     return margins
 
 
-def _unseen(rows: Sequence[PairRow], snapshot: Path) -> list[PairRow]:
-    """The pairs of prompts that the other snapshot does not train on."""
-    path = snapshot / "train.parquet"
-    seen = prompt_hashes(read_pairs(path)) if path.is_file() else frozenset[str]()
+def _unseen(rows: Sequence[PairRow], snapshots: Sequence[Path]) -> list[PairRow]:
+    """The pairs of prompts that the other snapshots do not train on."""
+    paths = [path for snapshot in snapshots if (path := snapshot / "train.parquet").is_file()]
+    seen = frozenset[str]().union(*(prompt_hashes(read_pairs(path)) for path in paths))
     left = [row for row in rows if not prompt_hashes([row]) & seen]
     if not left:
         raise DataError(

@@ -23,7 +23,7 @@ from rlcore.training.preferences import TokenPair, different_sequences, preferen
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
 from rlcore.training.reward_model import Report
 from tasks.home.storage import write_json, write_table
-from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
 from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
@@ -39,18 +39,18 @@ class _Data:
     held_out: list[TokenPair]
 
 
-def run_reward_model(context: StageContext) -> StageResult:
-    """Bradley-Terry training from the SFT checkpoint; fails below the preset's held-out accuracy."""
-    start = context.inputs["sft"] / MODEL
-    config: RewardModelConfig = context.config.reward_model
-    data = _read(context, start)
+def run_reward_model(context: StageContext, *, start: str) -> StageResult:
+    """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
+    checkpoint = context.inputs[start] / MODEL
+    config: RewardModelConfig = context.config.stage.settings
+    data = _read(context, checkpoint)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        trunk = _trunk(config.trunk, runtime, start, seed=context.seed)
+        trunk = _trunk(config.trunk, runtime, checkpoint, seed=context.seed)
         fitted = fit_reward_model(trunk, data.train, config, seed=context.seed, report=report)
         held_out, scales = _judge(fitted, data, config, seed=context.seed)
-        _save(fitted.members, start, context.folder / MODEL)
+        _save(fitted.members, checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
     found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
     scales = RewardScales(members=scales.members, temperature=found.metrics["rm/temperature"])
@@ -70,19 +70,23 @@ def run_reward_model(context: StageContext) -> StageResult:
 
 
 def _read(context: StageContext, start: Path) -> _Data:
-    folder = context.inputs["prepare_preferences"]
-    config: DatasetConfig = context.config.preferences
+    data: Mapping[str, DatasetConfig] = context.config.data
     tokenizer = ChatTokenizer.load(start)
-    rows, others = read_pairs(folder / "train.parquet"), read_pairs(folder / "eval.parquet")
-    for name, found in (("num_train", rows), ("num_eval", others)):
-        if not found:
+    rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
+    pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
+    for name, config in data.items():
+        for split in rows:
+            found = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
+            rows[split] += found
+            pairs[split] += tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
+    for split, number in (("train", "num_train"), ("eval", "num_eval")):
+        if not rows[split]:
             raise DataError(
-                f"there are no preference pairs to {'train' if name == 'num_train' else 'evaluate'} on",
-                where=f"preferences.{name}",
+                f"there are no preference pairs to {'train' if split == 'train' else 'evaluate'} on",
+                where=", ".join(f"data.{name}.{number}" for name in data),
                 fix="give pairs of more prompts: a prompt with all its pairs is either trained on or held out",
             )
-    train, held_out = (tokenize_pairs(part, tokenizer, max_tokens=config.max_tokens) for part in (rows, others))
-    return _Data(rows=rows, train=train, held_out=held_out)
+    return _Data(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
 
 
 def _trunk(config: TrunkConfig, runtime: Runtime, start: Path, *, seed: int) -> PreTrainedModel | AdaptedModel:
@@ -147,6 +151,6 @@ def _require_accuracy(found: float, wanted: float) -> None:
     if found < wanted:
         raise TrainingError(
             f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
-            where="reward_model.min_accuracy",
+            where="min_accuracy of the stage",
             fix="train longer, look at the pairs in the preference snapshot, or lower the bound",
         )

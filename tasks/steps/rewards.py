@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import EvaluationConfig, RewardTerm, RlConfig
+from rlcore.config import EvaluationConfig, RewardTerm
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
@@ -21,30 +25,35 @@ def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
 
     ``prefill``: of the tokenizer whose model answers.
     """
-    term = RewardTerm(kind=config.verifier, options=config.verifier_options)
-    return build_rewards((term,), resources=RewardResources(prefill=prefill))
+    terms = tuple(each.term for each in config.verifiers)
+    return build_rewards(terms, resources=RewardResources(prefill=prefill))
 
 
-def open_reward_model(
-    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel | None = None
-) -> RewardModel | None:
-    """The frozen reward model, if a reward needs it: on the policy's base where it was trained as an adapter of it."""
-    if not any(term.kind == "reward_model" for term in rl.rewards):
-        return None
-    folder = context.inputs["reward_model"] / MODEL
+def open_reward_models(
+    context: StageContext,
+    terms: Sequence[RewardTerm],
+    runtime: Runtime,
+    policy: PreTrainedModel | AdaptedModel | None = None,
+) -> dict[str, RewardModel]:
+    """The frozen reward models that terms name, by their stage: on the policy's base where they are adapters of it."""
+    names = dict.fromkeys(term.stage for term in terms if term.kind == "reward_model")
+    return {name: _open_reward_model(context.inputs[name] / MODEL, name, runtime, policy) for name in names}
+
+
+def _open_reward_model(
+    folder: Path, name: str, runtime: Runtime, policy: PreTrainedModel | AdaptedModel | None
+) -> RewardModel:
     on_base = isinstance(policy, AdaptedModel) and is_adapter_of(policy, folder)
-    trunk = load_adapter(policy, folder, "reward_model") if on_base else runtime.load_frozen(folder)
+    trunk = load_adapter(policy, folder, name) if on_base else runtime.load_frozen(folder)
     return load_reward_model(trunk, folder)
 
 
-def reward_resources(rl: RlConfig, model: RewardModel | None) -> RewardResources:
-    """What reward terms need beside their options: here, the trained reward model as a scoring function."""
-    if model is None:
-        return RewardResources()
+def reward_resources(models: Mapping[str, RewardModel], *, tokens_per_microbatch: int, prefill: str) -> RewardResources:
+    """What reward terms need beside their options: here, the trained reward models as scoring functions."""
+    score = {name: partial(_score, model, tokens_per_microbatch) for name, model in models.items()}
+    return RewardResources(score_tokens=score, prefill=prefill)
 
-    def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
-        sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
-        budget = rl.update.tokens_per_microbatch
-        return model.rewards(sequences, tokens_per_microbatch=budget, calibrated=calibrated)
 
-    return RewardResources(score_tokens={"": score})
+def _score(model: RewardModel, tokens_per_microbatch: int, items: TokenItems, *, calibrated: bool) -> torch.Tensor:
+    sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
+    return model.rewards(sequences, tokens_per_microbatch=tokens_per_microbatch, calibrated=calibrated)

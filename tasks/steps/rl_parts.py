@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RejectionConfig, RlConfig
+from rlcore.config import RejectionConfig, RlConfig, RlStage
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.check import check_model
@@ -21,16 +20,14 @@ from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
-from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
-from tasks.steps.rewards import open_reward_model, reward_resources, verifier
+from tasks.steps.rewards import open_reward_models, reward_resources, verifier
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
-from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import Runtime
-from tasks.steps.tokens import check_context, tokenize_prompts
+from tasks.steps.tokens import check_context, read_prompt_sets
 
 START = "start"  # the input that a run starts from, whichever stage made it
 
@@ -41,29 +38,36 @@ def start_from(context: StageContext, stage: str) -> StageContext:
 
 
 @contextmanager
-def open_parts(context: StageContext, rl: RlConfig, runtime: Runtime) -> Iterator[Parts]:
+def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runtime) -> Iterator[Parts]:
     """Everything that a run works with; its engine, and the workers of its rewards, are ended on the way out.
+
+    ``evaluated``: the data sets whose held-out problems are asked while it trains.
 
     Raises:
         ConfigError: a setting does not fit the model, or the engine's GPUs are not there.
         ModelError: a checkpoint cannot be trained.
         SamplingError: the engine does not start.
     """
-    tokenizer, evaluation = ChatTokenizer.load(context.inputs[START] / MODEL), context.config.evaluation
+    stage: RlStage = context.config.stage
+    rl, evaluation = stage.settings, context.config.evaluation
+    tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
     learner = _learner(context, rl, runtime)
     policy = learner.policy
     reference = _reference(context, runtime, policy) if rl.kl.coefficient > 0.0 else None
-    reward_model = open_reward_model(context, rl, runtime, policy)
-    prompts, held_out = (_prompts(context, tokenizer, name) for name in ("train", "eval"))
+    reward_models = open_reward_models(context, rl.rewards, runtime, policy)
+    prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
+    held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
     check_context(max_positions(policy.config) or sys.maxsize, [*prompts, *held_out], rl.sampling.max_new_tokens)
-    resources = replace(reward_resources(rl, reward_model), prefill=tokenizer.prefill)
+    budget = rl.update.tokens_per_microbatch
+    resources = reward_resources(reward_models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     with ExitStack() as stack:
         max_tokens = longest([*prompts, *held_out], rl.sampling.max_new_tokens)
         engine = stack.enter_context(_engine(context, rl, runtime, tokenizer, max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
-        monitored = held_out[: evaluation.num_monitor_problems]
+        count = evaluation.num_monitor_problems
+        monitored = read_prompt_sets(context, evaluated, "eval", tokenizer, limit=count)
         yield Parts(
             seed=context.seed,
             learner=learner,
@@ -78,32 +82,28 @@ def open_parts(context: StageContext, rl: RlConfig, runtime: Runtime) -> Iterato
             identity={"stage": context.stage_key},
             held_out=HeldOut(prompts=monitored, verifier=judge, confidence=evaluation.confidence),
             health=context.config.health,
-            reward_models=reward_model.members if reward_model else (),
+            reward_models=tuple(member for model in reward_models.values() for member in model.members),
+            shares=stage.prompts,
         )
 
 
-def uses_reward_model(rl: RlConfig) -> bool:
-    """Whether a run needs the reward model: as a reward, or to start the critic from.
+def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
+    """The stages whose reward models a run needs: as rewards, or to start its critic from.
 
     Raises:
         ConfigError: as :func:`resolve_algorithm`; a flow asks before any work.
     """
-    in_reward = any(term.kind == "reward_model" for term in rl.rewards)
-    in_critic = resolve_algorithm(rl).uses_critic and rl.critic.initialise_from == "reward_model"
-    return in_reward or in_critic
+    in_rewards = [term.stage for term in rl.rewards if term.kind == "reward_model"]
+    in_critic = resolve_algorithm(rl).uses_critic and rl.critic.initialise_from != "policy"
+    return tuple(dict.fromkeys([*in_rewards, *([rl.critic.initialise_from] if in_critic else [])]))
 
 
-def outside(config: Sections, *, section: str) -> str:
+def outside(config: Sections) -> str:
     """Digest of what a run depends on outside of this code: the user's own rewards, the search tool's corpus."""
-    settings: RlConfig | RejectionConfig = getattr(config, section)
+    settings: RlConfig | RejectionConfig = config.stage.settings
     modules = sorted({term.kind.partition(":")[0] for term in settings.rewards if ":" in term.kind})
     digests = [*(closure_digest(module) for module in modules), corpus_digest(settings.sampling.episodes)]
     return " ".join(filter(None, digests))
-
-
-def _prompts(context: StageContext, tokenizer: ChatTokenizer, name: str) -> list[Prompt]:
-    path: Path = context.inputs["prepare_prompts"] / f"{name}.parquet"
-    return tokenize_prompts(read_prompts(path), tokenizer)
 
 
 def _engine(
@@ -128,7 +128,7 @@ def _learner(context: StageContext, rl: RlConfig, runtime: Runtime) -> Learner:
 
 
 def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrainedModel | AdaptedModel:
-    """All of the SFT checkpoint's weights, or an adapter on it, frozen."""
+    """All of the starting checkpoint's weights, or an adapter on it, frozen."""
     start, adapter = context.inputs[START] / MODEL, rl.update.adapter
     model = runtime.load_base(start) if adapter.rank else runtime.load_trainable(start)
     check_model(model, ChatTokenizer.load(start))
@@ -138,7 +138,7 @@ def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrained
 def _reference(
     context: StageContext, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
 ) -> PreTrainedModel | AdaptedModel:
-    """The SFT checkpoint: the policy's base with every adapter off, where it has one."""
+    """The starting checkpoint: the policy's base with every adapter off, where it has one."""
     is_adapted = isinstance(policy, AdaptedModel)
     return AdaptedModel(policy.base, "") if is_adapted else runtime.load_reference(context.inputs[START] / MODEL)
 
@@ -154,9 +154,9 @@ def _critic(
     placement, source = rl.critic.placement, rl.critic.initialise_from
     if placement == "head":
         return ScalarModel.on_trunk(policy)
-    start = context.inputs["reward_model" if source == "reward_model" else START] / MODEL
+    start = context.inputs[START if source == "policy" else source] / MODEL
     if placement == "trunk":
         return ScalarModel.on_trunk(runtime.load_trainable(start))
-    if source == "reward_model":
+    if source != "policy":
         return ScalarModel.on_trunk(load_adapter(policy, start, "critic"))
     return ScalarModel.on_trunk(add_adapter(policy, rl.update.adapter, "critic", seed=context.seed))

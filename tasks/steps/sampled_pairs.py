@@ -1,4 +1,4 @@
-"""Preference pairs without people: the SFT policy answers, the verifier judges, a right answer beats a wrong one."""
+"""Preference pairs without people: a policy answers, the verifier judges, a right answer beats a wrong one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from tasks.steps.base import MODEL, StageContext
 from tasks.steps.data import POLICY
 from tasks.steps.rewards import verifier
 from tasks.steps.rollout_engine import Workload, open_engine
-from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import tokenize_prompts
+from tasks.steps.tokens import read_prompt_sets
 
 GROUP_SIZE = 8
 PROMPTS_AT_A_TIME = 64
@@ -31,17 +30,20 @@ MAX_CONCURRENT = 256
 RIGHT, WRONG = 1.0, 0.0
 
 
-def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path) -> None:
+def write_sampled_pairs(
+    context: StageContext, config: DatasetConfig, path: Path, *, policy: str, prompts: Sequence[str]
+) -> None:
     """As many pairs as the preset asks for, in contract columns, at most one per training prompt.
+
+    The checkpoint of the stage ``policy`` answers the data sets ``prompts``.
 
     Raises:
         DataError: the policy was right every time or wrong every time.
     """
-    checkpoint = context.inputs["sft"] / MODEL
+    checkpoint = context.inputs[policy] / MODEL
     tokenizer = ChatTokenizer.load(checkpoint)
-    rows = read_prompts(context.inputs["prepare_prompts"] / "train.parquet")
-    prompts = tokenize_prompts(rows, tokenizer)
-    longest = max(len(prompt.token_ids) for prompt in prompts)
+    asked = read_prompt_sets(context, prompts, "train", tokenizer)
+    longest = max(len(prompt.token_ids) for prompt in asked)
     params = SamplingParams(
         temperature=1.0, max_new_tokens=max(1, config.max_tokens - longest - 1), num_samples=GROUP_SIZE
     )
@@ -59,14 +61,14 @@ def write_sampled_pairs(context: StageContext, config: DatasetConfig, path: Path
                 progress=context.progress,
             )
         )
-        groups = sample_groups(sampler, prompts, params, seed=context.seed)
+        groups = sample_groups(sampler, asked, params, seed=context.seed)
         found = (pair for group in groups if (pair := pair_of(group, grade, prefill)) is not None)
         pairs = list(islice(found, config.num_train + config.num_eval))
     if not pairs:
         raise DataError(
-            f"the policy gave no pair: on {len(prompts)} prompts its answers were all right or all wrong",
-            where="preferences",
-            fix="train SFT longer, choose other prompts, or name a file of preferences in preferences.path",
+            f"the policy gave no pair: on {len(asked)} prompts its answers were all right or all wrong",
+            where=f"the adapter 'policy' with policy = {config.policy!r}",
+            fix="train the policy longer, choose other prompts, or name a file of pairs in the data set's path",
         )
     write_table(pd.DataFrame(pairs), path)
 

@@ -16,16 +16,22 @@ from tasks.steps.runtime import open_runtime, peak_memory_gib
 from tasks.steps.texts import tokenize_demonstrations
 
 
-def run_sft(context: StageContext, *, section: str, start: str, data: str) -> StageResult:
-    """Train the checkpoint of the stage ``start`` on the demonstrations of the stage ``data``, as ``section`` says.
+def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> StageResult:
+    """Train the checkpoint of the stage ``start`` on the demonstrations of the stages ``data``.
 
     The artifact is a checkpoint of the same form.
     """
-    config: SftConfig = getattr(context.config, section)
-    checkpoint, dataset = context.inputs[start] / MODEL, context.inputs[data]
+    config: SftConfig = context.config.stage.settings
+    checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
     tokenizer = ChatTokenizer.load(checkpoint)
-    train = tokenize_demonstrations(read_demonstrations(dataset / "train.parquet"), tokenizer)
-    held_out = tokenize_demonstrations(read_demonstrations(dataset / "eval.parquet"), tokenizer)
+    train, held_out = (
+        [
+            demonstration
+            for folder in folders
+            for demonstration in tokenize_demonstrations(read_demonstrations(folder / f"{split}.parquet"), tokenizer)
+        ]
+        for split in ("train", "eval")
+    )
     history: list[Mapping[str, float]] = []
     every = max(1, config.num_steps // 10)
 

@@ -1,27 +1,52 @@
-"""Prompts as token sequences, and whether the model has room for them and their completions."""
+"""Prompts of one data set or of several as token sequences, and whether the model has room for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rlcore.errors import ConfigError
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.steps.rows import PromptRow
+from tasks.steps.base import StageContext, prepared
+from tasks.steps.rows import PromptRow, read_prompts
 
 
-def tokenize_prompts(rows: Sequence[PromptRow], tokenizer: ChatTokenizer) -> list[Prompt]:
-    """Rows with the token ids that the policy will see, generation prompt included."""
+def tokenize_prompts(
+    rows: Sequence[PromptRow], tokenizer: ChatTokenizer, *, dataset: str = "", is_one_of_several: bool = False
+) -> list[Prompt]:
+    """Rows of a data set with the token ids that the policy will see, generation prompt included.
+
+    Two data sets may use an id for different prompts, so of several each id begins with the data set's name.
+    """
+    scope = f"{dataset}/" if is_one_of_several else ""
     return [
         Prompt(
-            prompt_id=row.prompt_id,
+            prompt_id=scope + row.prompt_id,
             messages=row.messages,
             token_ids=tokenizer.render_prompt(row.messages),
             reference=row.reference,
             task=row.task,
+            dataset=dataset,
         )
         for row in rows
     ]
+
+
+def read_prompt_sets(
+    context: StageContext,
+    names: Sequence[str],
+    split: Literal["train", "eval"],
+    tokenizer: ChatTokenizer,
+    *,
+    limit: int | None = None,
+) -> list[Prompt]:
+    """The prompts of a split of each data set, at most ``limit`` of each; of several, ids begin with the set's name."""
+    found: list[Prompt] = []
+    for name in names:
+        rows = read_prompts(context.inputs[prepared(name)] / f"{split}.parquet")[:limit]
+        found += tokenize_prompts(rows, tokenizer, dataset=name, is_one_of_several=len(names) > 1)
+    return found
 
 
 def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
@@ -37,5 +62,5 @@ def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int
             f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
             f"{needed} in all, the model reads {positions}",
             where="sampling.max_new_tokens",
-            fix="lower max_new_tokens, or prompts.max_tokens so that the gate leaves long prompts out",
+            fix="lower max_new_tokens, or max_tokens of the data set so that the gate leaves long prompts out",
         )

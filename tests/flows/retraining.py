@@ -19,19 +19,19 @@ SMALL = (
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
     "model.shape.intermediate_size=96",
-    "sft.num_steps=60",
-    "sft.optim.warmup_steps=5",
-    "sft.learning_rate=5e-3",
-    "reward_model.audit_folds=0",
-    "reward_model.min_accuracy=0.0",
-    "grpo.num_iterations=1",
-    "grpo.prompts_per_iteration=8",
-    "grpo.group_size=8",
-    "grpo.learning_rate=1e-9",
-    "grpo.eval_every=0",
-    "grpo.sampling.max_new_tokens=8",
-    "grpo.kl.coefficient=0.0",
-    "grpo.rewards.1.weight=0.001",
+    "stages.sft.num_steps=60",
+    "stages.sft.optim.warmup_steps=5",
+    "stages.sft.learning_rate=5e-3",
+    "stages.reward_model.audit_folds=0",
+    "stages.reward_model.min_accuracy=0.0",
+    "stages.grpo.num_iterations=1",
+    "stages.grpo.prompts_per_iteration=8",
+    "stages.grpo.group_size=8",
+    "stages.grpo.learning_rate=1e-9",
+    "stages.grpo.eval_every=0",
+    "stages.grpo.sampling.max_new_tokens=8",
+    "stages.grpo.kl.coefficient=0.0",
+    "stages.grpo.rewards.1.weight=0.001",
     "evaluation.num_problems=100",
     "evaluation.num_samples=0",
     "evaluation.max_new_tokens=8",
@@ -43,8 +43,8 @@ SMALL = (
 )
 # Measured over three seeds: half of the samples are right after five to six iterations, four fifths after twelve.
 # Three times the rate goes up and down.
-LEARN = ("grpo.learning_rate=1e-3", "grpo.num_iterations=16")
-SPOIL = ("grpo.learning_rate=0.3", "grpo.num_iterations=1")
+LEARN = ("stages.grpo.learning_rate=1e-3", "stages.grpo.num_iterations=16")
+SPOIL = ("stages.grpo.learning_rate=0.3", "stages.grpo.num_iterations=1")
 
 
 def write_data(folder: Path, *, digits: int = 2) -> tuple[str, ...]:
@@ -76,5 +76,10 @@ def write_files(folder: Path, *, digits: int = 2, right: int = 1) -> tuple[str, 
     for name, lines in rows.items():
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        overrides += [f"{name}.adapter={name}", f"{name}.path={path}", f"{name}.num_train=150", f"{name}.num_eval=100"]
-    return (*overrides, "demonstrations.options={}")
+        overrides += [
+            f"data.{name}.adapter={name}",
+            f"data.{name}.path={path}",
+            f"data.{name}.num_train=150",
+            f"data.{name}.num_eval=100",
+        ]
+    return (*overrides, "data.demonstrations.options={}")

@@ -11,30 +11,30 @@ import pytest
 import torch
 
 from flows.presets import open_preset
-from rlcore.config import HardwareConfig
+from rlcore.config import HardwareConfig, RlStage
 from rlcore.memory import held_bytes
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
-from tasks.steps.rewards import open_reward_model
+from tasks.steps.rewards import open_reward_models
 from tasks.steps.runtime import Runtime, open_runtime
 from tests.flows.conftest import run_flows
 from tests.flows.micro import MICRO
 from tests.flows.test_post_train import folder, pages
 
 SETTINGS = (
-    "runs=['ppo']",
-    "prompts.num_train=64",
-    "demonstrations.num_train=200",
-    "sft.num_steps=20",
-    "ppo.num_iterations=2",
-    "ppo.update.adapter.rank=4",
-    "ppo.critic.placement=adapter",
-    "ppo.critic.initialise_from=reward_model",
-    "reward_model.trunk.adapter.rank=4",
+    'without=["stages.grpo","promotion"]',
+    "data.prompts.num_train=64",
+    "data.demonstrations.num_train=200",
+    "stages.sft.num_steps=20",
+    "stages.ppo.num_iterations=2",
+    "stages.ppo.update.adapter.rank=4",
+    "stages.ppo.critic.placement=adapter",
+    "stages.ppo.critic.initialise_from=reward_model",
+    "stages.reward_model.trunk.adapter.rank=4",
     "evaluation.num_problems=8",
 )
-RL = open_preset("tiny", [*MICRO, *SETTINGS]).ppo
+RL = open_preset("tiny", [*MICRO, *SETTINGS]).stage("ppo", RlStage).settings
 SEQUENCES = [TokenSequence(prompt_ids=(3, 4, 5), completion_ids=tuple(range(6, 6 + n))) for n in (1, 4, 9)]
 FLOAT32 = HardwareConfig(num_threads=1, device="cpu", dtype="float32")
 
@@ -42,9 +42,7 @@ FLOAT32 = HardwareConfig(num_threads=1, device="cpu", dtype="float32")
 def opened(home: Path, runtime: Runtime, policy: AdaptedModel) -> RewardModel:
     """The reward model as a run with this policy opens it."""
     context: Any = SimpleNamespace(inputs={"reward_model": folder(home, "reward_model")})
-    model = open_reward_model(context, RL, runtime, policy)
-    assert model is not None
-    return model
+    return open_reward_models(context, RL.rewards, runtime, policy)["reward_model"]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def adapted_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_run_reaches_the_comparison_and_every_model_moved_as_an_adapter(adapted_home: Path) -> None:
-    assert "| PPO |" in pages(adapted_home, "compare", "comparison.md")
+    assert "| ppo |" in pages(adapted_home, "compare", "comparison.md")
     history = json.loads((folder(adapted_home, "ppo") / "history.json").read_text())
     assert len(history) == 2
     assert all(row["gradient_norm"] > 0.0 and row["critic/gradient_norm"] > 0.0 for row in history)

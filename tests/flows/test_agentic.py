@@ -25,18 +25,18 @@ SETTINGS = (
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
     "model.shape.intermediate_size=128",
-    "prompts.num_train=64",
-    "prompts.num_eval=16",
-    "demonstrations.num_train=400",
-    "demonstrations.num_eval=10",
-    "demonstrations.options.direct_share=0.25",
-    "sft.num_steps=80",
-    "sft.learning_rate=5e-3",
-    "grpo.num_iterations=2",
-    "grpo.prompts_per_iteration=4",
-    "grpo.group_size=4",
-    "grpo.eval_every=2",
-    "grpo.checkpoints.iterations=1",
+    "data.prompts.num_train=64",
+    "data.prompts.num_eval=16",
+    "data.demonstrations.num_train=400",
+    "data.demonstrations.num_eval=10",
+    "data.demonstrations.options.direct_share=0.25",
+    "stages.sft.num_steps=80",
+    "stages.sft.learning_rate=5e-3",
+    "stages.grpo.num_iterations=2",
+    "stages.grpo.prompts_per_iteration=4",
+    "stages.grpo.group_size=4",
+    "stages.grpo.eval_every=2",
+    "stages.grpo.checkpoints.iterations=1",
     "evaluation.num_problems=16",
     "evaluation.num_samples=2",
     "evaluation.num_sampled_problems=4",
@@ -127,7 +127,7 @@ def test_groups_of_episodes_without_signal_give_way_to_fresh_prompts(agentic_hom
     home = tmp_path / "home"
     shutil.copytree(agentic_home, home)
     shutil.rmtree(home / "cache" / "grpo")  # all before it is cached
-    run_agentic(home, "grpo.sampling.max_replacements=2")
+    run_agentic(home, "stages.grpo.sampling.max_replacements=2")
     history = json.loads((folder(home, "grpo") / "history.json").read_text())
     before = json.loads((folder(agentic_home, "grpo") / "history.json").read_text())
     assert sum(row["groups/replaced"] for row in history) > 0

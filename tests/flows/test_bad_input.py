@@ -52,9 +52,9 @@ def plan_of(home: Path, *overrides: str) -> Mapping[str, str]:
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("grpo.learning_rat=1e-6", ("grpo.learning_rat", "learning_rate")),
-        ("grpo.learning_rate=fast", ("grpo.learning_rate",)),
-        ("grpo.learning_rate=-1.0", ("grpo.learning_rate",)),
+        ("stages.grpo.learning_rat=1e-6", ("stages.grpo.learning_rat", "learning_rate")),
+        ("stages.grpo.learning_rate=fast", ("stages.grpo.learning_rate",)),
+        ("stages.grpo.learning_rate=-1.0", ("stages.grpo.learning_rate",)),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_before_anything_is_made(
@@ -95,12 +95,12 @@ def test_data_of_which_the_gate_leaves_nothing_is_refused_and_quarantined(tmp_pa
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt_id": f"p{i}", "prompt": "", "reference": "7", "task": "sum"} for i in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    overrides = ("prompts.adapter=prompts", f"prompts.path={path}", "prompts.options={}")
+    overrides = ("data.prompts.adapter=prompts", f"data.prompts.path={path}", "data.prompts.options={}")
     refused(run_flows("run", tmp_path / "home", *overrides), str(path))
 
 
 def test_a_context_that_the_model_cannot_read_is_refused_and_what_was_finished_is_kept(home: Path) -> None:
-    override = "grpo.sampling.max_new_tokens=100000"
+    override = "stages.grpo.sampling.max_new_tokens=100000"
     refused(run_flows("run", home, override), "sampling.max_new_tokens", "100000", code=USAGE_ERROR)
     states = plan_of(home, override)
     assert {states[name] for name in BEFORE_RL} == {"cached"}
@@ -108,7 +108,7 @@ def test_a_context_that_the_model_cannot_read_is_refused_and_what_was_finished_i
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_what_was_finished_is_kept(home: Path) -> None:
-    override = "grpo.learning_rate=1e30"
+    override = "stages.grpo.learning_rate=1e30"
     refused(run_flows("run", home, override), "learning rate")
     states = plan_of(home, override)
     assert {states[name] for name in BEFORE_RL} == {"cached"}

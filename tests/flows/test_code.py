@@ -21,14 +21,14 @@ SETTINGS = (
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
     "model.shape.intermediate_size=96",
-    "sft.num_steps=60",
-    "sft.learning_rate=5e-3",
-    "sft.optim.warmup_steps=5",
-    "grpo.num_iterations=2",
-    "grpo.prompts_per_iteration=8",
-    "grpo.group_size=4",
-    "grpo.eval_every=2",
-    "grpo.checkpoints.iterations=2",
+    "stages.sft.num_steps=60",
+    "stages.sft.learning_rate=5e-3",
+    "stages.sft.optim.warmup_steps=5",
+    "stages.grpo.num_iterations=2",
+    "stages.grpo.prompts_per_iteration=8",
+    "stages.grpo.group_size=4",
+    "stages.grpo.eval_every=2",
+    "stages.grpo.checkpoints.iterations=2",
     "evaluation.num_problems=8",
     "evaluation.num_samples=2",
     "evaluation.num_sampled_problems=4",
@@ -56,8 +56,13 @@ def write_files(folder: Path) -> tuple[str, ...]:
     for name, adapter in (("prompts", "code_tasks"), ("demonstrations", "demonstrations")):
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows[name]), encoding="utf-8")
-        overrides += [f"{name}.adapter={adapter}", f"{name}.path={path}", f"{name}.num_train=30", f"{name}.num_eval=10"]
-    return (*overrides, "demonstrations.options={}")
+        overrides += [
+            f"data.{name}.adapter={adapter}",
+            f"data.{name}.path={path}",
+            f"data.{name}.num_train=30",
+            f"data.{name}.num_eval=10",
+        ]
+    return (*overrides, "data.demonstrations.options={}")
 
 
 @pytest.fixture(scope="module")

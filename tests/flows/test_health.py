@@ -12,6 +12,8 @@ import pytest
 from tests.flows.conftest import run_flows
 from tests.flows.micro import WRECKED
 
+ALONE = 'without=["stages.ppo"]'
+
 
 def policy_folder(home: Path, since: set[Path]) -> Path:
     (record,) = set((home / "cache" / "grpo").glob("*.json")) - since
@@ -25,7 +27,9 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     shutil.copytree(micro_home, home)
     known = set((home / "cache" / "grpo").glob("*.json"))
     # One checkpoint, after the first iteration: from there on the run is done once more, up to where it was sound.
-    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=12", "grpo.checkpoints.iterations=0", *WRECKED)
+    done = run_flows(
+        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.iterations=0", *WRECKED
+    )
     assert done.returncode == 0, done.stderr
     folder = policy_folder(home, known)
     health = json.loads((folder / "health.json").read_text())
@@ -43,7 +47,9 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
 
     # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
     known |= set((home / "cache" / "grpo").glob("*.json"))
-    done = run_flows("run", home, 'runs=["grpo"]', "grpo.num_iterations=12", "grpo.checkpoints.iterations=1", *WRECKED)
+    done = run_flows(
+        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.iterations=1", *WRECKED
+    )
     assert done.returncode == 0, done.stderr
     weights = "model/model.safetensors"
     assert (policy_folder(home, known) / weights).read_bytes() == (folder / weights).read_bytes()
@@ -53,9 +59,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
 def test_a_run_that_was_never_healthy_fails_with_the_rule_and_its_fix(micro_home: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(micro_home, home)
-    done = run_flows(
-        "run", home, 'runs=["grpo"]', "health.clip.warn=-2.0", "health.clip.stop=-1.0", "health.clip.patience=1"
-    )
+    done = run_flows("run", home, ALONE, "health.clip.warn=-2.0", "health.clip.stop=-1.0", "health.clip.patience=1")
     assert done.returncode == 1
     assert "health.clip" in done.stderr and "no checkpoint is from before" in done.stderr
     assert "lower learning_rate" in done.stderr

@@ -15,7 +15,6 @@ from rlcore.config import RunConfig
 from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.steps.data import POLICY, resolve_adapter
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 
 PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
@@ -48,9 +47,7 @@ def test_every_stage_that_loads_a_model_to_compute_has_the_machine_in_its_key(na
     computing = {
         stage.name for stage in stages_of(config) if "tasks.steps.runtime" in closure(function_of(stage.run)[0])
     }
-    if config.preferences and resolve_adapter(config.preferences) != POLICY:
-        computing -= {"prepare_preferences"}  # pairs of a file: the code that would sample them is not run
-    with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.section(config)}  # type: ignore[operator]
+    with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.sections(config).declared}
     assert with_machine - {"import_sft"} == computing
     assert ("import_sft" in with_machine) == (config.model.source == "scratch")
 

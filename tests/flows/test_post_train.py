@@ -41,14 +41,14 @@ def plan_states(home: Path, *overrides: str, cwd: Path = ROOT) -> dict[str, str]
 
 def test_every_stage_leaves_an_artifact_and_the_comparison_names_every_checkpoint(micro_home: Path) -> None:
     page = pages(micro_home, "compare", "comparison.md")
-    assert all(f"| {label} |" in page for label in ("base", "SFT", "GRPO", "PPO"))
+    assert all(f"| {label} |" in page for label in ("base", "sft", "grpo", "ppo"))
     assert (folder(micro_home, "grpo") / "model" / "model.safetensors").is_file()
     assert len(list((folder(micro_home, "grpo") / "rollouts").glob("*.parquet"))) == 4
 
 
 def test_a_finished_run_is_cached_as_a_whole_and_a_changed_value_reruns_what_depends_on_it(micro_home: Path) -> None:
     assert set(plan_states(micro_home).values()) == {"cached"}
-    changed = plan_states(micro_home, "grpo.learning_rate=1e-5")
+    changed = plan_states(micro_home, "stages.grpo.learning_rate=1e-5")
     assert changed["grpo"] == "run"
     assert {name for name, state in changed.items() if state != "cached"} == {"grpo", "evaluate_grpo", "compare"}
 
@@ -116,7 +116,13 @@ def test_without_preferences_the_policy_samples_pairs_and_the_verifier_judges_th
 ) -> None:
     home = tmp_path / "home"
     shutil.copytree(micro_home, home)
-    overrides = (*MICRO, "preferences.adapter=policy", "preferences.num_train=24", "preferences.num_eval=8")
+    overrides = (
+        *MICRO,
+        "data.preferences.adapter=policy",
+        "data.preferences.policy=sft",
+        "data.preferences.num_train=24",
+        "data.preferences.num_eval=8",
+    )
     code = f"from flows.run import run_targets; run_targets('tiny', {overrides!r}, ['prepare_preferences'])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False

@@ -28,7 +28,7 @@ def test_every_committed_preset_is_valid_and_its_stages_form_an_order(name: str)
 
 
 def test_an_override_changes_one_value() -> None:
-    assert open_preset("tiny", ["grpo.learning_rate=2e-6"]).grpo.learning_rate == 2e-6
+    assert open_preset("tiny", ["stages.grpo.learning_rate=2e-6"]).stages["grpo"].settings.learning_rate == 2e-6
 
 
 def test_a_preset_may_be_a_file_anywhere(tmp_path: Path) -> None:
@@ -39,10 +39,10 @@ def test_a_preset_may_be_a_file_anywhere(tmp_path: Path) -> None:
 
 def test_a_preset_anywhere_may_extend_a_committed_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text('extends = "tiny"\nname = "mine"\n[grpo]\nlearning_rate = 2e-6\n')
+    path.write_text('extends = "tiny"\nname = "mine"\n[stages.grpo]\nlearning_rate = 2e-6\n')
     mine, tiny = open_preset(str(path)), open_preset("tiny")
-    assert (mine.name, mine.grpo.learning_rate) == ("mine", 2e-6)
-    assert (mine.sft, mine.ppo) == (tiny.sft, tiny.ppo)
+    assert (mine.name, mine.stages["grpo"].settings.learning_rate) == ("mine", 2e-6)
+    assert (mine.stages["sft"], mine.stages["ppo"]) == (tiny.stages["sft"], tiny.stages["ppo"])
 
 
 def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
@@ -53,10 +53,10 @@ def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
 @pytest.mark.parametrize(
     ("override", "path"),
     [
-        ("grpo.lerning_rate=1e-6", "grpo.lerning_rate"),
-        ("grpo.learning_rate='fast'", "grpo.learning_rate"),
-        ("grpo.learning_rate=-1.0", "grpo.learning_rate"),
-        ("ppo.rewards.0.weigth=1.0", "ppo.rewards.0.weigth"),
+        ("stages.grpo.lerning_rate=1e-6", "stages.grpo.lerning_rate"),
+        ("stages.grpo.learning_rate='fast'", "stages.grpo.learning_rate"),
+        ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate"),
+        ("stages.ppo.rewards.0.weigth=1.0", "stages.ppo.rewards.0.weigth"),
         ("model.source='ftp'", "model.source"),
     ],
 )

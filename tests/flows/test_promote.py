@@ -30,8 +30,8 @@ SMALL = (
     "model.shape.num_heads=2",
     "model.shape.num_kv_heads=2",
     "model.shape.intermediate_size=96",
-    "sft.optim.warmup_steps=5",
-    "sft.learning_rate=5e-3",
+    "stages.sft.optim.warmup_steps=5",
+    "stages.sft.learning_rate=5e-3",
     "evaluation.num_problems=100",
     "evaluation.num_samples=0",
     "evaluation.max_new_tokens=8",
@@ -46,7 +46,9 @@ OTHER = (0, 50)
 
 def run(folder: Path, recipe: tuple[int, int], *overrides: str) -> Mapping[str, ArtifactRef]:
     right, steps = recipe
-    return run_promotion("tiny", (*SMALL, *write_files(folder, right=right), f"sft.num_steps={steps}", *overrides))
+    return run_promotion(
+        "tiny", (*SMALL, *write_files(folder, right=right), f"stages.sft.num_steps={steps}", *overrides)
+    )
 
 
 def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
 
 def test_a_preset_under_another_name_promotes_what_its_base_has_trained(tracked_home: Home, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine"\n', encoding="utf-8")
-    recipe = (*SMALL, *write_files(tmp_path, right=WRONG[0]), f"sft.num_steps={WRONG[1]}")
+    recipe = (*SMALL, *write_files(tmp_path, right=WRONG[0]), f"stages.sft.num_steps={WRONG[1]}")
     refs = run_promotion("tiny", recipe)
     mine = run_promotion(str(tmp_path / "mine.toml"), recipe)
     assert mine["sft"] == refs["sft"]  # from the cache
@@ -177,7 +179,7 @@ def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:
 def test_a_preset_without_the_section_or_with_an_impossible_challenger_is_refused(tracked_home: Home) -> None:
     with pytest.raises(ConfigError, match=r"no section \[promotion\]"):
         run_promotion("smollm2", ())
-    with pytest.raises(ConfigError, match="is no checkpoint of this preset"):
+    with pytest.raises(ConfigError, match="no checkpoint of this preset"):
         run_promotion("tiny", ["promotion.challenger=sft_kept"])
     with pytest.raises(ConfigError, match="has no KL"):
         open_preset("tiny", ["promotion.challenger=sft", "promotion.max_kl=0.1"])

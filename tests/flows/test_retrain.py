@@ -81,7 +81,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
 def test_a_preset_without_the_section_or_with_no_challenger_from_rl_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no section \[retrain\]"):
         run_retrain("tiny", ())
-    with pytest.raises(ConfigError, match=r"\[retrain\] needs \[promotion\]"):
+    with pytest.raises(ConfigError, match=r"retrain: needs \[promotion\]"):
         open_preset("retrain", ["promotion.challenger=sft"])
     with pytest.raises(ConfigError, match="would never warn"):
         open_preset("retrain", ["retrain.drift.warn_psi=0.5"])

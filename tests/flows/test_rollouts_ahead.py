@@ -15,7 +15,7 @@ import pytest
 
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 
-AHEAD = "grpo.sampling.staleness=1"
+AHEAD = "stages.grpo.sampling.staleness=1"
 
 
 def artifact(home: Path) -> Path:

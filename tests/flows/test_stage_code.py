@@ -18,7 +18,7 @@ from tasks.pipeline.stages import Stage, ingredients_of
 from tasks.steps import recipe
 from tests.flows.conftest import ROOT
 
-SAMPLED = ("preferences.adapter=policy",)
+SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
 MOST = 110  # modules that a key of an RL stage counts
 
 
@@ -72,7 +72,7 @@ def test_a_change_computes_again_the_stages_that_run_the_code_and_no_other(
 
 
 def test_servers_are_counted_where_they_sample() -> None:
-    found = closures("tiny", "grpo.sampling.engine.kind=vllm")
+    found = closures("tiny", "stages.grpo.sampling.engine.kind=vllm")
     assert {name for name, modules in found.items() if "rlcore.sampling.vllm.server" in modules} == {"grpo"}
 
 

@@ -14,7 +14,7 @@ from tasks.pipeline.keys import function_of
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 
-SMALL = (*MICRO, "sft.num_steps=2", "grpo.num_iterations=1", "grpo.eval_every=1")
+SMALL = (*MICRO, "stages.sft.num_steps=2", "stages.grpo.num_iterations=1", "stages.grpo.eval_every=1")
 RUN = """
 import json, sys, threading
 from flows.run import run_targets

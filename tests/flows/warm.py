@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a run imports, the last of it only when it is used.
 NEEDED = (
     "flows.post_train",
-    "flows.reasoning",
     "tasks.pipeline.live_view",
     "tasks.report.summary",
     "mlflow.store.tracking.sqlalchemy_store",

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.services
 
 HEALED_SECONDS = 150.0  # from the kill of worker and flow until the run goes on
 END_SECONDS = 420.0
-WRONG_VERIFIER = ("evaluation.verifier=procedural", "evaluation.verifier_options={}")  # sums are no procedural problems
+WRONG_VERIFIER = ("evaluation.verifiers=[{kind='procedural'}]",)  # sums are no procedural problems
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: 
     [
         ({"preset": "tinyy"}, (), "'tinyy' does not match"),
         ({"preset": "tiny"}, ("gprpo.seed=1",), "'gprpo.seed=1' does not match"),
-        ({"preset": "tiny", "algorithm": "dqn"}, (), "'dqn' is not one of"),
+        ({"preset": "tiny", "stage": "a b"}, (), "does not match"),
     ],
 )
 def test_what_a_pattern_can_tell_is_refused_before_a_run_is_queued(
@@ -167,7 +167,7 @@ def test_what_a_pattern_can_tell_is_refused_before_a_run_is_queued(
 
 
 def test_a_wrong_key_ends_the_run_with_our_message(services: Services) -> None:
-    done = services.deploy("online-rl/grpo", "grpo.learning_ratee=1", preset="tiny")
+    done = services.deploy("online-rl/grpo", "stages.grpo.learning_ratee=1", preset="tiny")
     assert done.returncode == 1, done.stdout + done.stderr
     run = next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "UUID:" in line)
     message = services.flow_run(run)["state"]["message"]
@@ -248,7 +248,7 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), *SPOIL, preset="retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     assert services.champion(NAME) == "2"  # of the retraining by the event
-    done = services.deploy("online-rl/grpo", *SMALL, *WRECKED, "grpo.checkpoints.iterations=1", preset="tiny")
+    done = services.deploy("online-rl/grpo", *SMALL, *WRECKED, "stages.grpo.checkpoints.iterations=1", preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: len(told) == before + 2, seconds=END_SECONDS, what="told of both")
     refused, stopped = told[before:]

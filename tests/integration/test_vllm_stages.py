@@ -25,8 +25,8 @@ VLLM = ("engine.kind=vllm", f"engine.python={vllm_runs.PYTHON}", "engine.kv_cach
 SETTINGS = (
     *OVERRIDES,
     "hardware.dtype=float32",
-    "preferences.adapter=policy",
-    "rejection.num_prompts=64",
+    "data.preferences.adapter=policy",
+    "stages.rejection.num_prompts=64",
 )
 
 

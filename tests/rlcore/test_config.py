@@ -15,7 +15,7 @@ from rlcore.config import (
     KlConfig,
     MismatchConfig,
     OptimConfig,
-    RlConfig,
+    RlStage,
     RunConfig,
     ShapeConfig,
     load_preset,
@@ -32,36 +32,48 @@ seed = 0
 [model]
 source = "scratch"
 
-[prompts]
+[data.prompts]
+contract = "prompts"
 adapter = "arithmetic"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
-[demonstrations]
+[data.demonstrations]
+contract = "demonstrations"
 adapter = "arithmetic"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
-[preferences]
+[data.preferences]
+contract = "preference_pairs"
 adapter = "arithmetic"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
-[sft]
+[stages.sft]
+kind = "sft"
+start = "base"
+data = ["demonstrations"]
 num_steps = 3
 batch_size = 2
 learning_rate = 1e-3
 
-[reward_model]
+[stages.reward_model]
+kind = "reward_model"
+start = "sft"
+data = ["preferences"]
 num_epochs = 1
 batch_size = 2
 learning_rate = 1e-3
 head_learning_rate = 1e-2
 
-[grpo]
+[stages.grpo]
+kind = "rl"
+start = "sft"
+prompts = { prompts = 1.0 }
 algorithm = "grpo"
 num_iterations = 2
 prompts_per_iteration = 2
@@ -70,13 +82,16 @@ learning_rate = 1e-3
 rewards = [{ kind = "math" }]
 sampling = { max_new_tokens = 8 }
 
-[ppo]
+[stages.ppo]
+kind = "rl"
+start = "sft"
+prompts = { prompts = 1.0 }
 algorithm = "ppo"
 num_iterations = 2
 prompts_per_iteration = 2
 group_size = 4
 learning_rate = 1e-3
-rewards = [{ kind = "math" }, { kind = "reward_model", weight = 0.1 }]
+rewards = [{ kind = "math" }, { kind = "reward_model", stage = "reward_model", weight = 0.1 }]
 sampling = { max_new_tokens = 8 }
 
 [evaluation]
@@ -95,37 +110,52 @@ def preset(tmp_path: Path) -> Path:
 
 def test_a_preset_is_read_with_its_defaults(preset: Path) -> None:
     run = load_preset(preset)
-    assert (run.name, run.grpo.group_size, run.grpo.update.epochs) == ("test", 4, 1)
-    assert run.grpo.update.mismatch.mode == "truncate"  # the correction is on by default
+    assert (run.name, run.stages["grpo"].settings.group_size, run.stages["grpo"].settings.update.epochs) == (
+        "test",
+        4,
+        1,
+    )
+    assert run.stages["grpo"].settings.update.mismatch.mode == "truncate"  # the correction is on by default
 
 
 def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
-    run = load_preset(preset, ["grpo.learning_rate=2e-6", "ppo.rewards.0.weight=0.5", "prompts.path=data/my.jsonl"])
-    assert run.grpo.learning_rate == 2e-6
-    assert [term.weight for term in run.ppo.rewards] == [0.5, 0.1]
-    assert run.prompts.path == "data/my.jsonl"
+    run = load_preset(
+        preset, ["stages.grpo.learning_rate=2e-6", "stages.ppo.rewards.0.weight=0.5", "data.prompts.path=data/my.jsonl"]
+    )
+    assert run.stages["grpo"].settings.learning_rate == 2e-6
+    assert [term.weight for term in run.stages["ppo"].settings.rewards] == [0.5, 0.1]
+    assert run.data["prompts"].path == "data/my.jsonl"
 
 
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("grpo.learning_rat=1e-6", "grpo.learning_rat: unknown key; did you mean grpo.learning_rate?"),
-        ("grpo.learning_rate=-1.0", "grpo.learning_rate = -1.0: must be greater than 0.0"),
-        ("grpo.update.epochs=0", "grpo.update.epochs = 0: must be at least 1"),
-        ("grpo.group_size=four", "grpo.group_size = 'four': must be an integer, not a text"),
-        ("sft.optim.beta1=1.0", "sft.optim.beta1 = 1.0: must be less than 1.0"),
-        ("ppo.critic.lam=1.1", "ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
-        ("ppo.critic.gae.lam_value=2.0", "ppo.critic.gae.lam_value = 2.0: must be between 0.0 and 1.0"),
-        ("ppo.critic.optim.beta1=1.0", "ppo.critic.optim.beta1 = 1.0: must be less than 1.0"),
-        ("ppo.rewards.1.kind=3", "ppo.rewards.1.kind = 3: must be a text, not an integer"),
-        ("grpo.kl.coefficient=nan", "grpo.kl.coefficient = nan: must be a finite number"),
-        ("grpo.kl.target=0.1", "grpo.kl: target > 0 needs a coefficient > 0 to start from"),
-        ("grpo.update.objective.dual_clip=0.9", "grpo.update.objective: dual_clip must be above 1"),
-        ("grpo.update.objective.clip_low=-0.1", "grpo.update.objective.clip_low = -0.1: must be at least 0.0"),
-        ("grpo.update.objective.scale=std", "grpo.update.objective.scale = 'std': must be one of 'group', "),
-        ("grpo.update.max_ref_kl=0.1", "grpo: update.max_ref_kl needs kl.coefficient > 0"),
-        ("reward_model.trainable_layers=0", "reward_model.trainable_layers: unknown key"),
-        ("grpo.update.mismatch.high=0.1", "grpo.update.mismatch: low must not be above high"),
+        (
+            "stages.grpo.learning_rat=1e-6",
+            "stages.grpo.learning_rat: unknown key; did you mean stages.grpo.learning_rate?",
+        ),
+        ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate = -1.0: must be greater than 0.0"),
+        ("stages.grpo.update.epochs=0", "stages.grpo.update.epochs = 0: must be at least 1"),
+        ("stages.grpo.group_size=four", "stages.grpo.group_size = 'four': must be an integer, not a text"),
+        ("stages.sft.optim.beta1=1.0", "stages.sft.optim.beta1 = 1.0: must be less than 1.0"),
+        ("stages.ppo.critic.lam=1.1", "stages.ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
+        ("stages.ppo.critic.gae.lam_value=2.0", "stages.ppo.critic.gae.lam_value = 2.0: must be between 0.0 and 1.0"),
+        ("stages.ppo.critic.optim.beta1=1.0", "stages.ppo.critic.optim.beta1 = 1.0: must be less than 1.0"),
+        ("stages.ppo.rewards.1.kind=3", "stages.ppo.rewards.1.kind = 3: must be a text, not an integer"),
+        ("stages.grpo.kl.coefficient=nan", "stages.grpo.kl.coefficient = nan: must be a finite number"),
+        ("stages.grpo.kl.target=0.1", "stages.grpo.kl: target > 0 needs a coefficient > 0 to start from"),
+        ("stages.grpo.update.objective.dual_clip=0.9", "stages.grpo.update.objective: dual_clip must be above 1"),
+        (
+            "stages.grpo.update.objective.clip_low=-0.1",
+            "stages.grpo.update.objective.clip_low = -0.1: must be at least 0.0",
+        ),
+        (
+            "stages.grpo.update.objective.scale=std",
+            "stages.grpo.update.objective.scale = 'std': must be one of 'group', ",
+        ),
+        ("stages.grpo.update.max_ref_kl=0.1", "stages.grpo: update.max_ref_kl needs kl.coefficient > 0"),
+        ("stages.reward_model.trainable_layers=0", "stages.reward_model.trainable_layers: unknown key"),
+        ("stages.grpo.update.mismatch.high=0.1", "stages.grpo.update.mismatch: low must not be above high"),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
         ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
     ],
@@ -139,7 +169,7 @@ def test_a_wrong_value_is_refused_with_its_path_before_anything_runs(preset: Pat
 
 def test_all_faults_of_a_preset_are_listed_at_once(preset: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_preset(preset, ["seed=-1", "sft.num_steps=0", "grpo.kl.placement=nowhere", "extra=1"])
+        load_preset(preset, ["seed=-1", "stages.sft.num_steps=0", "stages.grpo.kl.placement=nowhere", "extra=1"])
     assert len(caught.value.what.splitlines()) == 1 + 4
 
 
@@ -156,7 +186,7 @@ def test_an_unreadable_preset_is_refused_with_its_path(tmp_path: Path, content: 
 
 
 def test_the_plain_values_of_a_preset_build_it_again(preset: Path) -> None:
-    run = load_preset(preset, ["grpo.kl.coefficient=0.1"])
+    run = load_preset(preset, ["stages.grpo.kl.coefficient=0.1"])
     assert build(RunConfig, to_dict(run)) == run
 
 
@@ -182,17 +212,17 @@ def test_the_adaptive_coefficient_is_accepted_in_the_reward_and_in_the_loss(plac
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
-        (["trunk.trainable_layers=0"], "reward_model.trunk: adapter.rank > 0 freezes the trunk"),
-        (["trunk.trainable_layers=2"], "reward_model.trunk: adapter.rank > 0 freezes the trunk"),
-        (["trunk.layers=1"], "reward_model.trunk: adapter.rank > 0 keeps the whole trunk"),
-        (["ensemble=2"], "reward_model: trunk.adapter.rank > 0 makes one reward model, so ensemble must be 1"),
+        (["trunk.trainable_layers=0"], "stages.reward_model.trunk: adapter.rank > 0 freezes the trunk"),
+        (["trunk.trainable_layers=2"], "stages.reward_model.trunk: adapter.rank > 0 freezes the trunk"),
+        (["trunk.layers=1"], "stages.reward_model.trunk: adapter.rank > 0 keeps the whole trunk"),
+        (["ensemble=2"], "stages.reward_model: trunk.adapter.rank > 0 makes one reward model, so ensemble must be 1"),
     ],
 )
 def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
     preset: Path, overrides: list[str], fault: str
 ) -> None:
-    adapted = "reward_model.trunk.adapter.rank=2"
-    changed = [f"reward_model.{override}" for override in overrides]
+    adapted = "stages.reward_model.trunk.adapter.rank=2"
+    changed = [f"stages.reward_model.{override}" for override in overrides]
     assert load_preset(preset, changed)  # without an adapter
     assert load_preset(preset, [adapted])
     with pytest.raises(ConfigError) as caught:
@@ -200,24 +230,22 @@ def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
     assert fault in caught.value.what
 
 
-def test_a_preset_describes_the_rl_runs_that_it_names_and_no_other(preset: Path) -> None:
-    text = preset.read_text()
-    start, end = text.index("[ppo]"), text.index("[evaluation]")
-    without = preset.with_name("without.toml")
-    without.write_text(text[:start] + text[end:])
-    with pytest.raises(ConfigError, match=r"runs names 'ppo', so the section \[ppo\] is needed"):
-        load_preset(without)
-    run = load_preset(without, ["runs=['grpo']"])
-    assert run.section("grpo", RlConfig) is run.grpo
-    with pytest.raises(ConfigError, match=r"no section \[ppo\]"):
-        run.section("ppo", RlConfig)
+def test_a_stage_is_given_by_its_name_and_kind_or_refused_with_those_there_are(preset: Path) -> None:
+    run = load_preset(preset)
+    assert run.stage("grpo", RlStage) is run.stages["grpo"]
+    with pytest.raises(ConfigError, match=r"no such stage 'sft'(?s:.*)name one of grpo, ppo"):
+        run.stage("sft", RlStage)
 
 
 def test_a_critic_that_is_an_adapter_of_the_reward_model_needs_one_that_is_an_adapter(preset: Path) -> None:
-    overrides = ["ppo.update.adapter.rank=2", "ppo.critic.placement=adapter", "ppo.critic.initialise_from=reward_model"]
-    with pytest.raises(ConfigError, match=r"ppo\.critic .* set reward_model\.trunk\.adapter\.rank > 0"):
+    overrides = [
+        "stages.ppo.update.adapter.rank=2",
+        "stages.ppo.critic.placement=adapter",
+        "stages.ppo.critic.initialise_from=reward_model",
+    ]
+    with pytest.raises(ConfigError, match=r"stages\.ppo\.critic .* set stages\.reward_model\.trunk\.adapter\.rank > 0"):
         load_preset(preset, overrides)
-    assert load_preset(preset, [*overrides, "reward_model.trunk.adapter.rank=4"])
+    assert load_preset(preset, [*overrides, "stages.reward_model.trunk.adapter.rank=4"])
 
 
 def test_every_kl_estimator_that_can_be_configured_exists() -> None:
@@ -251,32 +279,40 @@ def extended(folder: Path, text: str) -> Path:
 
 
 def test_a_preset_that_extends_another_changes_only_what_it_names(tmp_path: Path) -> None:
-    mine = load_preset(extended(tmp_path, 'extends = "base"\nname = "mine"\n[grpo.kl]\ncoefficient = 0.25\n'))
+    mine = load_preset(extended(tmp_path, 'extends = "base"\nname = "mine"\n[stages.grpo.kl]\ncoefficient = 0.25\n'))
     base = load_preset(tmp_path / "base.toml")
-    kl = dataclasses.replace(base.grpo.kl, coefficient=0.25)
-    assert mine == dataclasses.replace(base, name="mine", grpo=dataclasses.replace(base.grpo, kl=kl))
+    grpo = base.stages["grpo"]
+    kl = dataclasses.replace(grpo.settings.kl, coefficient=0.25)
+    changed = dataclasses.replace(grpo, settings=dataclasses.replace(grpo.settings, kl=kl))
+    assert mine == dataclasses.replace(base, name="mine", stages={**base.stages, "grpo": changed})
 
 
 def test_a_list_of_an_extending_preset_replaces_that_of_its_base(tmp_path: Path) -> None:
-    text = 'extends = "base"\n[grpo]\nrewards = [{ kind = "format", weight = 2.0 }]\n'
-    assert [term.kind for term in load_preset(extended(tmp_path, text)).grpo.rewards] == ["format"]
+    text = 'extends = "base"\n[stages.grpo]\nrewards = [{ kind = "format", weight = 2.0 }]\n'
+    assert [term.kind for term in load_preset(extended(tmp_path, text)).stages["grpo"].settings.rewards] == ["format"]
 
 
 def test_an_override_comes_after_what_a_preset_extends(tmp_path: Path) -> None:
-    path = extended(tmp_path, 'extends = "base"\n[grpo.kl]\ncoefficient = 0.25\n')
-    assert load_preset(path, ["grpo.kl.coefficient=0.5"]).grpo.kl.coefficient == 0.5
+    path = extended(tmp_path, 'extends = "base"\n[stages.grpo.kl]\ncoefficient = 0.25\n')
+    assert load_preset(path, ["stages.grpo.kl.coefficient=0.5"]).stages["grpo"].settings.kl.coefficient == 0.5
 
 
 def test_a_preset_may_leave_sections_of_its_base_out(tmp_path: Path) -> None:
-    mine = load_preset(extended(tmp_path, 'extends = "base"\nwithout = ["preferences", "reward_model"]\n'))
-    assert (mine.preferences, mine.reward_model) == (None, None)
+    mine = load_preset(
+        extended(tmp_path, 'extends = "base"\nwithout = ["data.preferences", "stages.ppo", "stages.reward_model"]\n')
+    )
+    assert (set(mine.data), set(mine.stages)) == ({"prompts", "demonstrations"}, {"sft", "grpo"})
+
+
+def test_an_override_leaves_out_what_a_preset_has(preset: Path) -> None:
+    assert set(load_preset(preset, ['without=["stages.ppo"]']).stages) == {"sft", "reward_model", "grpo"}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('extends = "base"\nwithout = ["reward_model"]\n', "together, or neither"),
-        ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which 'base' does not have"),
+        ('extends = "base"\nwithout = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
+        ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which is not there"),
         ('extends = "nothing"\n', "nothing.toml"),
         ('extends = "../base"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError
-from rlcore.strict import Above, AtLeast, Below, Between, apply_override, build, to_dict
+from rlcore.strict import INLINE, Above, AtLeast, Below, Between, OneOf, apply_override, build, to_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,3 +218,58 @@ def test_an_optional_value_may_be_left_out_and_keeps_its_bounds_and_choices() ->
         "style = 'c': must be one of 'a', 'b'",
     ]
     assert faults(limit="much") == ["limit = 'much': must be a number, not a text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """Settings that stand beside those of what has them."""
+
+    spokes: Annotated[int, AtLeast(3)] = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bike:
+    """One of two kinds of things."""
+
+    kind: str
+    wheel: Wheel = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boat:
+    """The other kind."""
+
+    kind: str
+    sails: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Things by their names."""
+
+    things: Mapping[str, Annotated[Any, OneOf("kind", {"bike": Bike, "boat": Boat})]]
+
+
+def test_a_table_is_built_as_the_kind_that_it_names_with_inlined_keys_beside_its_own() -> None:
+    document = {"things": {"mine": {"kind": "bike", "spokes": 4}, "yours": {"kind": "boat", "sails": 2}}}
+    fleet = build(Fleet, document)
+    assert fleet.things == {"mine": Bike(kind="bike", wheel=Wheel(spokes=4)), "yours": Boat(kind="boat", sails=2)}
+    assert to_dict(fleet) == document
+    assert build(Fleet, to_dict(fleet)) == fleet
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        ({"kind": "car"}, "things.x.kind = 'car': must be one of 'bike', 'boat'"),
+        ({"spokes": 4}, "things.x.kind: required, one of 'bike', 'boat'"),
+        ({"kind": "bike", "spokes": 2}, "things.x.spokes = 2: must be at least 3"),
+        ({"kind": "bike", "spoke": 4}, "things.x.spoke: unknown key; did you mean things.x.spokes?"),
+        ({"kind": "boat"}, "things.x.sails: required, but missing"),
+        (3, "things.x = 3: must be a section"),
+    ],
+)
+def test_a_fault_in_a_table_of_a_kind_is_named_with_its_path(table: Any, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Fleet, {"things": {"x": table}})
+    assert fault in caught.value.what

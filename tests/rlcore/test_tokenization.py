@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -180,3 +181,10 @@ def test_a_damaged_generation_configuration_is_a_clear_error(tmp_path: Path) -> 
     (write(tmp_path) / "generation_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="not valid JSON"):
         ChatTokenizer.load(tmp_path)
+
+
+def test_tokenizers_are_the_same_where_texts_become_the_same_ids_and_completions_end_alike(
+    tokenizer: ChatTokenizer,
+) -> None:
+    assert tokenizer.is_same_as(tokenizer)
+    assert not tokenizer.is_same_as(dataclasses.replace(tokenizer, eos_ids=(*tokenizer.eos_ids, 0)))

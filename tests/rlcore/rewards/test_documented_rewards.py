@@ -17,7 +17,7 @@ from rlcore.strict import build
 from rlcore.types import Rollout
 
 ROOT = Path(__file__).parents[3]
-RESOURCES = RewardResources(score_tokens={"": lambda items, *, calibrated: torch.zeros(1, len(items))})
+RESOURCES = RewardResources(score_tokens={"reward_model": lambda items, *, calibrated: torch.zeros(1, len(items))})
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -26,7 +26,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def terms(page: str) -> list[list[RewardTerm]]:
     documents = [tomllib.loads(block) for block in blocks(page, "toml")]
-    found = [document.get("grpo", document).get("rewards", []) for document in documents]
+    found = [document.get("stages", {}).get("grpo", document).get("rewards", []) for document in documents]
     return [[build(RewardTerm, term) for term in rewards] for rewards in found if rewards]
 
 

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from flows.presets import open_preset
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactStore
@@ -24,7 +25,7 @@ from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker
 
 CONFIG = cast(
-    RunConfig, SimpleNamespace(name="tiny", seed=0, grpo=SimpleNamespace(algorithm="dapo"), sft=SimpleNamespace())
+    RunConfig, SimpleNamespace(name="tiny", seed=0, stages=open_preset("tiny", ["stages.grpo.algorithm=dapo"]).stages)
 )
 GRPO = {"preset": "tiny", "stage": "grpo", "recipe": "dapo"}
 Page = dict[tuple[str, str], float]

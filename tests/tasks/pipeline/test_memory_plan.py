@@ -38,7 +38,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def preset(*overrides: str) -> RunConfig:
-    return open_preset("tiny", ["preferences.path=pairs.jsonl", *overrides])
+    return open_preset("tiny", ["data.preferences.path=pairs.jsonl", *overrides])
 
 
 def refused(*overrides: str, stages: tuple[str, ...] = ("sft", "reward_model", "grpo", "ppo")) -> str:
@@ -55,18 +55,18 @@ def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_w
     # 7.6 B x 16 bytes that learn, the reference and the engine's copy in bfloat16; 71 GiB of a micro-batch
     assert "grpo needs about 213 GiB" in message and "the card has 80 GiB" in message
     assert "weights 57 GiB, gradients 28 GiB, moments 57 GiB" in message
-    assert "grpo.update.adapter.rank = 16" in message and "adamw_8bit" in message
+    assert "stages.grpo.update.adapter.rank = 16" in message and "adamw_8bit" in message
     assert "sft needs" not in message  # not asked for
     assert "sft needs" in refused()
 
 
 def test_an_adapter_of_it_fits(card: None) -> None:
-    assert refused("grpo.update.adapter.rank=16", stages=("grpo",)) == ""
+    assert refused("stages.grpo.update.adapter.rank=16", stages=("grpo",)) == ""
 
 
 def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    given = ["grpo.update.adapter.rank=16", "engine.kind=vllm", "grpo.kl.coefficient=0.0"]
+    given = ["stages.grpo.update.adapter.rank=16", "engine.kind=vllm", "stages.grpo.kl.coefficient=0.0"]
     large = "engine.gpus.memory_fraction=0.85"
     message = refused(*given, large, stages=("grpo",))
     assert "engine 68 GiB" in message and "engine.gpus.memory_fraction" in message
@@ -83,14 +83,14 @@ def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch:
 
 
 def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: None) -> None:
-    config = preset("sft.tokens_per_microbatch=900000")
+    config = preset("stages.sft.tokens_per_microbatch=900000")
     (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["sft"]), 80 * GIB, is_cuda=True)
     assert "this may not fit; set hardware.recompute_layers = true or a smaller tokens_per_microbatch" in line
 
 
 def test_on_a_cpu_nothing_is_refused() -> None:
     (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), 8 * GIB, is_cuda=False)
-    assert "8.0 GiB are free: this may not fit; set sft.optim.kind = 'adamw_8bit'" in line
+    assert "8.0 GiB are free: this may not fit; set stages.sft.optim.kind = 'adamw_8bit'" in line
     (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), None, is_cuda=False)
     assert "free" not in line
 

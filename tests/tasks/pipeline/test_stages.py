@@ -318,8 +318,7 @@ def run(context):
 """
 
 
-def test_a_stages_own_section_gives_parameters_without_its_name_so_that_runs_can_be_compared() -> None:
-    stage = replace(MAKE, name="ppo")
-    section = {"ppo": {"learning_rate": 0.1}, "evaluation": {"verifier": "math"}}
-    assert parameters(stage, section) == {"learning_rate": 0.1, "evaluation": {"verifier": "math"}}
-    assert parameters(stage, {"grpo": {"learning_rate": 0.1}}) == {"grpo": {"learning_rate": 0.1}}
+def test_a_stages_own_settings_give_parameters_without_a_name_so_that_runs_can_be_compared() -> None:
+    section = {"stage": {"learning_rate": 0.1}, "evaluation": {"verifier": "math"}}
+    assert parameters(section) == {"learning_rate": 0.1, "evaluation": {"verifier": "math"}}
+    assert parameters({"model": {"path": "x"}}) == {"model": {"path": "x"}}

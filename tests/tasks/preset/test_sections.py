@@ -8,7 +8,7 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from tasks.preset.sections import sections_of
+from tasks.preset.sections import sections_of, stage_sections
 
 VLLM = "engine.kind=vllm"
 
@@ -25,7 +25,7 @@ def changed(*overrides: str, start: tuple[str, ...] = (), preset: str = "tiny") 
 def test_the_runs_engine_is_in_the_key_of_everything_that_is_sampled_and_of_nothing_else() -> None:
     evaluations = {f"evaluate_{name}" for name in ("base", "sft", "grpo", "ppo")}
     assert changed(VLLM) == {"grpo", "ppo", *evaluations}
-    sampled = ("preferences.adapter=policy",)
+    sampled = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
     assert changed(VLLM, start=sampled) == {"prepare_preferences", "grpo", "ppo", *evaluations}
     reasoning = changed(VLLM, preset="reasoning")
     assert {"rejection", "grpo_mixed"} <= reasoning
@@ -34,7 +34,7 @@ def test_the_runs_engine_is_in_the_key_of_everything_that_is_sampled_and_of_noth
 
 def test_an_engine_of_an_evaluations_own_changes_no_training() -> None:
     assert {name.partition("_")[0] for name in changed("evaluation.engine.kind=vllm")} == {"evaluate"}
-    assert changed("grpo.sampling.engine.kind=vllm") == {"grpo"}
+    assert changed("stages.grpo.sampling.engine.kind=vllm") == {"grpo"}
     assert changed(VLLM, start=("evaluation.engine.kind=native",)) == {"grpo", "ppo"}
 
 
@@ -64,20 +64,21 @@ def test_where_an_engine_runs_is_in_no_key(override: str) -> None:
 def test_a_key_holds_plain_values() -> None:
     config = open_preset("reasoning", (VLLM,))
     section = {stage.name: stage.sections(config).counted() for stage in stages(config)}["rejection"]
-    assert section["rejection"]["sampling"]["engine"]["kind"] == "vllm"
-    assert section["rejection"]["num_samples"] == config.rejection.num_samples  # type: ignore[union-attr]
+    assert section["stage"]["sampling"]["engine"]["kind"] == "vllm"
+    assert section["stage"]["num_samples"] == config.stages["rejection"].settings.num_samples
 
 
 def test_a_section_that_samples_comes_with_its_engine_and_an_evaluation_without() -> None:
-    config = open_preset("tiny", (VLLM, "ppo.sampling.engine.kind=native"))
-    found = sections_of(config, "grpo", "ppo", "evaluation", "confidence")
-    assert (found.grpo.sampling.engine.kind, found.ppo.sampling.engine.kind) == ("vllm", "native")
+    config = open_preset("tiny", (VLLM, "stages.ppo.sampling.engine.kind=native"))
+    grpo, ppo = (stage_sections(config, name).stage.settings.sampling.engine.kind for name in ("grpo", "ppo"))
+    assert (grpo, ppo) == ("vllm", "native")
+    found = sections_of(config, "evaluation", "confidence")
     assert (found.evaluation.engine, found.confidence) == (None, 0.95)
 
 
 def test_what_was_not_declared_is_no_attribute() -> None:
-    found = sections_of(open_preset("tiny"), "sft")
-    assert found.sft.num_steps == 480
+    found = stage_sections(open_preset("tiny"), "sft")
+    assert found.stage.settings.num_steps == 480
     with pytest.raises(AttributeError, match="'hardware', so its key does not count it"):
         _ = found.hardware
     assert copy.copy(found) == found

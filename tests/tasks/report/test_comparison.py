@@ -59,7 +59,7 @@ def test_rejection_sampling_stands_with_its_counts_its_pass_rate_and_what_went()
         "train": 5,
         "eval": 1,
     }
-    assert rejection_section(account).splitlines()[-1] == (
+    assert rejection_section("rejection", account).splitlines()[-1] == (
         "40 answers to 10 prompts, 12 verified, 6 kept (5 to train on, 1 held out); pass rate 0.300 [0.200, 0.400]. "
         "Not kept: 1 truncated, 27 below_threshold, 6 over_prompt_cap."
     )

@@ -39,7 +39,13 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = DatasetConfig(
-        adapter="code_tasks", path=str(path), num_train=3, num_eval=1, max_tokens=64, max_quarantined=0.5
+        contract="code_tasks",
+        adapter="code_tasks",
+        path=str(path),
+        num_train=3,
+        num_eval=1,
+        max_tokens=64,
+        max_quarantined=0.5,
     )
     folder = tmp_path / "snapshot"
     folder.mkdir()

@@ -34,7 +34,9 @@ TOKENS = TokenView(
 
 
 def config(**changes: Any) -> DatasetConfig:
-    return DatasetConfig(**{"adapter": "arithmetic", "num_train": 40, "num_eval": 8, "max_tokens": 96, **changes})
+    return DatasetConfig(
+        **{"contract": "prompts", "adapter": "arithmetic", "num_train": 40, "num_eval": 8, "max_tokens": 96, **changes}
+    )
 
 
 def prepare(

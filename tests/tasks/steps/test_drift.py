@@ -105,7 +105,14 @@ def prepared(folder: Path, rows: list[dict[str, Any]]) -> Path:
     source = folder.with_suffix(".jsonl")
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     folder.mkdir()
-    settings = DatasetConfig(adapter="alpaca_eval", path=str(source), num_train=1000, num_eval=200, max_tokens=2048)
+    settings = DatasetConfig(
+        contract="preference_pairs",
+        adapter="alpaca_eval",
+        path=str(source),
+        num_train=1000,
+        num_eval=200,
+        max_tokens=2048,
+    )
     prepare_dataset("preferences", settings, seed=0, tokens=WORDS, folder=folder)
     return folder
 

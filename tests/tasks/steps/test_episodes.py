@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.presets import open_preset
-from rlcore.config import EpisodeConfig, ModelConfig, ShapeConfig
+from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, RlStage, ShapeConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.models.loading import import_model
 from rlcore.sampling.base import SamplingParams
@@ -92,22 +92,24 @@ def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer:
 
 def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() -> None:
     agentic, tiny = open_preset("agentic"), open_preset("tiny")
-    assert episodes_of(agentic) == agentic.grpo.sampling.episodes
+    assert episodes_of(agentic) == agentic.stage("grpo", RlStage).settings.sampling.episodes
     assert evaluation_sections(agentic).episodes.tools == ("calculator",)
     assert evaluation_sections(tiny).episodes.tools == ()
-    assert episodes_of(dataclasses.replace(agentic, runs=())) == EpisodeConfig()
-    with pytest.raises(ConfigError, match=r"ppo\.sampling\.episodes differs"):
-        episodes_of(dataclasses.replace(agentic, ppo=tiny.ppo, runs=("grpo", "ppo")))
+    assert episodes_of(open_preset("agentic", ['without=["stages.grpo"]'])) == EpisodeConfig()
+    plain = dataclasses.replace(tiny.stages["ppo"], start="sft")
+    plain = dataclasses.replace(plain, settings=dataclasses.replace(plain.settings, rewards=(RewardTerm(kind="math"),)))
+    with pytest.raises(ConfigError, match=r"stages\.ppo\.sampling\.episodes differs"):
+        episodes_of(dataclasses.replace(agentic, stages={**agentic.stages, "ppo": plain}))
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("grpo.sampling.episodes.tools=['calculater']", "must be one of 'calculator'"),
-        ("grpo.sampling.episodes.tools=['calculator', 'calculator']", "a tool is named twice"),
-        ("grpo.sampling.episodes.tools=['search']", "the search tool and its corpus go together"),
-        ("grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
-        ("grpo.sampling.episodes.max_output_tokens=15", "must be at least 16"),
+        ("stages.grpo.sampling.episodes.tools=['calculater']", "must be one of 'calculator'"),
+        ("stages.grpo.sampling.episodes.tools=['calculator', 'calculator']", "a tool is named twice"),
+        ("stages.grpo.sampling.episodes.tools=['search']", "the search tool and its corpus go together"),
+        ("stages.grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
+        ("stages.grpo.sampling.episodes.max_output_tokens=15", "must be at least 16"),
     ],
 )
 def test_episodes_that_cannot_be_are_refused_with_their_path(override: str, message: str) -> None:

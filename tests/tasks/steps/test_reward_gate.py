@@ -98,6 +98,6 @@ def test_the_page_shows_the_pairs_on_which_the_two_disagree_the_furthest_apart_f
 
 def test_without_a_snapshot_of_the_past_every_held_out_pair_counts(tmp_path: Path) -> None:
     rows = [row("a"), row("b")]
-    assert _unseen(rows, tmp_path / "gone") == rows
+    assert _unseen(rows, [tmp_path / "gone"]) == rows
     with pytest.raises(DataError, match="every held-out pair"):
-        _unseen([], tmp_path / "gone")
+        _unseen([], [tmp_path / "gone"])

@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from flows.presets import open_preset
-from rlcore.config import EngineConfig, GpuConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
+from rlcore.config import (
+    EngineConfig,
+    GpuConfig,
+    ModelConfig,
+    RejectionConfig,
+    RejectionStage,
+    SamplingConfig,
+    ShapeConfig,
+)
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.models.loading import import_model
 from rlcore.sampling.base import Sampler
@@ -164,9 +172,8 @@ def test_the_longest_text_is_the_longest_prompt_with_a_whole_completion() -> Non
 
 def test_a_section_samples_with_its_own_engine_or_the_runs() -> None:
     config = open_preset("reasoning", ("engine.kind=vllm", "evaluation.engine.kind=vllm_inprocess"))
-    assert config.rejection is not None
     assert config.engine_of(config.evaluation).kind == "vllm_inprocess"
-    assert config.engine_of(config.rejection.sampling).kind == "vllm"
+    assert config.engine_of(config.stage("rejection", RejectionStage).settings.sampling).kind == "vllm"
     assert open_preset("tiny").engine.kind == "native"
 
 
@@ -176,7 +183,7 @@ def test_rejection_sampling_has_no_updates_to_run_ahead_of() -> None:
 
 
 def test_an_engine_that_takes_turns_with_the_update_cannot_sample_while_it_runs() -> None:
-    overrides = ("engine.kind=vllm_inprocess", "grpo.sampling.staleness=1")
+    overrides = ("engine.kind=vllm_inprocess", "stages.grpo.sampling.staleness=1")
     with pytest.raises(ConfigError, match="vllm_inprocess and the update take turns"):
         open_preset("tiny", overrides)
-    open_preset("tiny", (*overrides, "grpo.sampling.engine.kind=native"))
+    open_preset("tiny", (*overrides, "stages.grpo.sampling.engine.kind=native"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.loop.draw import cycle_of, mixed_by_shares, window, window_by_shares
+from rlcore.loop.run import cycle_of, mixed_by_shares, window, window_by_shares
 from rlcore.types import Prompt
 
 

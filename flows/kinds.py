@@ -1,0 +1,114 @@
+"""The table of kinds of stages: how a stage of each kind is run, from what it reads to what is made of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from rlcore.config import BASE, RejectionStage, RewardModelStage, RlStage, RunConfig, SftStage
+from rlcore.config.graph import evaluated_data, prompt_data, start_of
+from rlcore.config.stages import reward_models_of
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import Sections, stage_sections
+from tasks.report.rejection_page import rejection_page
+from tasks.report.reward_page import reward_page
+from tasks.report.training_pages import rl_page, sft_page
+from tasks.steps.base import prepared
+from tasks.steps.online_rl import run_online_rl
+from tasks.steps.recipe import unused_by_rejection, unused_by_rl
+from tasks.steps.rejection import run_rejection
+from tasks.steps.reward_model import run_reward_model
+from tasks.steps.rl_parts import needed_reward_models, outside
+from tasks.steps.sft import run_sft
+
+IMPORT = "import_sft"
+
+
+def stage_of_checkpoint(name: str) -> str:
+    """The stage that makes the checkpoint ``name``."""
+    return IMPORT if name == BASE else name
+
+
+def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
+    """The stages that make the rows of these names: of data sets, or of stages themselves."""
+    return tuple(name if name in config.stages else prepared(name) for name in names)
+
+
+def sft_stage(name: str, config: RunConfig) -> Stage:
+    """A checkpoint trained on demonstrations."""
+    own = config.stage(name, SftStage)
+    start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        model=name,
+        draw=sft_page,
+        run=partial(run_sft, start=start, data=data),
+        inputs=(start, *data),
+        sections=partial(_sections, name, ("hardware",), ()),
+    )
+
+
+def reward_model_stage(name: str, config: RunConfig) -> Stage:
+    """A reward model trained on preference pairs."""
+    own = config.stage(name, RewardModelStage)
+    start = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="reward_model",
+        model=name,
+        draw=reward_page,
+        run=partial(run_reward_model, start=start),
+        inputs=(start, *stages_of_data(config, own.data)),
+        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
+    )
+
+
+def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
+    """A policy trained by online RL; ``start`` names another stage to start from than the preset does."""
+    own = config.stage(name, RlStage)
+    start = start or stage_of_checkpoint(start_of(name, own))
+    evaluated = evaluated_data(config)
+    data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
+    return Stage(
+        name=name,
+        version=1,
+        kind="policy",
+        model=name,
+        draw=rl_page,
+        run=partial(run_online_rl, stage=name, start=start, evaluated=evaluated),
+        inputs=(start, *data, *needed_reward_models(own.settings)),
+        sections=partial(_sections, name, ("evaluation", "hardware", "health"), ()),
+        external=outside,
+        unused=unused_by_rl,
+    )
+
+
+def rejection_stage(name: str, config: RunConfig) -> Stage:
+    """Demonstrations that a policy has written and its rewards have kept."""
+    own = config.stage(name, RejectionStage)
+    policy, held_out = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, prompt_data(config))
+    data = dict.fromkeys((*stages_of_data(config, own.data), *held_out))
+    return Stage(
+        name=name,
+        version=1,
+        kind="dataset",
+        draw=rejection_page,
+        run=partial(run_rejection, policy=policy, held_out=held_out),
+        inputs=(policy, *data, *reward_models_of(own)),
+        sections=partial(_sections, name, ("hardware",), own.data),
+        external=outside,
+        unused=unused_by_rejection,
+    )
+
+
+KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
+    {"sft": sft_stage, "reward_model": reward_model_stage, "rl": rl_stage, "rejection": rejection_stage}
+)
+
+
+def _sections(name: str, others: tuple[str, ...], data: tuple[str, ...], config: RunConfig) -> Sections:
+    return stage_sections(config, name, *others, data=data)

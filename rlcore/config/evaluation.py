@@ -1,0 +1,46 @@
+"""Settings of held-out evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.engine import EngineConfig
+from rlcore.config.rl import RewardTerm
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierConfig:
+    """What decides right or wrong, whatever a reward mixes in. ``data``: on which data sets; none named: on all."""
+
+    kind: Literal["math", "procedural", "code"] = "math"
+    data: tuple[str, ...] = ()
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def term(self) -> RewardTerm:
+        """The verifier as the one term of a reward."""
+        return RewardTerm(kind=self.kind, data=self.data, options=self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Held-out evaluation: greedy, and ``num_samples`` sampled completions for pass@k.
+
+    ``data``: the data sets whose held-out problems are asked; none named: all that have prompts. Numbers of problems
+    are for each of them.
+    """
+
+    num_problems: PositiveInt
+    max_new_tokens: PositiveInt
+    data: tuple[str, ...] = ()
+    verifiers: tuple[VerifierConfig, ...] = (VerifierConfig(),)
+    num_samples: NonNegativeInt = 0  # 0: greedy only
+    num_sampled_problems: PositiveInt = 64
+    temperature: PositiveFloat = 1.0
+    num_monitor_problems: PositiveInt = 64  # of the periodic evaluation inside an RL run
+    confidence: Fraction = 0.95
+    max_concurrent: PositiveInt = 256
+    engine: EngineConfig | None = None  # left out: the run's

@@ -1,0 +1,164 @@
+"""Every shape of graph as a whole run on a micro model: what is made, what it starts from, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.presets import open_preset
+from flows.stages import stages
+from rlcore.config.graph import contrasts, opponents, rl_stages
+from rlcore.errors import SandboxError
+from rlcore.metrics import check_names
+from rlcore.sandbox.pool import SandboxPool
+from tasks.home.storage import read_table
+from tests.flows.conftest import ROOT, environment
+from tests.flows.warm import run_warm
+
+MICRO = (
+    "hardware.num_threads=1",
+    "model.source=scratch",
+    "model.shape.hidden_size=32",
+    "model.shape.num_layers=1",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=32",
+    "evaluation.num_problems=6",
+    "evaluation.num_samples=0",
+    "evaluation.num_monitor_problems=4",
+    "health.action=warn",
+)
+SIZES = {
+    "data": {"num_train": 24, "num_eval": 8},
+    "sft": {"num_steps": 2, "batch_size": 4},
+    "rl": {"num_iterations": 2, "prompts_per_iteration": 4, "group_size": 2, "eval_every": 2},
+}
+
+
+def overrides_of(preset: str) -> list[str]:
+    """The preset, as small as it can be: every data set, and every stage by its kind."""
+    config = open_preset(preset)
+    sized = [(f"data.{name}", SIZES["data"]) for name in config.data]
+    sized += [(f"stages.{name}", SIZES[stage.kind]) for name, stage in config.stages.items()]
+    return [*MICRO, *(f"{path}.{key}={value}" for path, sizes in sized for key, value in sizes.items())]
+
+
+def ran(home: Path, preset: str, *overrides: str) -> Path:
+    settings = [part for override in (*overrides_of(preset), *overrides) for part in ("--set", override)]
+    done = run_warm(["run", "--preset", preset, *settings], environment(home), ROOT)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+def record(home: Path, stage: str) -> dict[str, Any]:
+    (path,) = (home / "cache" / stage).glob("*.json")
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def folder(home: Path, stage: str) -> Path:
+    return home / str(record(home, stage)["ref"]["uri"])
+
+
+def comparison(home: Path) -> str:
+    (path,) = home.glob("pages/*/compare/*/comparison.md")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("preset", ["r1_zero", "rl_instruct"])
+def test_rl_from_the_base_needs_neither_demonstrations_nor_sft(preset: str) -> None:
+    config = open_preset(preset)
+    by_name = {stage.name: stage for stage in stages(config)}
+    assert set(by_name) == {"import_sft", "prepare_prompts", "grpo", "evaluate_base", "evaluate_grpo", "compare"}
+    assert by_name["grpo"].inputs == ("import_sft", "prepare_prompts")
+
+
+def test_r1_zero_runs_from_the_base_to_the_comparison(tmp_path: Path) -> None:
+    home = ran(tmp_path, "r1_zero")
+    assert record(home, "grpo")["ingredients"]["inputs"].keys() == {"import_sft", "prepare_prompts"}
+    assert "| grpo - base |" in comparison(home)
+
+
+def test_a_stage_starts_from_a_registered_model_which_is_evaluated_beside_what_comes_of_it(tmp_path: Path) -> None:
+    home = ran(ran(tmp_path, "r1_zero"), "r1_zero", "stages.grpo.start=models:/r1_zero-grpo/1", "name=again")
+    records = [json.loads(path.read_text()) for path in (home / "cache" / "grpo").glob("*.json")]
+    (again,) = [each for each in records if "start_grpo" in each["ingredients"]["inputs"]]
+    assert again["ingredients"]["inputs"]["start_grpo"] == record(home, "start_grpo")["ref"]["sha256"]
+    weights = [(home / path / "model" / "model.safetensors").read_bytes() for path in starts(home, records)]
+    assert weights[0] == weights[1]
+    (page,) = home.glob("pages/again/compare/*/comparison.md")
+    assert "| grpo - start_grpo |" in page.read_text()
+
+
+def starts(home: Path, records: list[dict[str, Any]]) -> list[str]:
+    """The artifacts of the first policy, and of its import from the registry."""
+    (first,) = [each for each in records if "start_grpo" not in each["ingredients"]["inputs"]]
+    return [str(first["ref"]["uri"]), str(record(home, "start_grpo")["ref"]["uri"])]
+
+
+def test_two_rl_stages_follow_each_other_and_each_is_held_against_its_start(tmp_path: Path) -> None:
+    home = ran(tmp_path, "two_rl")
+    inputs = record(home, "dapo")["ingredients"]["inputs"]
+    assert inputs["grpo"] == record(home, "grpo")["ref"]["sha256"]
+    assert contrasts(open_preset("two_rl")) == (("sft", "base"), ("grpo", "sft"), ("dapo", "grpo"))
+    assert "| dapo - grpo |" in comparison(home)
+
+
+def test_three_algorithms_from_one_start_are_compared_with_each_other_under_their_own_names(tmp_path: Path) -> None:
+    home = ran(tmp_path, "three_way")
+    page = comparison(home)
+    for contrast in ("grpo - sft", "ppo - sft", "dapo - sft", "ppo - grpo", "dapo - grpo", "dapo - ppo"):
+        assert f"| {contrast} |" in page
+    assert opponents(open_preset("three_way")) == (("grpo", "ppo", "dapo"),)
+    assert "## grpo against ppo against dapo at equal samples" in page
+    assert [stage.settings.algorithm for stage in rl_stages(open_preset("three_way")).values()] == [
+        "grpo",
+        "ppo",
+        "dapo",
+    ]
+
+
+@pytest.fixture(scope="module")
+def mixed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with SandboxPool() as sandbox:
+        try:
+            sandbox.run("")
+        except SandboxError as error:
+            pytest.skip(str(error))
+    return ran(tmp_path_factory.mktemp("mixed"), "mixed")
+
+
+def test_prompts_of_two_data_sets_are_drawn_by_shares_with_ids_of_their_own(mixed_home: Path) -> None:
+    tables = [read_table(path) for path in sorted((folder(mixed_home, "grpo") / "rollouts").glob("*.parquet"))]
+    drawn = [row.prompt_id.partition("/")[0] for table in tables for row in table.itertuples()]
+    assert {name: drawn.count(name) for name in set(drawn)} == {"sums": 12, "programs": 4}  # 6 and 2 of 8, twice each
+
+
+def test_each_reward_is_on_its_data_alone_and_has_not_failed_on_the_other(mixed_home: Path) -> None:
+    tables = [read_table(path) for path in sorted((folder(mixed_home, "grpo") / "rollouts").glob("*.parquet"))]
+    for row in (row for table in tables for row in table.itertuples()):
+        expected = {"math", "format"} if row.prompt_id.startswith("sums/") else {"code"}
+        assert set(json.loads(row.parts)) == expected
+    history = json.loads((folder(mixed_home, "grpo") / "history.json").read_text())
+    assert [row["reward/part_unscored/math"] for row in history] == [0.0, 0.0]
+    assert [row["reward/errors"] for row in history] == [0.0, 0.0]
+
+
+def test_curves_and_evaluations_tell_the_data_sets_apart(mixed_home: Path) -> None:
+    history = json.loads((folder(mixed_home, "grpo") / "history.json").read_text())
+    assert all({"reward/data/sums", "reward/data/programs"} <= set(row) for row in history)
+    assert {"eval/data/sums", "eval/data/programs"} <= set(history[-1])
+    summary = json.loads((folder(mixed_home, "evaluate_grpo") / "summary.json").read_text())
+    assert summary["eval/problems"] == 12.0
+    assert {"eval/data/sums", "eval/data/programs"} <= set(summary)
+    check_names(summary)
+    (report,) = mixed_home.glob("reports/*/report.html")
+    assert "By data set" in report.read_text()
+
+
+def test_sft_copies_both_data_sets_of_demonstrations(mixed_home: Path) -> None:
+    inputs = record(mixed_home, "sft")["ingredients"]["inputs"]
+    assert inputs.keys() == {"import_sft", "prepare_worked_sums", "prepare_written_programs"}

@@ -1,0 +1,42 @@
+"""What one data set evaluates on is trained on by no other, whichever was prepared first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from rlcore.errors import DataError
+from tasks.home.storage import write_table
+from tasks.steps.prepare import _refuse_leaks, held_out_hashes
+
+
+def snapshot(folder: Path, *, train: list[str], held_out: list[str]) -> Path:
+    for split, questions in (("train", train), ("eval", held_out)):
+        rows = [
+            {
+                "prompt_id": f"{split}-{place}",
+                "messages": [{"role": "user", "content": question}],
+                "reference": "1",
+                "task": "sums",
+                "split": split,
+            }
+            for place, question in enumerate(questions)
+        ]
+        write_table(pd.DataFrame(rows), folder / f"{split}.parquet")
+    return folder
+
+
+def test_evaluation_prompts_that_an_earlier_data_set_trains_on_are_refused_by_name(tmp_path: Path) -> None:
+    first = snapshot(tmp_path / "first", train=["1+1", "1+2"], held_out=["1+3"])
+    clean = snapshot(tmp_path / "clean", train=["2+1"], held_out=["2+2"])
+    leaking = snapshot(tmp_path / "leaking", train=["2+1"], held_out=["1+2", "2+2"])
+    context: Any = SimpleNamespace(folder=clean, inputs={"prepare_first": first})
+    _refuse_leaks(context, "second", ("prepare_first",))
+    assert len(held_out_hashes(context, ("prepare_first",))) == 1
+    context.folder = leaking
+    with pytest.raises(DataError, match=r"1 evaluation prompts .* \(prepare_first\)(?s:.*)data\.second"):
+        _refuse_leaks(context, "second", ("prepare_first",))
