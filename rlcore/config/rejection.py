@@ -8,7 +8,6 @@ from typing import Literal
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveInt
 from rlcore.config.rl import RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.types import CORRECT_FROM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,7 @@ class RejectionConfig:
     rewards: tuple[RewardTerm, ...]
     sampling: SamplingConfig
     choose: Literal["verified", "best"] = "verified"
-    threshold: float = CORRECT_FROM
+    threshold: float = 0.99  # what is correct; rlcore.types, which says so, brings torch
     prefer: Literal["first", "shortest"] = "first"
     keep_per_prompt: PositiveInt = 1
     keep_per_task: NonNegativeInt = 0  # 0: no limit; otherwise tasks that are easy cannot crowd out the others

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlcore.config import RejectionConfig, SamplingConfig
 from rlcore.rejection import REASONS, Candidate, account, is_verified, normalised, select, similarity
+from rlcore.types import CORRECT_FROM
 
 
 def config(**settings: Any) -> RejectionConfig:
@@ -49,6 +50,10 @@ def kept(candidates: list[Candidate], **settings: Any) -> list[tuple[str, int]]:
 def dropped(candidates: list[Candidate], **settings: Any) -> dict[str, int]:
     found = select(candidates, config(**settings), seed=0).dropped
     return {reason: count for reason, count in found.items() if count}
+
+
+def test_verified_is_correct_unless_a_preset_says_otherwise() -> None:
+    assert config().threshold == CORRECT_FROM
 
 
 def test_the_first_verified_answer_to_each_prompt_is_kept() -> None:

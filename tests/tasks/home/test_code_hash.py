@@ -130,9 +130,11 @@ def test_the_digests_of_our_own_code_name_modules_that_exist() -> None:
     assert not set(found) & set(NEUTRAL)
 
 
-def test_every_neutral_folder_exists_so_that_a_rename_is_noticed() -> None:
+def test_every_neutral_folder_or_module_exists_so_that_a_rename_is_noticed() -> None:
     root = Path(__file__).resolve().parents[3]
-    assert [name for name in NEUTRAL if not (root / name.replace(".", "/") / "__init__.py").is_file()] == []
+    paths = {name: root / name.replace(".", "/") for name in NEUTRAL}
+    files = {name: (path / "__init__.py", path.with_suffix(".py")) for name, path in paths.items()}
+    assert [name for name, either in files.items() if not any(map(Path.is_file, either))] == []
 
 
 def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
