@@ -26,6 +26,7 @@ SETTINGS = (
     *OVERRIDES,
     "hardware.dtype=float32",
     "data.preferences.adapter=policy",
+    "data.preferences.policy=sft",
     "stages.rejection.num_prompts=64",
 )
 
