@@ -2,9 +2,9 @@
 
     python -m benchmarks.learning [--preset tiny] [--seeds 0 1 2]
 
-Prints a Markdown table for docs/benchmarks.md, with the 95 % interval of each figure and the gain over SFT of each RL
-run. The stages run inline and are cached in the home like those of any other run, so an interrupted measurement goes on
-where it was.
+Prints a Markdown table for docs/benchmarks/learning.md, with the 95 % interval of each figure and the gain over SFT of
+each RL run. The stages run inline and are cached in the home like those of any other run, so an interrupted measurement
+goes on where it was.
 """
 
 from __future__ import annotations

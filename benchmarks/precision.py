@@ -2,9 +2,9 @@
 
     python -m benchmarks.precision [--preset tiny] [--precisions float32 bfloat16 float16] [--seeds 0 1 2] [--arms ...]
 
-Prints a Markdown table for docs/benchmarks.md: held-out greedy accuracy after SFT, GRPO and PPO, with the critic on a
-trunk of its own, on the policy's, and with policy and critic as adapters, and the reward model's held-out accuracy. The
-stages are cached, so that an interrupted measurement goes on where it was.
+Prints a Markdown table for docs/benchmarks/precision.md: held-out greedy accuracy after SFT, GRPO and PPO, with the
+critic on a trunk of its own, on the policy's, and with policy and critic as adapters, and the reward model's held-out
+accuracy. The stages are cached, so that an interrupted measurement goes on where it was.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.recipes [--recipes rlhf_ppo rlvr_grpo ...]
 
-Prints a Markdown table for docs/benchmarks.md. The stages run inline and share the cache: SFT and the reward model are
-made once where recipes agree on them, so the seconds are those of what a recipe adds to the ones before it.
+Prints a Markdown table for docs/benchmarks/recipes.md. The stages run inline and share the cache: SFT and the reward
+model are made once where recipes agree on them, so the seconds are those of what a recipe adds to the ones before it.
 """
 
 from __future__ import annotations

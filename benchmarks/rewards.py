@@ -2,9 +2,10 @@
 
     python -m benchmarks.rewards [--num 5000] [--evil 0.02] [--workers 2]
 
-Prints a Markdown table for docs/benchmarks.md. An answer is a completion of a line or two; ``plain`` ones are numbers
-in the ways people write them, ``mixed`` adds one answer in ten that needs symbolic mathematics. Hostile answers are all
-different, so that none is graded once for many; they are refused on sight or have to be killed at the deadline.
+Prints a Markdown table for docs/benchmarks/rewards-and-sandbox.md. An answer is a completion of a line or two;
+``plain`` ones are numbers in the ways people write them, ``mixed`` adds one answer in ten that needs symbolic
+mathematics. Hostile answers are all different, so that none is graded once for many; they are refused on sight or have
+to be killed at the deadline.
 """
 
 from __future__ import annotations
