@@ -18,7 +18,7 @@ ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,15 @@ test-machines: setup  ## the fast tests as on other processors, half-precision u
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
 	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
+
+# Nothing is fetched while it builds, and the pages fetch nothing: fonts are the reader's, search is in the page.
+docs: .venv/.docs  ## the pages of docs/ as a site, site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+.venv/.docs: .venv/.installed
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 services: .venv/.services  ## PostgreSQL, Prefect, MLflow and a worker on this machine, with every deployment
 	@infra/install_postgres.sh
@@ -211,7 +220,7 @@ bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native samp
 bench-sync: setup engine  ## seconds that new weights take to reach a vLLM server, by each way (a quarter of an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.weight_sync --python "$(abspath $(ENGINE))/bin/python"
 
-engine:  ## create .venv-engine with vLLM, the rollout engine of sampling.engine.kind = "vllm" (CUDA where there is a GPU)
+engine:  ## create .venv-engine with vLLM, the rollout engine of engine.kind = "vllm" (CUDA where there is a GPU)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@infra/install_engine.sh "$(ENGINE)" "$(PYTHON)"
 

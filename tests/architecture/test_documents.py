@@ -1,0 +1,116 @@
+"""The documents hold together: every page is in the navigation, every link and anchor resolves, prose has a width.
+
+The site is built by ``make docs``; what would stop its build is found here without it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.architecture.source_files import ROOT
+
+DOCS = ROOT / "docs"
+FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "infra", "tests", "benchmarks", "docs")
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "README.md")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(ROOT / folder / "README.md" for folder in FOLDERS), *PAGES]
+WIDTH = 120
+WRAPPED_LATER = {"docs/recipes.md", "docs/metrics.md", "CHANGELOG.md"}  # the second is generated
+LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@cache
+def prose(path: Path) -> tuple[tuple[int, str], ...]:
+    """The lines of a document with their numbers, without what stands in a block of code."""
+    found, inside = [], False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif not inside:
+            found.append((number, line))
+    return tuple(found)
+
+
+def links(path: Path) -> Iterator[str]:
+    """The targets inside the project that a document links to."""
+    text = re.sub(r"`[^`\n]*`", "", "\n".join(line for _, line in prose(path)))
+    yield from (each for each in LINK.findall(text) if not each.startswith(("http://", "https://", "mailto:")))
+
+
+@cache
+def anchors(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """The anchors of a document's headings, as a repository's viewer makes them and as the site does."""
+    titles = [line.lstrip("#").strip() for _, line in prose(path) if re.match(r"#{1,6} ", line)]
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "") for title in titles]
+    viewer = frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain)
+    ascii_only = [unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode() for title in plain]
+    site = frozenset(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in ascii_only)
+    return viewer, site
+
+
+def pages_of(entry: Any) -> Iterator[str]:
+    """The pages that an entry of the navigation names."""
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for inner in entry.values() if isinstance(entry, dict) else entry:
+            yield from pages_of(inner)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(pages_of(settings["nav"])) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
+
+
+def test_the_site_fetches_nothing_from_the_internet() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert settings["theme"]["font"] is False
+    assert settings["plugins"] == ["search"]
+    assert not {"extra_css", "extra_javascript"} & set(settings)
+
+
+@each_document
+def test_every_link_resolves_with_its_anchor(path: Path) -> None:
+    for target in links(path):
+        file, _, anchor = target.partition("#")
+        other = (path.parent / file).resolve() if file else path
+        assert other.exists(), f"{target}: there is no such file"
+        if anchor:
+            assert all(anchor in known for known in anchors(other)), f"{target}: there is no such heading"
+
+
+@each_page
+def test_a_page_of_the_site_links_to_nothing_outside_of_it(path: Path) -> None:
+    targets = [target.partition("#")[0] for target in links(path)]
+    outside = [target for target in targets if not (path.parent / target).resolve().is_relative_to(DOCS)]
+    assert outside == [], "name the file as code, without a link"
+
+
+@each_document
+def test_prose_keeps_to_its_width(path: Path) -> None:
+    if str(path.relative_to(ROOT)) in WRAPPED_LATER:
+        return
+    wide = [number for number, line in prose(path) if len(line) > WIDTH and not line.lstrip().startswith(("|", "!["))]
+    assert wide == []
+
+
+@each_page
+def test_a_list_or_a_table_has_a_blank_line_before_it(path: Path) -> None:
+    """The site's Markdown takes it for prose otherwise."""
+    begins = re.compile(r"\||[-*] |\d+\. | ")  # a line with a blank in front goes on with an entry
+    joined = [
+        number
+        for (before, above), (number, line) in pairwise(prose(path))
+        if begins.match(line) and before == number - 1 and above and not begins.match(above)
+    ]
+    assert joined == []
