@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 def test_the_site_fetches_nothing_from_the_internet() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert settings["theme"]["font"] is False
-    assert settings["plugins"] == ["search"]
+    assert settings["plugins"] == ["search", "offline"]
     assert not {"extra_css", "extra_javascript"} & set(settings)
 
 
@@ -108,9 +107,10 @@ def test_prose_keeps_to_its_width(path: Path) -> None:
 def test_a_list_or_a_table_has_a_blank_line_before_it(path: Path) -> None:
     """The site's Markdown takes it for prose otherwise."""
     begins = re.compile(r"\||[-*] |\d+\. | ")  # a line with a blank in front goes on with an entry
+    lines = path.read_text(encoding="utf-8").splitlines()
     joined = [
         number
-        for (before, above), (number, line) in pairwise(prose(path))
-        if begins.match(line) and before == number - 1 and above and not begins.match(above)
+        for number, line in prose(path)
+        if begins.match(line) and number > 1 and lines[number - 2] and not begins.match(lines[number - 2])
     ]
     assert joined == []
