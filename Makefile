@@ -88,6 +88,7 @@ coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 
 # Nothing is fetched while it builds, and the pages fetch nothing: fonts are the reader's, search is in the page.
 docs: .venv/.docs  ## the pages of docs/ as a site, site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@! grep --recursive --include='*.html' --files-with-matches --extended-regexp '(src|rel="stylesheet" href)="https?:' site || { echo "these pages load something from the internet" >&2; exit 1; }
 	@echo "site/index.html"
 
 .venv/.docs: .venv/.installed
