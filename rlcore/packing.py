@@ -16,8 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +60,15 @@ class PackedBatch:
     batch.
     """
 
-    token_ids: torch.Tensor
-    position_ids: torch.Tensor
-    segment: torch.Tensor
-    predictors: torch.Tensor
-    targets: torch.Tensor
-    sequence_index: torch.Tensor
-    token_index: torch.Tensor
-    last_positions: torch.Tensor
-    sequences: torch.Tensor
+    token_ids: Int[Tensor, "batch time"]
+    position_ids: Int[Tensor, "batch time"]
+    segment: Int[Tensor, "batch time"]
+    predictors: Int[Tensor, "tokens"]
+    targets: Int[Tensor, "tokens"]
+    sequence_index: Int[Tensor, "tokens"]
+    token_index: Int[Tensor, "tokens"]
+    last_positions: Int[Tensor, "sequences"]
+    sequences: Int[Tensor, "sequences"]
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +81,7 @@ class PackedBatch:
         return len(self.last_positions) > len(self.segment)
 
     @property
-    def attention_mask(self) -> torch.Tensor:
+    def attention_mask(self) -> Bool[Tensor, "batch 1 time time"]:
         """Bool [B, 1, T, T], True where attention is allowed: made for whoever wants it dense."""
         return tree_mask(self.segment)
 
@@ -194,7 +199,7 @@ def _lay_out(trees: Sequence[_Tree], pad_id: int, widths: Widths) -> PackedBatch
     )
 
 
-def tree_mask(segment: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
+def tree_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> Bool[Tensor, "batch 1 time time"]:
     """Attention mask of rows of segments, int [B, T] (0 prompt, k the k-th completion, -1 padding): bool [B, 1, T, T].
 
     A padding position sees itself alone: a row of the mask without any True would make its softmax NaN. ``window``: how
@@ -210,7 +215,7 @@ def tree_mask(segment: torch.Tensor, *, window: int | None = None) -> torch.Tens
     return (visible | itself)[:, None]
 
 
-def places(segment: torch.Tensor) -> torch.Tensor:
+def places(segment: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     """The place of each token in its own sequence, int64 [B, T], for rows of segments as in :func:`tree_mask`."""
     columns = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
     begins = torch.ones_like(segment, dtype=torch.bool)

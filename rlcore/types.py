@@ -21,9 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 FinishReason = Literal["stop", "length"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -156,10 +159,10 @@ class TrainingSample:
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    loss_mask: torch.Tensor
-    sampler_logprobs: torch.Tensor
-    old_logprobs: torch.Tensor
-    ref_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    values: torch.Tensor
-    returns: torch.Tensor
+    loss_mask: Bool[Tensor, "time"]
+    sampler_logprobs: Float[Tensor, "time"]
+    old_logprobs: Float[Tensor, "time"]
+    ref_logprobs: Float[Tensor, "time"]
+    advantages: Float[Tensor, "time"]
+    values: Float[Tensor, "time"]
+    returns: Float[Tensor, "time"]

@@ -12,7 +12,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tasks.home.settings import Home, configure_environment
+from tests import shapes
+
+shapes.install()  # before anything imports rlcore
+
+from tasks.home.settings import Home, configure_environment  # noqa: E402 — imports rlcore
 
 # Set before any test module imports Prefect or MLflow; nothing may reach the state of the person who runs the tests.
 _SESSION_HOME = Home(Path(tempfile.mkdtemp(prefix="rlcore-tests-")))
@@ -58,6 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     for line in _FOREIGN_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_runtest_setup() -> None:
+    shapes.begin_test()
 
 
 def pytest_unconfigure() -> None:

@@ -10,8 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Float64, Int
 
 EQUAL_REWARDS = 1e-8  # rewards of a group that differ by no more than this carry no signal
 STD_EPSILON = 1e-6
@@ -28,19 +33,21 @@ class Episodes:
     ``next_values``: float32 [S], the value beyond the end; 0 where the episode ended by itself.
     """
 
-    rewards: torch.Tensor
-    group: torch.Tensor
-    token_rewards: torch.Tensor
-    values: torch.Tensor
-    mask: torch.Tensor
-    next_values: torch.Tensor
+    rewards: Float64[Tensor, "completions"]
+    group: Int[Tensor, "completions"]
+    token_rewards: Float64[Tensor, "completions time"]
+    values: Float[Tensor, "completions time"]
+    mask: Bool[Tensor, "completions time"]
+    next_values: Float[Tensor, "completions"]
 
 
 #: Episodes -> advantages [S, T] in the dtype of the values (float32), 0 where masked
-AdvantageFn = Callable[[Episodes], torch.Tensor]
+AdvantageFn = Callable[[Episodes], Tensor]
 
 
-def gae(episodes: Episodes, *, gamma: float, lam: float | torch.Tensor) -> torch.Tensor:
+def gae(
+    episodes: Episodes, *, gamma: float, lam: float | Float64[Tensor, "completions"]
+) -> Float[Tensor, "completions time"]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16): [S, T].
 
     ``delta[t] = r[t] + gamma * V[t+1] - V[t]``, ``A[t] = delta[t] + gamma * lam * A[t+1]``, with V beyond the end from
@@ -60,25 +67,31 @@ def gae(episodes: Episodes, *, gamma: float, lam: float | torch.Tensor) -> torch
     return advantages.masked_fill(~mask, 0.0).to(episodes.values.dtype)
 
 
-def length_adaptive_gae(episodes: Episodes, *, gamma: float, alpha: float) -> torch.Tensor:
+def length_adaptive_gae(episodes: Episodes, *, gamma: float, alpha: float) -> Float[Tensor, "completions time"]:
     """GAE with ``lam = 1 - 1 / (alpha * length)`` per completion, at least 0 (VAPO, Yue et al. 2025)."""
     lengths = episodes.mask.sum(1).clamp(min=1).double()
     return gae(episodes, gamma=gamma, lam=(1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0))
 
 
-def policy_gae(episodes: Episodes, *, gamma: float, lam: float, lam_alpha: float = 0.0) -> torch.Tensor:
+def policy_gae(
+    episodes: Episodes, *, gamma: float, lam: float, lam_alpha: float = 0.0
+) -> Float[Tensor, "completions time"]:
     """The policy's advantages with a critic: :func:`length_adaptive_gae` where ``lam_alpha`` > 0, else :func:`gae`."""
     if lam_alpha > 0.0:
         return length_adaptive_gae(episodes, gamma=gamma, alpha=lam_alpha)
     return gae(episodes, gamma=gamma, lam=lam)
 
 
-def value_gae(episodes: Episodes, *, gamma: float, lam: float, lam_value: float | None = None) -> torch.Tensor:
+def value_gae(
+    episodes: Episodes, *, gamma: float, lam: float, lam_value: float | None = None
+) -> Float[Tensor, "completions time"]:
     """What the critic's returns are made from: :func:`gae` with a lambda of its own, if it has one (VAPO)."""
     return gae(episodes, gamma=gamma, lam=lam if lam_value is None else lam_value)
 
 
-def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def whiten(
+    advantages: Float[Tensor, "completions time"], mask: Bool[Tensor, "completions time"]
+) -> Float[Tensor, "completions time"]:
     """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal."""
     kept = advantages[mask].double()
     if not len(kept) or not float(kept.max() - kept.min()) > EQUAL_REWARDS:
@@ -89,7 +102,7 @@ def whiten(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 #: What a group's centred rewards are divided by: (its rewards, all rewards of the batch) -> scalar.
-SCALES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]] = {
+SCALES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
     "group": lambda group, batch: group.std(unbiased=False) + STD_EPSILON,
     "group_sample": lambda group, batch: group.std(unbiased=True) + STD_EPSILON,
     "batch": lambda group, batch: batch.std(unbiased=False) + STD_EPSILON,
@@ -98,7 +111,7 @@ SCALES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float
 }
 
 
-def group_relative(episodes: Episodes, *, scale: str) -> torch.Tensor:
+def group_relative(episodes: Episodes, *, scale: str) -> Float[Tensor, "completions time"]:
     """``(R - mean of the group) / scale``, the scale being one of :data:`SCALES`: a population std unless said so."""
     batch = episodes.rewards[episodes.rewards.isfinite()]
     return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) / SCALES[scale](rewards, batch))
@@ -111,7 +124,7 @@ group_normalized = partial(group_relative, scale="group")
 group_centred = partial(group_relative, scale="none")
 
 
-def group_over_mean(episodes: Episodes) -> torch.Tensor:
+def group_over_mean(episodes: Episodes) -> Float[Tensor, "completions time"]:
     """``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026): hard prompts count more.
 
     0 for a group whose mean is 0 or below: the estimator is of the likelihood of success, and there was none. Rewards
@@ -119,7 +132,7 @@ def group_over_mean(episodes: Episodes) -> torch.Tensor:
     such group falls below, so that penalties that nearly cancel the mean cannot blow the advantage up: ``|A| <= G``.
     """
 
-    def normalise(rewards: torch.Tensor) -> torch.Tensor:
+    def normalise(rewards: Tensor) -> Tensor:
         mean, smallest = rewards.mean(), (rewards.max() - rewards.min()) / len(rewards)
         if float(mean) <= EQUAL_REWARDS:
             return torch.zeros_like(rewards)
@@ -128,12 +141,12 @@ def group_over_mean(episodes: Episodes) -> torch.Tensor:
     return _by_group(episodes, normalise)
 
 
-def leave_one_out(episodes: Episodes) -> torch.Tensor:
+def leave_one_out(episodes: Episodes) -> Float[Tensor, "completions time"]:
     """``R_i - mean of the others`` within the group (RLOO, Kool et al. 2019; Ahmadian et al. 2024)."""
     return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1)))
 
 
-def batch_normalized(episodes: Episodes) -> torch.Tensor:
+def batch_normalized(episodes: Episodes) -> Float[Tensor, "completions time"]:
     """``(R - mean) / std`` over the whole batch (REINFORCE++, Hu 2025)."""
     rewards, scored = episodes.rewards, episodes.rewards.isfinite()
     advantages = torch.zeros_like(rewards)
@@ -143,12 +156,12 @@ def batch_normalized(episodes: Episodes) -> torch.Tensor:
     return _per_token(advantages, episodes)
 
 
-def has_signal(rewards: torch.Tensor) -> bool:
+def has_signal(rewards: Float[Tensor, "completions"]) -> bool:
     """Whether rewards differ at all: decided by max - min, never by a std plus a tiny epsilon."""
     return len(rewards) > 1 and float(rewards.max() - rewards.min()) > EQUAL_REWARDS
 
 
-def _by_group(episodes: Episodes, normalise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _by_group(episodes: Episodes, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     advantages = torch.zeros_like(episodes.rewards)
     for number in set(episodes.group.tolist()):
         members = (episodes.group == number) & episodes.rewards.isfinite()
@@ -157,6 +170,6 @@ def _by_group(episodes: Episodes, normalise: Callable[[torch.Tensor], torch.Tens
     return _per_token(advantages, episodes)
 
 
-def _per_token(advantages: torch.Tensor, episodes: Episodes) -> torch.Tensor:
+def _per_token(advantages: Tensor, episodes: Episodes) -> Tensor:
     spread = advantages[:, None].expand(episodes.mask.shape).masked_fill(~episodes.mask, 0.0)
     return spread.to(episodes.values.dtype)

@@ -15,50 +15,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 #: (d [N], log_ratio [N]) -> loss [N]; both differentiable, 0 where masked
-KlLossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+KlLossFn = Callable[[Tensor, Tensor], Tensor]
 
 
-def k1(d: torch.Tensor) -> torch.Tensor:
+def k1(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``d`` [N]."""
     return d
 
 
-def k2(d: torch.Tensor) -> torch.Tensor:
+def k2(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``d^2 / 2`` [N]."""
     return 0.5 * d.square()
 
 
-def k3(d: torch.Tensor) -> torch.Tensor:
+def k3(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``exp(-d) + d - 1`` [N], never negative."""
     return torch.expm1(-d) + d
 
 
-def k1_ratio_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+def k1_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``ratio * k1``: gradient of the reverse KL, also off-policy."""
     return log_ratio.exp() * k1(d)
 
 
-def k2_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+def k2_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``ratio.detach() * k2``: gradient of the reverse KL, with the importance weight detached."""
     return log_ratio.detach().exp() * k2(d)
 
 
-def k3_ratio_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+def k3_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``ratio * k3``: gradient of the reverse KL with the low variance of k3. The value is never clamped: a clamp
     would remove the gradient exactly where the policy has dropped a token."""
     return log_ratio.exp() * k3(d)
 
 
-def k2_plain_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+def k2_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``k2``: gradient of the reverse KL on-policy alone; after the first step of an update it is biased."""
     return k2(d)
 
 
-def k3_plain_loss(d: torch.Tensor, log_ratio: torch.Tensor) -> torch.Tensor:
+def k3_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """``k3`` as the GRPO paper has it (Shao et al. 2024, eq. 4): its gradient is that of the FORWARD KL, on-policy."""
     return k3(d)
 

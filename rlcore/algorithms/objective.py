@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlcore.algorithms.kl import KL_LOSSES, k3
 from rlcore.algorithms.ratios import clamped_difference, sequence_mean
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import MismatchConfig
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -24,15 +29,15 @@ class LossInputs:
     ``sequence_index``: int64. ``ref_logprobs`` is read only where the KL coefficient is positive.
     """
 
-    policy_logprobs: torch.Tensor
-    entropy: torch.Tensor
-    old_logprobs: torch.Tensor
-    sampler_logprobs: torch.Tensor
-    ref_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    weights: torch.Tensor
-    loss_mask: torch.Tensor
-    sequence_index: torch.Tensor
+    policy_logprobs: Float[Tensor, "tokens"]
+    entropy: Float[Tensor, "tokens"]
+    old_logprobs: Float[Tensor, "tokens"]
+    sampler_logprobs: Float[Tensor, "tokens"]
+    ref_logprobs: Float[Tensor, "tokens"]
+    advantages: Float[Tensor, "tokens"]
+    weights: Float[Tensor, "tokens"]
+    loss_mask: Bool[Tensor, "tokens"]
+    sequence_index: Int[Tensor, "tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +55,10 @@ class LossOutput:
     """``loss``: scalar with gradient. ``sums``: detached sums over the micro-batch's unmasked tokens, by metric;
     ``maxima``: detached maxima. ``num_tokens``: unmasked tokens, int64 scalar."""
 
-    loss: torch.Tensor
-    sums: Mapping[str, torch.Tensor]
-    maxima: Mapping[str, torch.Tensor]
-    num_tokens: torch.Tensor
+    loss: Float[Tensor, ""]
+    sums: Mapping[str, Shaped[Tensor, ""]]
+    maxima: Mapping[str, Float[Tensor, ""]]
+    num_tokens: Int[Tensor, ""]
 
 
 def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coefficients) -> LossOutput:
@@ -94,7 +99,7 @@ def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coeffici
 @torch.no_grad()
 def mismatch_correction(
     inputs: LossInputs, config: MismatchConfig
-) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+) -> tuple[Float[Tensor, "tokens"], dict[str, Shaped[Tensor, ""]], dict[str, Float[Tensor, ""]]]:
     """Detached weights [N] for the engine's log-probabilities differing from the trainer's for the same weights.
 
     ``w = exp(old_logprobs - sampler_logprobs)`` per token, or the geometric mean over the sequence (never the

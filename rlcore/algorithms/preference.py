@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def bradley_terry(
-    chosen_scores: torch.Tensor,
-    rejected_scores: torch.Tensor,
+    chosen_scores: Float[Tensor, "pairs"],
+    rejected_scores: Float[Tensor, "pairs"],
     *,
-    margins: torch.Tensor,
-    probabilities: torch.Tensor,
-    weights: torch.Tensor,
-) -> torch.Tensor:
+    margins: Float[Tensor, "pairs"],
+    probabilities: Float[Tensor, "pairs"],
+    weights: Float[Tensor, "pairs"],
+) -> Float[Tensor, ""]:
     """``-p·logsigmoid(d - m) - (1 - p)·logsigmoid(-d - m)`` summed with ``weights`` over [P] pairs; d = r_chosen -
     r_rejected, m the margin, p the probability that the chosen side is the better one.
 
@@ -27,6 +32,6 @@ def bradley_terry(
     return -(weights * (probabilities * as_labelled + (1.0 - probabilities) * swapped)).sum()
 
 
-def smoothed(probabilities: torch.Tensor, smoothing: float) -> torch.Tensor:
+def smoothed(probabilities: Float[Tensor, "pairs"], smoothing: float) -> Float[Tensor, "pairs"]:
     """Probabilities [P] when a label is wrong at random in a share ``smoothing``: ``p (1 - s) + (1 - p) s``."""
     return probabilities * (1.0 - smoothing) + (1.0 - probabilities) * smoothing

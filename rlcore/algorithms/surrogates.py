@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
-class Surrogate(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Surrogate:
     """``loss``: float [N]. ``clipped_low``, ``clipped_high``: bool [N], where the bound cut the gradient."""
 
-    loss: torch.Tensor
-    clipped_low: torch.Tensor
-    clipped_high: torch.Tensor
+    loss: Float[Tensor, "tokens"]
+    clipped_low: Bool[Tensor, "tokens"]
+    clipped_high: Bool[Tensor, "tokens"]
 
 
 #: (log_ratio [N], policy_logprobs [N], advantages [N]) -> Surrogate
-SurrogateFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Surrogate]
+SurrogateFn = Callable[[Tensor, Tensor, Tensor], Surrogate]
 
 
 def ppo_clip(
-    log_ratio: torch.Tensor,
-    policy_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
+    log_ratio: Float[Tensor, "tokens"],
+    policy_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
     *,
     clip_low: float,
     clip_high: float,
@@ -45,9 +51,9 @@ def ppo_clip(
 
 
 def cispo(
-    log_ratio: torch.Tensor,
-    policy_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
+    log_ratio: Float[Tensor, "tokens"],
+    policy_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
     *,
     clip_low: float,
     clip_high: float,
@@ -59,9 +65,9 @@ def cispo(
 
 
 def sapo(
-    log_ratio: torch.Tensor,
-    policy_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
+    log_ratio: Float[Tensor, "tokens"],
+    policy_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
     *,
     gate_positive: float,
     gate_negative: float,
@@ -78,9 +84,9 @@ def sapo(
 
 
 def dppo_tv(
-    log_ratio: torch.Tensor,
-    policy_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
+    log_ratio: Float[Tensor, "tokens"],
+    policy_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
     *,
     clip_low: float,
     clip_high: float,
@@ -98,9 +104,9 @@ def dppo_tv(
 
 
 def reinforce(
-    log_ratio: torch.Tensor,
-    policy_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
+    log_ratio: Float[Tensor, "tokens"],
+    policy_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
     *,
     clip_low: float,
     clip_high: float,

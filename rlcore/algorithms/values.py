@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def value_loss(
-    values: torch.Tensor,
-    old_values: torch.Tensor,
-    returns: torch.Tensor,
+    values: Float[Tensor, "tokens"],
+    old_values: Float[Tensor, "tokens"],
+    returns: Float[Tensor, "tokens"],
     *,
     clip_range: float,
     huber_delta: float = 0.0,
-) -> torch.Tensor:
+) -> Float[Tensor, "tokens"]:
     """``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token [N]; no clipping at ``clip_range`` 0.
 
     With ``huber_delta`` > 0 an error e beyond it counts ``2 * delta * (|e| - delta / 2)`` in place of e² (Huber 1964).
@@ -24,14 +30,14 @@ def value_loss(
     return 0.5 * loss
 
 
-def _penalty(error: torch.Tensor, huber_delta: float) -> torch.Tensor:
+def _penalty(error: Tensor, huber_delta: float) -> Tensor:
     if huber_delta == 0.0:
         return error.square()
     size = error.abs()
     return torch.where(size <= huber_delta, error.square(), huber_delta * (2.0 * size - huber_delta))
 
 
-def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
+def explained_variance(values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"]) -> float:
     """``1 - Var(returns - values) / Var(returns)`` over [N] tokens; 0 where the returns do not vary.
 
     1: the critic is perfect; 0: no better than a constant; below 0: worse than a constant.

@@ -7,22 +7,27 @@ runs of tokens, so whether a block sees another follows from the lowest and high
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
 from rlcore.packing import places
 
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
 BLOCK = 128
 _ABOVE = 1 << 30  # above every segment's number
 
 
-def block_mask(segment: torch.Tensor, *, window: int | None = None) -> BlockMask:
+def block_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> BlockMask:
     """What :func:`rlcore.packing.tree_mask` says, for rows of segments int64 [B, T]; nothing waits for the device."""
     place = places(segment)
 
-    def sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, other = segment[batch, query], segment[batch, key]
         visible = (query >= key) & ((own == other) | (other == 0)) & (own >= 0)
         if window is not None:
@@ -39,14 +44,14 @@ def block_mask(segment: torch.Tensor, *, window: int | None = None) -> BlockMask
 class _Blocks:
     """Of each block [B, N]: its lowest and highest segment and place, and whether a position of it is padding."""
 
-    first: torch.Tensor
-    last: torch.Tensor
-    nearest: torch.Tensor
-    furthest: torch.Tensor
-    is_padded: torch.Tensor
+    first: Tensor
+    last: Tensor
+    nearest: Tensor
+    furthest: Tensor
+    is_padded: Tensor
 
     @classmethod
-    def of(cls, segment: torch.Tensor, place: torch.Tensor) -> _Blocks:
+    def of(cls, segment: Tensor, place: Tensor) -> _Blocks:
         """The blocks of rows [B, T]; what is missing in the last one is padding."""
         missing = -segment.shape[1] % BLOCK
         shape = (len(segment), -1, BLOCK)
@@ -57,7 +62,7 @@ class _Blocks:
         return cls(lowest, codes.amax(-1), nearest, at.where(is_token, -1).amax(-1), ~is_token.all(-1))
 
 
-def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[Tensor, Tensor]:
     """Which blocks of queries see some, and which all, of which blocks of keys: bool [B, N, N] each."""
     first, last = blocks.first[:, :, None], blocks.last[:, :, None]
     key_first, key_last = blocks.first[:, None], blocks.last[:, None]
@@ -75,7 +80,7 @@ def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[torch.Tensor, 
     return some | itself, whole
 
 
-def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of keys each block of queries reads, int32 [B, 1, N], and which: int32 [B, 1, N, N]."""
     count = blocks.sum(-1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)

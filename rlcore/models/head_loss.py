@@ -18,28 +18,32 @@ a second time in its backward pass, is :func:`rlcore.models.logprobs.chunked_log
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from rlcore.models.logprobs import CHUNK_SIZE
 from rlcore.models.precision import at_least_float32, no_autocast, wide_product
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
 _BLOCK = 64  # rows of a chunk that stand a second time while they are exponentiated
 
-LossOfChunk = Callable[[slice, torch.Tensor, torch.Tensor], torch.Tensor]
+LossOfChunk = Callable[[slice, Tensor, Tensor], Tensor]
 
 
 def fused_loss(
-    hidden: torch.Tensor,
-    head_weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Float[Tensor, "tokens hidden"],
+    head_weight: Float[Tensor, "vocab hidden"],
+    targets: Int[Tensor, "tokens"],
     loss_of: LossOfChunk,
     *,
     lengths: Sequence[int],
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Float[Tensor, ""]:
     """The sum of ``loss_of`` over chunks of whole sequences; the gradient is computed on the way.
 
     Args:
@@ -53,7 +57,7 @@ def fused_loss(
         dtype: of the products with the head; by default that of ``head_weight``.
     """
     arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature, dtype or head_weight.dtype)
-    loss: torch.Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    loss: Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -66,14 +70,14 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        head_weight: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        head_weight: Tensor,
+        targets: Tensor,
         loss_of: LossOfChunk,
         lengths: tuple[int, ...],
         temperature: float,
         dtype: torch.dtype,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         loss = at_least_float32(hidden.new_zeros(()))
         hidden_gradient = at_least_float32(torch.empty_like(hidden))
         weight_gradient = at_least_float32(torch.zeros_like(head_weight)) if ctx.needs_input_grad[1] else None
@@ -97,7 +101,7 @@ class _FusedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = ctx.saved_tensors
         (factor,) = gradients
         hidden_dtype, weight_dtype = ctx.dtypes
@@ -105,7 +109,7 @@ class _FusedLoss(torch.autograd.Function):
         return (of_hidden * factor).to(hidden_dtype), scaled_weight, None, None, None, None, None
 
 
-def _exponentiate(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _exponentiate(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities and entropies, [n] each, and Z [n, 1]; ``logits`` [n, V] become e in place."""
     logits.sub_(logits.amax(-1, keepdim=True))
     chosen = logits.gather(-1, targets)
@@ -120,9 +124,7 @@ def _exponentiate(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Te
 
 
 @torch.enable_grad()
-def _differentiate(
-    loss_of: LossOfChunk, chunk: slice, logprobs: torch.Tensor, entropy: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _differentiate(loss_of: LossOfChunk, chunk: slice, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of a chunk, and its derivative with respect to each log-probability, [n, 1]."""
     leaf = logprobs.detach().requires_grad_()
     loss = loss_of(chunk, leaf, entropy.detach())

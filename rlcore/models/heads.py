@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
@@ -16,6 +17,9 @@ from rlcore.models.policy import completion_states, hidden_states, scatter_token
 from rlcore.models.precision import at_least_float32, no_autocast
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 HEAD_FILE = "scalar_head.safetensors"
 
@@ -43,18 +47,18 @@ class ScalarModel(nn.Module):
             head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
         return cls(backbone, head)
 
-    def token_values(self, batch: PackedBatch) -> torch.Tensor:
+    def token_values(self, batch: PackedBatch) -> Float[Tensor, "tokens"]:
         """Value of the state before each completion token: float32 [N]."""
         return self._scalars(batch, batch.predictors)
 
-    def sequence_scores(self, batch: PackedBatch) -> torch.Tensor:
+    def sequence_scores(self, batch: PackedBatch) -> Float[Tensor, "sequences"]:
         """Score of each sequence, read at its last token: float32 [S], in the order of ``batch.sequences``."""
         return self._scalars(batch, batch.last_positions)
 
-    def _scalars(self, batch: PackedBatch, positions: torch.Tensor) -> torch.Tensor:
+    def _scalars(self, batch: PackedBatch, positions: Tensor) -> Tensor:
         return self.state_values(hidden_states(self.backbone, batch).flatten(0, 1)[positions])
 
-    def state_values(self, states: torch.Tensor) -> torch.Tensor:
+    def state_values(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens"]:
         """The head alone, on hidden states [N, H]: float32 [N], whatever the trunk computes in."""
         with no_autocast(states):
             return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
@@ -83,7 +87,7 @@ def _new_head(backbone: PreTrainedModel) -> nn.Linear:
 @torch.no_grad()
 def score_values(
     critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
-) -> list[torch.Tensor]:
+) -> list[Float[Tensor, "_time"]]:
     """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
@@ -95,7 +99,7 @@ def score_values(
 @torch.no_grad()
 def score_shared(
     critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+) -> tuple[list[Float[Tensor, "_time"]], list[Float[Tensor, "_time"]]]:
     """Log-probabilities and values of a policy that carries the critic's head, from one forward pass each batch.
 
     One float32 [T] tensor on the CPU per sequence, of each.
@@ -114,7 +118,7 @@ def score_shared(
 @torch.no_grad()
 def score_rewards(
     reward_model: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
-) -> torch.Tensor:
+) -> Float[Tensor, "sequences"]:
     """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
     for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlcore.models.precision import no_autocast, wide_product
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 CHUNK_SIZE = 1024  # rows of logits [chunk, V] in memory at once: 200 MB at a vocabulary of 49,152
 
 
 def chunked_logprobs(
-    hidden: torch.Tensor,
-    head_weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Float[Tensor, "tokens hidden"],
+    head_weight: Float[Tensor, "vocab hidden"],
+    targets: Int[Tensor, "tokens"],
     *,
     temperature: float = 1.0,
     chunk_size: int = CHUNK_SIZE,
     entropy_gradient: bool = False,
     dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """Log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.
 
     Args:
@@ -58,14 +62,14 @@ def chunked_logprobs(
 
 @torch.no_grad()
 def target_logprobs(
-    hidden: torch.Tensor,
-    head_weight: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Float[Tensor, "tokens hidden"],
+    head_weight: Float[Tensor, "vocab hidden"],
+    targets: Int[Tensor, "tokens"],
     *,
     temperature: float = 1.0,
     chunk_size: int = CHUNK_SIZE,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Float[Tensor, "tokens"]:
     """The log-probabilities of :func:`chunked_logprobs` bit for bit, [N], where nothing else is wanted.
 
     Without the entropy, which takes longer than the rest of the softmax, and without a gradient.
@@ -80,7 +84,7 @@ def target_logprobs(
     return torch.cat(parts)
 
 
-def _head_product(hidden: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+def _head_product(hidden: Tensor, cast: Tensor) -> Tensor:
     """Logits [N, V], at least float32, from states [N, H] and the head's weight in the precision of the product."""
     with no_autocast(hidden):
         return wide_product(hidden.to(cast.dtype), cast.T)
@@ -93,12 +97,12 @@ class _Logits(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, head_weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, hidden: Tensor, head_weight: Tensor, cast: Tensor) -> Tensor:
         ctx.save_for_backward(hidden, cast)
         return _head_product(hidden, cast)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, cast = ctx.saved_tensors
         gradient = gradients[0].to(cast.dtype)
         with no_autocast(hidden):
@@ -108,14 +112,14 @@ class _Logits(torch.autograd.Function):
 
 
 def _logprobs_of_chunk(
-    hidden: torch.Tensor,
-    head_weight: torch.Tensor,
-    cast: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    head_weight: Tensor,
+    cast: Tensor,
+    targets: Tensor,
     temperature: float,
     entropy_gradient: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits: torch.Tensor = _Logits.apply(hidden, head_weight, cast)  # type: ignore[no-untyped-call]
+) -> tuple[Tensor, Tensor]:
+    logits: Tensor = _Logits.apply(hidden, head_weight, cast)  # type: ignore[no-untyped-call]
     logits = logits / temperature
     # Below a peak of 0 a small probability is kept to its last digit, in the entropy and in the gradient.
     logits = logits - logits.detach().amax(-1, keepdim=True)

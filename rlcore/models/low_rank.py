@@ -7,20 +7,24 @@ Source of the layer: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Languag
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def low_rank_linear(
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    inputs: Float[Tensor, "... input"],
+    weight: Float[Tensor, "output input"],
+    bias: Float[Tensor, "output"] | None,
+    down: Float[Tensor, "rank input"],
+    up: Float[Tensor, "output rank"],
     scaling: float,
-) -> torch.Tensor:
+) -> Float[Tensor, "... output"]:
     """The layer's output, [..., O]; it has a gradient for ``inputs``, ``down`` and ``up``.
 
     Args:
@@ -34,7 +38,7 @@ def low_rank_linear(
     """
     kind = inputs.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    output: torch.Tensor = _LowRankLinear.apply(inputs, weight, bias, down, up, scaling, dtype)  # type: ignore[no-untyped-call]
+    output: Tensor = _LowRankLinear.apply(inputs, weight, bias, down, up, scaling, dtype)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -42,14 +46,14 @@ class _LowRankLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
         scaling: float,
         dtype: torch.dtype,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         with torch.autocast(inputs.device.type, enabled=False):
             adapter_dtype = down.dtype
             rows, weight, down, up = (each.to(dtype) for each in (inputs.flatten(0, -2), weight, down, up))
@@ -61,7 +65,7 @@ class _LowRankLinear(torch.autograd.Function):
         return output.view(*inputs.shape[:-1], output.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, down, up, narrow = ctx.saved_tensors
         gradient = gradients[0].flatten(0, -2).to(weight.dtype)
         # On a CPU G' Z, with Z of [N, 8], takes eight times as long as Z' G, and G B three times as long as B' G'.

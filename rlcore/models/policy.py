@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
@@ -19,8 +20,11 @@ from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+
+def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "batch time hidden"]:
     """Last hidden states of the trunk, [B, T, H], under the tree's attention where the model has it.
 
     Raises:
@@ -28,7 +32,7 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
     """
     with autocast(model):
         output = trunk(model)(input_ids=batch.token_ids, use_cache=False, **_sight(model, batch))
-    states: torch.Tensor = output.last_hidden_state
+    states: Tensor = output.last_hidden_state
     return states
 
 
@@ -45,7 +49,7 @@ def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
 
 def completion_logprobs(
     model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """Log-probability and entropy of each completion token in nats, [N] each, in the order of ``batch.targets``.
 
     float32 whatever the model's precision is, but float64 for a float64 model.
@@ -54,19 +58,19 @@ def completion_logprobs(
     return state_logprobs(model, states, batch, temperature=temperature, entropy_gradient=entropy_gradient)
 
 
-def completion_states(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+def completion_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
     """The hidden states that predict the completion tokens, [N, H]: what a head on the trunk reads."""
     return hidden_states(model, batch).flatten(0, 1)[batch.predictors]
 
 
 def state_logprobs(
     model: PreTrainedModel,
-    states: torch.Tensor,
+    states: Float[Tensor, "tokens hidden"],
     batch: PackedBatch,
     *,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """:func:`completion_logprobs` from states [N, H] that are there already."""
     head = model.get_output_embeddings()
     return chunked_logprobs(
@@ -80,8 +84,8 @@ def state_logprobs(
 
 
 def state_scores(
-    model: PreTrainedModel, states: torch.Tensor, batch: PackedBatch, *, temperature: float = 1.0
-) -> torch.Tensor:
+    model: PreTrainedModel, states: Float[Tensor, "tokens hidden"], batch: PackedBatch, *, temperature: float = 1.0
+) -> Float[Tensor, "tokens"]:
     """The log-probabilities of :func:`state_logprobs`, [N], without gradient and without the work for an entropy."""
     head, dtype = model.get_output_embeddings(), compute_dtype(model)
     scaled = temperature / logit_scale(model.config)
@@ -90,14 +94,14 @@ def state_scores(
 
 def completion_loss(
     model: PreTrainedModel,
-    states: torch.Tensor,
+    states: Float[Tensor, "tokens hidden"],
     batch: PackedBatch,
     loss_of: LossOfChunk,
     *,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
     by_token: bool = False,
-) -> torch.Tensor:
+) -> Float[Tensor, ""]:
     """A loss of the completion tokens from their states [N, H]: a scalar, ready for ``backward``.
 
     ``loss_of`` is asked for parts of the batch, each of whole sequences; with ``by_token``, where no token's term looks
@@ -126,7 +130,7 @@ def completion_loss(
 @torch.no_grad()
 def score_sequences(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float = 1.0
-) -> list[torch.Tensor]:
+) -> list[Float[Tensor, "_time"]]:
     """Log-probabilities of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
@@ -136,7 +140,9 @@ def score_sequences(
     return results
 
 
-def scatter_tokens(values: torch.Tensor, batch: PackedBatch, results: Sequence[torch.Tensor]) -> None:
+def scatter_tokens(
+    values: Float[Tensor, "tokens"], batch: PackedBatch, results: Sequence[Float[Tensor, "_time"]]
+) -> None:
     """Write the flat per-token ``values`` [N] of a batch into the per-sequence tensors ``results`` (one [T] each)."""
     flat = values.detach().float().cpu()
     lengths = [len(results[number]) for number in batch.sequences.tolist()]

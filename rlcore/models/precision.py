@@ -10,9 +10,13 @@ Everything outside of trunk and head computes in float32: losses, advantages, re
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _MARK = "_compute_dtype"
@@ -52,23 +56,25 @@ def autocast(model: Any) -> torch.autocast:
     )
 
 
-def no_autocast(tensor: torch.Tensor) -> torch.autocast:
+def no_autocast(tensor: Float[Tensor, "..."]) -> torch.autocast:
     """The context in which products are computed in the precision of their operands."""
     return torch.autocast(tensor.device.type, dtype=torch.bfloat16, enabled=False)
 
 
-def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+def at_least_float32(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Half precision to float32; float64 stays, so that exactness can be checked in it."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def wide_product(
+    left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]
+) -> Float[Tensor, "rows columns"]:
     """``left @ right`` of matrices, at least float32.
 
     On a GPU half-precision operands are summed and returned in float32; on a CPU there is no such product, and the sum
     is rounded to the operands' precision once.
     """
     if left.device.type == "cuda" and left.dtype.itemsize == 2:
-        product: torch.Tensor = torch.mm(left, right, out_dtype=torch.float32)
+        product: Tensor = torch.mm(left, right, out_dtype=torch.float32)
         return product
     return at_least_float32(left @ right)

@@ -6,9 +6,11 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
@@ -20,6 +22,9 @@ from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import TokenSequence
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardModel:
@@ -30,7 +35,7 @@ class RewardModel:
 
     def rewards(
         self, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, calibrated: bool = False
-    ) -> torch.Tensor:
+    ) -> Float[Tensor, "members sequences"]:
         """Centred rewards, float32 [M, S], without gradient.
 
         In standard deviations of the reference set; ``calibrated``: in log-odds, so that σ of a difference of the
@@ -45,7 +50,7 @@ class RewardModel:
 
 def raw_scores(
     members: Sequence[ScalarModel], sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
-) -> torch.Tensor:
+) -> Float[Tensor, "members sequences"]:
     """Scores as the heads give them, float32 [M, S] on the CPU, without gradient."""
     if len({id(member.backbone) for member in members}) == len(members):
         return torch.stack(
@@ -61,7 +66,7 @@ def raw_scores(
 @torch.no_grad()
 def last_states(
     backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
-) -> torch.Tensor:
+) -> Float[Tensor, "sequences hidden"]:
     """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
     for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):

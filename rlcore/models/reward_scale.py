@@ -6,10 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlcore.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 SCALE_FILE = "reward_scale.json"
 
@@ -26,23 +31,29 @@ class RewardScale:
     scale: float
     length_slope: float = 0.0
 
-    def debias(self, scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def debias(
+        self, scores: Float[Tensor, "sequences"], lengths: Float[Tensor, "sequences"]
+    ) -> Float[Tensor, "sequences"]:
         """Raw scores [N] less the effect of lengths [N] in tokens; raw scores unchanged where the slope is 0."""
         return scores - self.length_slope * lengths.to(scores.dtype).log() if self.length_slope else scores
 
-    def centred(self, scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def centred(
+        self, scores: Float[Tensor, "sequences"], lengths: Float[Tensor, "sequences"]
+    ) -> Float[Tensor, "sequences"]:
         """Scores [N] with mean 0 over the reference set, in the model's own log-odds."""
         return self.debias(scores, lengths) - self.shift
 
 
-def measure_scale(scores: torch.Tensor, lengths: torch.Tensor, *, length_slope: float = 0.0) -> RewardScale:
+def measure_scale(
+    scores: Float[Tensor, "sequences"], lengths: Float[Tensor, "sequences"], *, length_slope: float = 0.0
+) -> RewardScale:
     """The scale of raw scores [S] of a reference set of completions with lengths [S] in tokens."""
     free = RewardScale(shift=0.0, scale=1.0, length_slope=length_slope).debias(scores, lengths)
     std = float(free.std(unbiased=False))
     return RewardScale(shift=float(free.mean()), scale=std if std > 1e-6 else 1.0, length_slope=length_slope)
 
 
-def fit_length_slope(margins: torch.Tensor, log_ratios: torch.Tensor) -> float:
+def fit_length_slope(margins: Float[Tensor, "pairs"], log_ratios: Float[Tensor, "pairs"]) -> float:
     """By how much a margin r_chosen - r_rejected [P] rises per unit of ln(length chosen / length rejected) [P].
 
     The slope of the least-squares line ``margin = quality + slope · log_ratio``. The intercept takes up what makes the
@@ -89,6 +100,6 @@ class RewardScales:
             ) from error
 
 
-def lengths_of(completions: Sequence[Sequence[int]]) -> torch.Tensor:
+def lengths_of(completions: Sequence[Sequence[int]]) -> Float[Tensor, "sequences"]:
     """Number of tokens of each completion, float32 [N]."""
     return torch.tensor([float(len(one)) for one in completions])

@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -26,6 +27,9 @@ from transformers.masking_utils import sdpa_mask
 from rlcore.errors import ModelError
 from rlcore.models.block_mask import BLOCK, block_mask
 from rlcore.packing import Widths, tree_mask
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Shaped
 
 TREE_ATTENTION = "rlcore_tree"
 WIDTHS = Widths(multiple=BLOCK, least=2 * BLOCK)  # below, FlexAttention compiles kernels of another kind
@@ -71,7 +75,7 @@ class TreeLayout:
     the longest prompt with a completion, or what bounds it. ``masks``: those made so far, by their window.
     """
 
-    segment: torch.Tensor
+    segment: Int[Tensor, "batch time"]
     trees: tuple[Tree, ...]
     depth: int
     masks: dict[int | None, Any] = field(default_factory=dict)
@@ -83,7 +87,7 @@ class TreeLayout:
         return self.masks[window]
 
 
-def layout_of(segment: torch.Tensor) -> TreeLayout:
+def layout_of(segment: Int[Tensor, "batch time"]) -> TreeLayout:
     """The layout of rows of segments, int64 [B, T] (0 prompt, k the k-th completion, -1 padding)."""
     if segment.device.type != "cpu":
         return TreeLayout(segment, (), segment.shape[1])
@@ -99,14 +103,14 @@ def layout_of(segment: torch.Tensor) -> TreeLayout:
 
 def tree_attention_forward(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Float[Tensor, "batch heads queries width"],
+    key: Float[Tensor, "batch kv_heads keys width"],
+    value: Float[Tensor, "batch kv_heads keys value_width"],
+    attention_mask: Shaped[Tensor, "..."] | None,
     *,
     tree: TreeLayout | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Float[Tensor, "batch queries heads value_width"], None]:
     """transformers' ``AttentionInterface``: query [B, heads, T, width], key and value [B, kv_heads, T, width].
 
     With a tree the mask is the batch's segments, int64 [B, 1, 1, T]; returns [B, T, heads, width]. A layer that looks
@@ -154,12 +158,12 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
         layout: TreeLayout,
         scale: float | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         output = torch.zeros_like(query)
         normaliser = query.new_zeros(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         for tree in layout.trees:
@@ -179,7 +183,7 @@ class _Pieces(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, normaliser = ctx.saved_tensors
         (gradient,) = gradients
         sums = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
@@ -207,23 +211,21 @@ def _rest(tree: Tree) -> tuple[slice, ...]:
     return slice(tree.row, tree.row + 1), slice(None), slice(tree.prompt_end, tree.end)
 
 
-def _by_pieces(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: TreeLayout, *, scale: float | None
-) -> torch.Tensor:
-    output: torch.Tensor = _Pieces.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
+def _by_pieces(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, *, scale: float | None) -> Tensor:
+    output: Tensor = _Pieces.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
     return output.transpose(1, 2)
 
 
 def _by_flex(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     layout: TreeLayout,
     *,
     scale: float | None,
     window: int | None = None,
-) -> torch.Tensor:
-    output: torch.Tensor = _compiled_flex()(
+) -> Tensor:
+    output: Tensor = _compiled_flex()(
         query,
         key,
         value,
@@ -235,12 +237,12 @@ def _by_flex(
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., torch.Tensor]:
+def _compiled_flex() -> Callable[..., Tensor]:
     """FlexAttention, compiled once for each kind of input: one row or many, with and without gradient, each precision,
     head and window. With ``fullgraph`` one kind too many raises; otherwise it would run unfused, in O(T²) memory.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS_OF_INPUT)
-    compiled: Callable[..., torch.Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
     return compiled
 
 

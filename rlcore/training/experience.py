@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.advantages import Episodes, has_signal, whiten
@@ -21,6 +23,9 @@ from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.rewards.statistics import part_statistics
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Float64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -111,7 +116,7 @@ def reward_of(item: ScoredRollout, truncated: str) -> float:
     return 0.0 if _is_zeroed(item, truncated) else float(item.score.value or 0.0)
 
 
-def earned(item: ScoredRollout, truncated: str) -> torch.Tensor:
+def earned(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"]:
     """The reward of a usable rollout where it is earned: float64 [T], 0 but at the ends of the policy's turns.
 
     What the score does not give to a turn comes at the last token of the last one, so the sum is :func:`reward_of`. A
@@ -158,10 +163,10 @@ class _Passes:
     """Per completion a float32 [T] tensor of each model, zeros where the model was not asked; and ``next_values``,
     float32 [S]: the critic's value beyond the end, 0 where the completion ended by itself."""
 
-    old: Sequence[torch.Tensor]
-    ref: Sequence[torch.Tensor]
-    values: Sequence[torch.Tensor]
-    next_values: torch.Tensor
+    old: Sequence[Tensor]
+    ref: Sequence[Tensor]
+    values: Sequence[Tensor]
+    next_values: Tensor
 
 
 def _forward_passes(rollouts: Sequence[Rollout], judges: Judges, *, needs_policy: bool) -> _Passes:
@@ -190,14 +195,14 @@ def _forward_passes(rollouts: Sequence[Rollout], judges: Judges, *, needs_policy
     return _Passes(old=old, ref=ref, values=values, next_values=next_values)
 
 
-def _reference_gaps(passes: _Passes, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _reference_gaps(passes: _Passes, masks: Sequence[Tensor]) -> list[Tensor]:
     """``old_logprobs - ref_logprobs`` of the policy's own tokens."""
     return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
 
 def _samples(
     rollouts: Sequence[Rollout],
-    masks: Sequence[torch.Tensor],
+    masks: Sequence[Tensor],
     passes: _Passes,
     episodes: Episodes,
     algorithm: Algorithm,
@@ -223,12 +228,12 @@ def _samples(
 
 
 def lay_out_episodes(
-    rewards: Sequence[torch.Tensor],
+    rewards: Sequence[Float64[Tensor, "_time"]],
     group: Sequence[int],
-    penalties: Sequence[torch.Tensor],
-    values: Sequence[torch.Tensor],
-    masks: Sequence[torch.Tensor],
-    next_values: torch.Tensor,
+    penalties: Sequence[Float64[Tensor, "_time"]],
+    values: Sequence[Float[Tensor, "_time"]],
+    masks: Sequence[Bool[Tensor, "_time"]],
+    next_values: Float[Tensor, "completions"],
 ) -> Episodes:
     """Ragged completions to padded rows; ``rewards`` and ``penalties``: float64 [T] of each completion."""
     width = max(map(len, masks))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.models.batches import pack_for
@@ -14,6 +16,9 @@ from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
 from rlcore.training.preferences import TokenPair
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +33,7 @@ class Suspect:
 @torch.no_grad()
 def audit_features(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
-) -> torch.Tensor:
+) -> Float64[Tensor, "sequences features"]:
     """What an untrained judge may know of a completion: float64 [S, H + 3] on the CPU.
 
     The last token's state, the mean and the lowest log-probability of the completion's tokens (a slip stands out as
@@ -46,7 +51,9 @@ def audit_features(
     return features
 
 
-def linear_pairs(pairs: Sequence[TokenPair], features: Mapping[TokenSequence, torch.Tensor]) -> LinearPairs:
+def linear_pairs(
+    pairs: Sequence[TokenPair], features: Mapping[TokenSequence, Float[Tensor, "features"]]
+) -> LinearPairs:
     """Pairs as differences of their completions' features; pairs of a ranked list share its weight."""
     sides = [tuple(features[side] for side in pair.sides) for pair in pairs]
     sizes: dict[str, int] = {}

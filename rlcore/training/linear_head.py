@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlcore.algorithms.preference import bradley_terry
 from rlcore.errors import DataError, TrainingError
 from rlcore.seeding import shuffled
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float64, Int
 
 L2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _MAX_STEPS = 50
@@ -31,17 +36,17 @@ class LinearPairs:
     pair, equal for pairs of one prompt, which never stand on both sides of a fold.
     """
 
-    differences: torch.Tensor
-    margins: torch.Tensor
-    probabilities: torch.Tensor
-    weights: torch.Tensor
-    prompts: torch.Tensor
+    differences: Float64[Tensor, "pairs features"]
+    margins: Float64[Tensor, "pairs"]
+    probabilities: Float64[Tensor, "pairs"]
+    weights: Float64[Tensor, "pairs"]
+    prompts: Int[Tensor, "pairs"]
 
-    def take(self, places: torch.Tensor) -> LinearPairs:
+    def take(self, places: Int[Tensor, "chosen"] | Bool[Tensor, "pairs"]) -> LinearPairs:
         """The pairs at some places, an int64 index or a boolean mask."""
         return LinearPairs(**{name: getattr(self, name)[places] for name in self.__slots__})
 
-    def loss(self, margins: torch.Tensor) -> torch.Tensor:
+    def loss(self, margins: Float64[Tensor, "pairs"]) -> Float64[Tensor, ""]:
         """The mean Bradley-Terry loss at the given margins [P], in nats per pair."""
         return bradley_terry(
             margins,
@@ -52,7 +57,7 @@ class LinearPairs:
         )
 
 
-def fit_head(pairs: LinearPairs, *, l2: float) -> torch.Tensor:
+def fit_head(pairs: LinearPairs, *, l2: float) -> Float64[Tensor, "features"]:
     """The optimal weights w, float64 [F].
 
     Raises:
@@ -78,12 +83,12 @@ def fit_head(pairs: LinearPairs, *, l2: float) -> torch.Tensor:
     )
 
 
-def _spread(differences: torch.Tensor) -> torch.Tensor:
+def _spread(differences: Tensor) -> Tensor:
     spread = differences.std(dim=0, unbiased=False)
     return torch.where(spread > 0.0, spread, torch.ones_like(spread))
 
 
-def _derivatives(pairs: LinearPairs, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _derivatives(pairs: LinearPairs, scores: Tensor) -> tuple[Tensor, Tensor]:
     """First and second derivative of the loss by each margin, [P] each."""
     share = pairs.weights / pairs.weights.sum()
     right, swapped = torch.sigmoid(scores - pairs.margins), torch.sigmoid(scores + pairs.margins)
@@ -92,10 +97,10 @@ def _derivatives(pairs: LinearPairs, scores: torch.Tensor) -> tuple[torch.Tensor
     return gradient, share * (p * right * (1.0 - right) + (1.0 - p) * swapped * (1.0 - swapped))
 
 
-def _step_size(pairs: LinearPairs, weights: torch.Tensor, step: torch.Tensor, *, l2: float, decrement: float) -> float:
+def _step_size(pairs: LinearPairs, weights: Tensor, step: Tensor, *, l2: float, decrement: float) -> float:
     """Backtracking: the largest of 1, ½, ¼, … that gains a tenth of what the slope promises (Armijo)."""
 
-    def objective(at: torch.Tensor) -> float:
+    def objective(at: Tensor) -> float:
         return float(pairs.loss(pairs.differences @ at)) + 0.5 * l2 * float(at @ at)
 
     start, size = objective(weights), 1.0
@@ -104,7 +109,7 @@ def _step_size(pairs: LinearPairs, weights: torch.Tensor, step: torch.Tensor, *,
     return size
 
 
-def folds_of(prompts: torch.Tensor, num_folds: int, *, seed: int) -> torch.Tensor:
+def folds_of(prompts: Int[Tensor, "pairs"], num_folds: int, *, seed: int) -> Int[Tensor, "pairs"]:
     """The fold 0..num_folds-1 of each pair, int64 [P]; all pairs of a prompt are in one.
 
     Raises:
@@ -121,7 +126,7 @@ def folds_of(prompts: torch.Tensor, num_folds: int, *, seed: int) -> torch.Tenso
     return (order.argsort() % num_folds)[place]
 
 
-def cross_fitted_margins(pairs: LinearPairs, folds: torch.Tensor, *, l2: float) -> torch.Tensor:
+def cross_fitted_margins(pairs: LinearPairs, folds: Int[Tensor, "pairs"], *, l2: float) -> Float64[Tensor, "pairs"]:
     """The margin of each pair under a head that was fitted without its fold, float64 [P]."""
     margins = torch.empty(len(folds), dtype=torch.float64)
     for fold in range(int(folds.max()) + 1):
@@ -130,7 +135,7 @@ def cross_fitted_margins(pairs: LinearPairs, folds: torch.Tensor, *, l2: float) 
     return margins
 
 
-def choose_l2(pairs: LinearPairs, folds: torch.Tensor, grid: Sequence[float] = L2_GRID) -> float:
+def choose_l2(pairs: LinearPairs, folds: Int[Tensor, "pairs"], grid: Sequence[float] = L2_GRID) -> float:
     """The strength of the grid with the smallest loss on the pairs that its heads were fitted without."""
 
     def loss(l2: float) -> float:

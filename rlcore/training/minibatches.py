@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlcore.algorithms.table import Algorithm
 from rlcore.errors import NonFiniteError
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
 from rlcore.types import TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Shaped
 
 
 def split_by_prompt(
@@ -41,17 +46,19 @@ def own_tokens(samples: Sequence[TrainingSample]) -> int:
 class Columns:
     """Per-token fields of the samples of one micro-batch, flat [N] in the order of ``batch.targets``."""
 
-    def __init__(self, samples: Sequence[TrainingSample], weights: Sequence[torch.Tensor], batch: PackedBatch) -> None:
+    def __init__(
+        self, samples: Sequence[TrainingSample], weights: Sequence[Float[Tensor, "_time"]], batch: PackedBatch
+    ) -> None:
         self.batch = batch
         self._samples = [samples[number] for number in batch.sequences.tolist()]
         self.weights = torch.cat([weights[number] for number in batch.sequences.tolist()])
 
-    def get(self, name: str) -> torch.Tensor:
+    def get(self, name: str) -> Shaped[Tensor, "tokens"]:
         """A field of :class:`TrainingSample` by name, float32 or bool [N]."""
         return torch.cat([getattr(sample, name) for sample in self._samples])
 
 
-def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[torch.Tensor]:
+def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[Float[Tensor, "_time"]]:
     """What each token of an optimizer step counts: float32 [T] per sample."""
     width = max(len(sample.loss_mask) for sample in samples)
     mask = torch.zeros(len(samples), width, dtype=torch.bool)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlcore.config import OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
 from rlcore.models.precision import no_autocast
 from rlcore.training.loss_scale import LossScale
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 T = TypeVar("T")
 _EPS = 1e-8
@@ -77,7 +80,7 @@ def seek(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
     scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
-def add_gradient(loss: torch.Tensor, *, scale: float, name: str) -> None:
+def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str) -> None:
     """Add the gradient of ``scale * loss`` to the parameters.
 
     Raises:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
 from rlcore.algorithms.kl import k3
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
@@ -13,6 +14,9 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.config import RlConfig
 from rlcore.training.minibatches import Columns
 from rlcore.training.totals import Totals
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
@@ -45,10 +49,12 @@ class PolicyTerms:
         """Whether no token's term looks at another token of its sequence."""
         return self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token"
 
-    def __call__(self, places: slice, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, places: slice, logprobs: Float[Tensor, "tokens"], entropy: Float[Tensor, "tokens"]
+    ) -> Float[Tensor, ""]:
         """The loss of these tokens, float32 scalar; ``logprobs`` and ``entropy`` are [n] of the batch's N tokens."""
 
-        def column(name: str) -> torch.Tensor:
+        def column(name: str) -> Tensor:
             return self.columns.get(name)[places].to(logprobs.device)
 
         mask, ref_logprobs = column("loss_mask"), column("ref_logprobs")

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlcore.algorithms.objective import LossOutput
 from rlcore.config import UpdateConfig
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +29,7 @@ class UpdateStats:
     metrics: Mapping[str, float]
 
 
-Figure = float | torch.Tensor  # a number, or a float64 scalar on the device that computed it
+Figure = float | Tensor  # a number, or a float64 scalar on the device that computed it
 
 
 class Totals:
@@ -32,7 +37,7 @@ class Totals:
 
     def __init__(self) -> None:
         self._sums: dict[str, Figure] = {}
-        self._maxima: dict[str, torch.Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
         self._losses: dict[str, Figure] = {}
         self._steps: dict[str, list[float]] = {}
         self._num_tokens: Figure = 0.0
@@ -49,7 +54,7 @@ class Totals:
             self._maxima[name] = torch.maximum(known, value.double())
         self.add_loss("loss/policy", output.loss)
 
-    def add_loss(self, name: str, value: torch.Tensor) -> None:
+    def add_loss(self, name: str, value: Float[Tensor, ""]) -> None:
         """Add one micro-batch's part of a loss, a scalar."""
         self._losses[name] = self._losses.get(name, 0.0) + value.detach().double()
 
@@ -57,7 +62,7 @@ class Totals:
         """Note a figure of one optimizer step."""
         self._steps.setdefault(name, []).append(value)
 
-    def add_ref_kl(self, total: torch.Tensor) -> None:
+    def add_ref_kl(self, total: Float[Tensor, ""]) -> None:
         """Add one micro-batch's KL to the reference, summed over its tokens."""
         self._epoch_ref_kl = self._epoch_ref_kl + total.double()
 

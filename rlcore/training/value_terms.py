@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig
 from rlcore.training.minibatches import Columns
 from rlcore.training.totals import Totals
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def critic_loss(columns: Columns, predicted: torch.Tensor, config: CriticConfig, totals: Totals) -> torch.Tensor:
+
+def critic_loss(
+    columns: Columns, predicted: Float[Tensor, "tokens"], config: CriticConfig, totals: Totals
+) -> Float[Tensor, ""]:
     """The weighted sum over the tokens of :func:`~rlcore.algorithms.values.value_loss`, a scalar with gradient.
 
     ``predicted``: float32 [N], the values of the batch's tokens, in its order. Counted in ``totals``.

@@ -22,7 +22,7 @@ for module in pkgutil.walk_packages(rlcore.__path__, "rlcore."):
         importlib.import_module(module.name)
 print(json.dumps({"seconds": seconds, "light": light, "all": sorted({name.partition(".")[0] for name in sys.modules})}))
 """
-NEVER = {"prefect", "mlflow", "pandera", "datasets", "tasks", "flows", "data_contracts"}
+NEVER = {"prefect", "mlflow", "pandera", "datasets", "jaxtyping", "tasks", "flows", "data_contracts"}
 LAZY = {"vllm", "ray", "peft", "bitsandbytes", "math_verify", "reasoning_gym"}
 
 

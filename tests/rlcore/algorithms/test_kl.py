@@ -98,19 +98,19 @@ def test_k1_and_k3_are_unbiased(estimator: Callable[[torch.Tensor], torch.Tensor
 
 def test_the_estimators_give_the_numbers_worked_by_hand() -> None:
     # d = log 2 = 0.6931: k1 = 0.6931; k2 = 0.4805 / 2 = 0.2402; k3 = 0.5 + 0.6931 - 1 = 0.1931
-    d = torch.tensor(2.0, dtype=torch.float64).log()
+    d = torch.tensor([2.0], dtype=torch.float64).log()
     assert [float(k(d)) for k in (k1, k2, k3)] == pytest.approx([0.6931, 0.2402, 0.1931], abs=5e-5)
 
 
 @given(d=st.floats(-20, 20))
 def test_k3_is_never_negative(d: float) -> None:
-    assert float(k3(torch.tensor(d))) >= 0.0
+    assert float(k3(torch.tensor([d]))) >= 0.0
 
 
 @pytest.mark.parametrize("name", sorted(KL_LOSSES))
 def test_a_token_that_the_policy_has_dropped_keeps_its_gradient(name: str) -> None:
     # k3 of d = -15 is 3 million: a clamp of its value would remove the gradient just where it is needed.
-    d = torch.tensor(-15.0, dtype=torch.float64, requires_grad=True)
+    d = torch.tensor([-15.0], dtype=torch.float64, requires_grad=True)
     loss = KL_LOSSES[name](d, d - d.detach())
     assert abs(float(torch.autograd.grad(loss, d)[0])) > 1.0
 
@@ -118,7 +118,7 @@ def test_a_token_that_the_policy_has_dropped_keeps_its_gradient(name: str) -> No
 @pytest.mark.parametrize("name", sorted(KL_LOSSES))
 def test_every_kl_loss_gives_the_number_worked_by_hand(name: str) -> None:
     # d = ln 2, ratio 1.5: k1 = 0.6931, k2 = 0.2402, k3 = 0.1931; times 1.5: 1.0397, 0.3603, 0.2897.
-    d, log_ratio = torch.tensor([2.0, 1.5], dtype=torch.float64).log()
+    d, log_ratio = torch.tensor([[2.0], [1.5]], dtype=torch.float64).log()
     expected = {"k1_ratio": 1.0397, "k2": 0.3603, "k3_ratio": 0.2897, "k2_plain": 0.2402, "k3_plain": 0.1931}
     assert float(KL_LOSSES[name](d, log_ratio)) == pytest.approx(expected[name], abs=5e-5)
 

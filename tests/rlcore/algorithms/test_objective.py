@@ -62,7 +62,6 @@ def random_batch(seed: int) -> tuple[list[list[losses.Token]], LossInputs, torch
         advantages=advantages,
         loss_mask=torch.ones(count, dtype=torch.bool),
         sequence_index=sequence_index,
-        weights=mask.double(),
     )
     return sequences, inputs, mask
 

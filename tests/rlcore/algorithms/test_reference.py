@@ -134,10 +134,9 @@ def test_ppo_from_rewards_to_both_losses_equals_the_plain_loops(
         weights = row.weighting(batch.own)
         inputs = loss_inputs(batch, advantages.whiten(raw, batch.own), weights)
         policy = policy_loss(inputs, row, OFF).loss
-        masked = ~batch.own
-        old_values = batch.fields["old_value"].masked_fill(masked, 0.0)
-        values = batch.fields["value"].masked_fill(masked, 0.0)
-        critic = (weights * value_loss(values, old_values, raw + old_values, clip_range=0.3)).sum()
+        values, old_values = batch.fields["value"][batch.own], batch.fields["old_value"][batch.own]
+        losses = value_loss(values, old_values, raw[batch.own] + old_values, clip_range=0.3)
+        critic = (weights[batch.own] * losses).sum()
     same(batch, "logprob", policy, expected[0])
     same(batch, "value", critic, expected[1])
 

@@ -132,9 +132,10 @@ def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
 def test_the_score_goes_to_the_last_token_of_the_policy_and_rows_are_padded() -> None:
     masks = [torch.tensor([True, True, False]), torch.tensor([True])]
     zeros = [torch.zeros(len(mask)) for mask in masks]
+    penalties = [each.double() for each in zeros]
     first = strategies.scored_rollout(1.0, loss_mask=(True, True, False))
     rewards = [earned(item, "score") for item in (first, strategies.scored_rollout(2.0, completion_ids=(3,)))]
-    episodes = lay_out_episodes(rewards, [4, 4], zeros, zeros, masks, torch.zeros(2))
+    episodes = lay_out_episodes(rewards, [4, 4], penalties, zeros, masks, torch.zeros(2))
     assert episodes.token_rewards.tolist() == [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]
     assert episodes.mask.tolist() == [[True, True, False], [True, False, False]]
     assert episodes.group.tolist() == [4, 4]
