@@ -1,0 +1,76 @@
+"""Prompts as tokens: whose they are where there are several data sets, and whether the model has room for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from rlcore.errors import ConfigError
+from rlcore.models.scratch import make_tokenizer
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Message
+from tasks.home.storage import write_table
+from tasks.steps.rows import PromptRow
+from tasks.steps.tokens import check_context, read_prompt_sets, tokenize_prompts
+
+ROW = PromptRow(prompt_id="1", messages=(Message(role="user", content="3+4"),), reference="7", task="sums")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(max_positions=256).save_pretrained(folder)
+    return ChatTokenizer.load(folder)
+
+
+def context_of(folder: Path, **datasets: list[str]) -> Any:
+    """Prepared data sets, each with prompts of these ids; nothing else of a context is read."""
+    for name, ids in datasets.items():
+        (folder / name).mkdir()
+        rows = [
+            {
+                "prompt_id": each,
+                "messages": [{"role": "user", "content": f"{name} {each}"}],
+                "reference": "",
+                "task": name,
+                "split": "train",
+            }
+            for each in ids
+        ]
+        write_table(pd.DataFrame(rows), folder / name / "train.parquet")
+    return SimpleNamespace(inputs={f"prepare_{name}": folder / name for name in datasets})
+
+
+def test_a_prompt_ends_where_the_policy_begins_to_write(tokenizer: ChatTokenizer) -> None:
+    (prompt,) = tokenize_prompts([ROW], tokenizer, dataset="gsm8k")
+    assert prompt.token_ids == tokenizer.render_prompt(ROW.messages)
+    assert (prompt.prompt_id, prompt.reference, prompt.task, prompt.dataset) == ("1", "7", "sums", "gsm8k")
+
+
+def test_ids_begin_with_the_data_set_only_where_there_are_several(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    context = context_of(tmp_path, maths=["1", "2"], code=["1"])
+    several = read_prompt_sets(context, ["maths", "code"], "train", tokenizer)
+    assert [prompt.prompt_id for prompt in several] == ["maths/1", "maths/2", "code/1"]
+    assert [prompt.dataset for prompt in several] == ["maths", "maths", "code"]
+    alone = read_prompt_sets(context, ["maths"], "train", tokenizer)
+    assert [prompt.prompt_id for prompt in alone] == ["1", "2"]
+
+
+def test_a_limit_is_of_each_data_set(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    context = context_of(tmp_path, maths=["1", "2", "3"], code=["1"])
+    limited = read_prompt_sets(context, ["maths", "code"], "train", tokenizer, limit=2)
+    assert [prompt.prompt_id for prompt in limited] == ["maths/1", "maths/2", "code/1"]
+
+
+def test_the_longest_prompt_must_leave_room_for_a_whole_completion(tokenizer: ChatTokenizer) -> None:
+    long = PromptRow(prompt_id="long", messages=(Message(role="user", content="9" * 30),), reference="", task="")
+    prompts = tokenize_prompts([ROW, long, ROW], tokenizer)
+    needed = len(prompts[1].token_ids) + 8
+    check_context(needed, prompts, 8)
+    with pytest.raises(ConfigError, match=rf"'long' .*{needed} in all, the model reads {needed - 1}") as caught:
+        check_context(needed - 1, prompts, 8)
+    assert "sampling.max_new_tokens" in str(caught.value)

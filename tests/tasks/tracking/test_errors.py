@@ -1,0 +1,44 @@
+"""Two of MLflow's errors are answers; every other one is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST
+
+from tasks.tracking.errors import or_none, unless_exists
+
+
+def refusing(code: int) -> Callable[..., str]:
+    def refuse(name: str) -> str:
+        raise MlflowException(f"{name} is refused", error_code=code)
+
+    return refuse
+
+
+def test_what_is_there_is_given_and_what_is_not_is_none() -> None:
+    assert or_none(str.upper, "name") == "NAME"
+    assert or_none(refusing(RESOURCE_DOES_NOT_EXIST), "name") is None
+
+
+def test_what_exists_already_need_not_be_made() -> None:
+    made: list[str] = []
+    unless_exists(made.append, "name")
+    unless_exists(refusing(RESOURCE_ALREADY_EXISTS), name="name")
+    assert made == ["name"]
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (or_none, RESOURCE_ALREADY_EXISTS),
+        (or_none, INTERNAL_ERROR),
+        (unless_exists, RESOURCE_DOES_NOT_EXIST),
+        (unless_exists, INTERNAL_ERROR),
+    ],
+)
+def test_any_other_error_is_raised(call: Callable[..., object], code: int) -> None:
+    with pytest.raises(MlflowException, match="name is refused"):
+        call(refusing(code), "name")
