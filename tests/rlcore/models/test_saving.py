@@ -1,0 +1,82 @@
+"""Checkpoint folders that are whole or not there, rounding like the start, and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlcore.errors import StorageError
+from rlcore.models.saving import files_digest, narrow_like, new_folder, weights_digest
+
+
+def checkpoint(folder: Path, dtype: str, **tensors: torch.Tensor) -> Path:
+    folder.mkdir()
+    save_file({name: value.clone() for name, value in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"dtype": dtype, "hidden_size": 2}), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "made") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text("text", encoding="utf-8")
+        (folder / "sub" / "file").chmod(0o600)
+        assert not (tmp_path / "made").exists()
+    assert (tmp_path / "made" / "sub" / "file").read_text(encoding="utf-8") == "text"
+    assert (tmp_path / "made" / "sub" / "file").stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_nothing_is_left_of_a_folder_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="No space"), new_folder(tmp_path / "made") as folder:
+        (folder / "file").write_text("half", encoding="utf-8")
+        raise OSError(28, "No space left on device")
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "made") as folder:
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_exists_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    with pytest.raises(StorageError, match="exists already"), new_folder(tmp_path / "made"):
+        pytest.fail("the block ran")
+
+
+def test_weights_become_half_where_those_of_the_start_are_half(tmp_path: Path) -> None:
+    exact = torch.tensor([1.0009765625])  # between two neighbours of bfloat16
+    start = checkpoint(tmp_path / "start", "bfloat16", trunk=exact.bfloat16(), norm=exact)
+    made = checkpoint(tmp_path / "made", "float32", trunk=exact, norm=exact, head=exact)
+    (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 12}}), encoding="utf-8")
+    narrow_like(made, start)
+    found = load_file(made / "model.safetensors")
+    assert {name: value.dtype for name, value in found.items()} == {
+        "trunk": torch.bfloat16,
+        "norm": torch.float32,
+        "head": torch.float32,
+    }
+    assert float(found["trunk"]) == 1.0
+    assert torch.equal(found["norm"], exact)
+    assert json.loads((made / "config.json").read_text(encoding="utf-8")) == {"dtype": "bfloat16", "hidden_size": 2}
+    index = json.loads((made / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert index == {"metadata": {"total_size": 2 + 4 + 4}}
+
+
+def test_nothing_is_touched_where_the_start_is_whole(tmp_path: Path) -> None:
+    start = checkpoint(tmp_path / "start", "float32", trunk=torch.ones(2))
+    made = checkpoint(tmp_path / "made", "float32", trunk=torch.ones(2))
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    narrow_like(made, start)
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+
+
+def test_the_digest_of_weights_is_of_their_files_in_the_order_of_names(tmp_path: Path) -> None:
+    for name, text in (("b.safetensors", b"two"), ("a.safetensors", b"one"), ("config.json", b"{}")):
+        (tmp_path / name).write_bytes(text)
+    assert weights_digest(tmp_path) == hashlib.sha256(b"onetwo").hexdigest()
+    assert files_digest([tmp_path / "config.json"]) == hashlib.sha256(b"{}").hexdigest()
+    assert files_digest([]) == hashlib.sha256(b"").hexdigest()
