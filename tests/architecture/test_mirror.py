@@ -1,0 +1,140 @@
+"""The tests mirror the tree: a module has tests under its own path, or is listed with those that drive it.
+
+A module without a function says what is, and has nothing to test.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source_files import ROOT, modules
+
+PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/")
+
+# By the test, below tests/: parts of what it tests as a whole. A flow's test runs steps, pages and flows in order.
+DRIVEN_BY = {
+    "data_contracts/test_adapters": (
+        "data_contracts/convert",
+        "data_contracts/generated",
+        "data_contracts/public_adapters",
+    ),
+    "data_contracts/test_contracts": (
+        "data_contracts/contract",
+        "data_contracts/demonstrations",
+        "data_contracts/errors",
+        "data_contracts/evaluations",
+        "data_contracts/preference_pairs",
+        "data_contracts/prompts",
+        "data_contracts/ranked_sets",
+        "data_contracts/rollouts",
+    ),
+    "data_contracts/test_gate": (
+        "data_contracts/budget",
+        "data_contracts/fields",
+        "data_contracts/records",
+        "data_contracts/report",
+        "data_contracts/rules",
+    ),
+    "data_contracts/test_reading": ("data_contracts/strict_json",),
+    "flows/test_bad_input": ("flows/__main__",),
+    "flows/test_post_train": (
+        "flows/compare",
+        "flows/evaluate",
+        "flows/import_sft",
+        "flows/online_rl",
+        "flows/prepare_data",
+        "flows/reward_model",
+        "flows/run",
+        "flows/sft",
+        "tasks/steps/compare",
+        "tasks/steps/evaluate",
+        "tasks/steps/import_sft",
+        "tasks/steps/prepare_sampled",
+        "tasks/steps/reward_model",
+        "tasks/steps/sft",
+    ),
+    "flows/test_presets": ("flows/kinds", "flows/stages"),
+    "flows/test_promote": ("flows/rollback", "tasks/pipeline/promotion", "tasks/steps/promote"),
+    "flows/test_report": (
+        "tasks/report/run_data",
+        "tasks/report/run_page",
+        "tasks/report/summary",
+        "tasks/report/training_pages",
+    ),
+    "flows/test_reproduce": ("tasks/pipeline/reproduce",),
+    "flows/test_retrain": ("tasks/pipeline/events",),
+    "flows/test_stage_code": ("tasks/steps/recipe",),
+    "rlcore/loop/test_iteration": ("rlcore/loop/health",),
+    "rlcore/models/test_half_precision": ("rlcore/models/precision",),
+    "rlcore/models/test_loading_gguf": ("rlcore/models/gguf",),
+    "rlcore/models/test_lora": ("rlcore/models/adapter_targets",),
+    "rlcore/rewards/test_grader_pool": ("rlcore/rewards/grader_process",),
+    "rlcore/rewards/test_judge": ("rlcore/rewards/chat_endpoint",),
+    "rlcore/rewards/test_math_verdicts": ("rlcore/rewards/math_verifier", "rlcore/rewards/units"),
+    "rlcore/rewards/test_mix": ("rlcore/rewards/__init__", "rlcore/rewards/base"),
+    "rlcore/rewards/test_procedural": ("rlcore/rewards/procedural_scorer",),
+    "rlcore/rewards/test_table": ("rlcore/rewards/regex_matcher", "rlcore/rewards/user_function"),
+    "rlcore/sampling/test_scripted": ("rlcore/sampling/base",),
+    "rlcore/sampling/vllm/test_server": (
+        "rlcore/sampling/vllm/client",
+        "rlcore/sampling/vllm/metrics",
+        "rlcore/sampling/vllm/process",
+        "rlcore/sampling/vllm/requests",
+    ),
+    "rlcore/sampling/vllm/test_transfer": ("rlcore/sampling/vllm/worker/gloo",),
+    "rlcore/sandbox/test_attacks": ("rlcore/sandbox/runner", "rlcore/sandbox/supervisor"),
+    "rlcore/sandbox/test_pool": ("rlcore/sandbox/base", "rlcore/sandbox/box"),
+    "rlcore/sandbox/test_suite": ("rlcore/sandbox/judge",),
+    "rlcore/test_config": (
+        "rlcore/config/data",
+        "rlcore/config/engine",
+        "rlcore/config/episodes",
+        "rlcore/config/evaluation",
+        "rlcore/config/health",
+        "rlcore/config/rejection",
+        "rlcore/config/retrain",
+        "rlcore/config/rl",
+        "rlcore/config/run",
+        "rlcore/config/training",
+    ),
+    "rlcore/test_graph": ("rlcore/config/faults", "rlcore/config/graph", "rlcore/config/stages"),
+    "rlcore/test_public": ("rlcore/__init__", "rlcore/loop/native"),
+    "rlcore/test_tokenization": ("rlcore/models/scratch",),
+    "rlcore/tools/test_python": ("rlcore/tools/table",),
+    "rlcore/training/test_learner": ("rlcore/training/policy_terms",),
+    "rlcore/training/test_reward_fit": ("rlcore/training/label_audit",),
+    "tasks/pipeline/test_stages": ("tasks/steps/base",),
+    "tasks/steps/test_data": ("tasks/steps/prompt_hashes", "tasks/steps/rows"),
+    "tasks/steps/test_drift": ("tasks/report/drift_page",),
+    "tasks/steps/test_online_rl": ("tasks/steps/rewards",),
+    "tasks/steps/test_reward_figures": ("tasks/report/reward_page",),
+    "tasks/steps/test_reward_gate": ("tasks/report/reward_gate_page",),
+}
+
+
+def has_functions(path: str) -> bool:
+    """Whether a module does something: one without functions declares or gathers names."""
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(modules()[path]))
+
+
+MODULES = sorted(path.removesuffix(".py") for path in modules() if path.startswith(PACKAGES) and has_functions(path))
+
+
+def mirror(module: str) -> Path:
+    """Where the tests of a module stand: ``rlcore/packing`` has ``tests/rlcore/test_packing.py``."""
+    path = Path(module)
+    return ROOT / "tests" / path.parent / f"test_{path.name}.py"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_its_own_tests_or_is_named_with_those_that_drive_it(module: str) -> None:
+    driven = [test for test, parts in DRIVEN_BY.items() if module in parts]
+    assert len(driven) == (0 if mirror(module).is_file() else 1)
+
+
+def test_the_list_names_tests_and_modules_that_exist() -> None:
+    assert [test for test in DRIVEN_BY if not (ROOT / "tests" / f"{test}.py").is_file()] == []
+    assert {module for parts in DRIVEN_BY.values() for module in parts} <= set(MODULES)
