@@ -1,11 +1,11 @@
-"""The axes in the signatures of rlcore's tensor functions, checked at every call that a test makes.
+"""The axes in the signatures of rlcore's tensor functions, checked while tests call them.
 
 rlcore writes ``Float[Tensor, "tokens"]`` for type checkers and readers, and never executes it: production pays nothing
 and does not need jaxtyping. Here an import hook puts a check on each public function, method and dataclass whose
 annotations have axes, before anything imports it. Axes of one name have one length within a call.
 
-A check takes about 5 µs a tensor, as long as the operations in some of these functions, so a function checks its first
-calls in each test alone.
+A check takes about 5 µs a tensor, which is as long as some of these functions take. So only the first calls of each
+function in each test are checked.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from typing import Any, get_type_hints
 ROOMS = ("rlcore.algorithms", "rlcore.loop", "rlcore.models", "rlcore.packing", "rlcore.training", "rlcore.types")
 CALLS = 10  # of each function that are checked in a test
 DTYPES = ("Bool", "Float", "Float64", "Int", "Shaped")
-
-
 _calls: Counter[Any] = Counter()  # that were checked since the test began
 
 
@@ -35,7 +33,7 @@ def begin_test() -> None:
 
 
 def install() -> None:
-    """Check the axes of what is imported from now on; without jaxtyping (the peers' environment) nothing is checked."""
+    """Check the axes in modules that are imported from now on; without jaxtyping, as beside the peers, in none."""
     if find_spec("jaxtyping") is not None:
         sys.meta_path.insert(0, _Finder())
 
@@ -53,7 +51,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Compiles anew each time: what it makes must not be taken for the module's own bytecode."""
+    """Compiles each time: its bytecode must not be taken for that of the module itself."""
 
     def get_code(self, fullname: str) -> CodeType:
         tree = ast.parse(self.get_data(self.path), filename=self.path)
@@ -112,7 +110,7 @@ def checked_function(function: Any) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _calls[call] == CALLS:
+        if _calls[call] >= CALLS:
             return function(*args, **kwargs)
         _calls[call] += 1
         with jaxtyped("context"):  # half as costly as a function that is decorated with it

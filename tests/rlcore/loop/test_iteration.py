@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
 from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
-from rlcore.loop import HeldOut, conclude, iterate, open_run, train, update
+from rlcore.loop import HeldOut, Parts, conclude, iterate, open_run, train, update
 from rlcore.metrics import check_names
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.table import RewardResources, build_rewards, function_reward
@@ -229,14 +229,19 @@ def kl_limit(history: Sequence[Any], iteration: int) -> HealthConfig:
     return HealthConfig(kl=LimitConfig(warn=bound * 0.99, stop=bound, patience=1))
 
 
-def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_parts: MakeParts) -> None:
-    free = make_parts(config=KL, folder="free", health=HealthConfig(action="warn"))
-    with open_run(free, Tape()) as run:
-        course = [weights(free)]
+def course_of(parts: Parts) -> tuple[list[torch.Tensor], Sequence[Mapping[str, float]]]:
+    """The weights before the first iteration and after each, and the metrics of each."""
+    with open_run(parts, Tape()) as run:
+        course = [weights(parts)]
         while not run.is_over:
             iterate(run)
-            course.append(weights(free))
-        history = conclude(run).history
+            course.append(weights(parts))
+        return course, conclude(run).history
+
+
+def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_parts: MakeParts) -> None:
+    free = make_parts(config=KL, folder="free", health=HealthConfig(action="warn"))
+    course, history = course_of(free)
     stopping, tape = make_parts(config=KL, health=kl_limit(history, 5)), Tape()
     outcome = train(stopping, tape)
     # The reading of iteration 4, the last within the bound, is of rollouts that the weights of iteration 3 sampled.
@@ -258,12 +263,7 @@ def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_mor
         "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness),
     }
     free = make_parts(config=config, folder="free", health=HealthConfig(action="warn"))
-    with open_run(free, Tape()) as run:
-        course = [weights(free)]
-        while not run.is_over:
-            iterate(run)
-            course.append(weights(free))
-        history = conclude(run).history
+    course, history = course_of(free)
     stopping, tape = make_parts(config=config, health=kl_limit(history, 6)), Tape()
     outcome = train(stopping, tape)
     assert outcome.stop is not None and outcome.stop.sound == 4 - staleness

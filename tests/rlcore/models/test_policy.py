@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from transformers import PreTrainedModel
 
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.packing import TokenSequence, pack
 from tests import strategies
 from tests.largest_tensor import LargestTensor
 from tests.reference.losses import one_at_a_time
-
-BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-9}
-PRECISIONS = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-# one sequence a batch, split trees (a family of 5 + 3 * 7 does not fit), several rows with padding, all in one batch
-BUDGETS = pytest.mark.parametrize("budget", [1, 20, 70, 1000])
-
-
-def gradients(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """The gradient with respect to all parameters, flat."""
-    parts = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
-    return torch.cat([part.flatten() for part in parts])
-
-
-def weight(place: int) -> float:
-    """Some weight of a token, different for each of its places."""
-    return 0.3 + 0.1 * place
-
-
-def packed_loss(model: PreTrainedModel, sequences: list[TokenSequence], budget: int) -> torch.Tensor:
-    """A weighted sum of all log-probabilities from packed micro-batches."""
-    total = torch.zeros((), dtype=model.dtype)
-    for batch in pack(sequences, tokens_per_microbatch=budget):
-        logprobs, _ = completion_logprobs(model, batch, temperature=0.8)
-        places = (batch.sequence_index + batch.token_index).tolist()
-        total = total + (torch.tensor([weight(place) for place in places], dtype=model.dtype) * logprobs).sum()
-    return total
+from tests.rlcore.models.packed import BOUNDS, BUDGETS, PRECISIONS, gradient_error, packed_loss
 
 
 @PRECISIONS
@@ -54,14 +27,7 @@ def test_packed_log_probabilities_equal_those_of_one_sequence_at_a_time(dtype: t
 @PRECISIONS
 @BUDGETS
 def test_packed_gradients_equal_those_of_one_sequence_at_a_time(dtype: torch.dtype, budget: int) -> None:
-    model, sequences = strategies.tiny_llama(dtype=dtype), strategies.random_sequences(1, max_tokens=9)
-    plain = torch.zeros((), dtype=dtype)
-    for number, sequence in enumerate(sequences):
-        for place, logprob in enumerate(one_at_a_time(model, sequence, temperature=0.8)):
-            plain = plain + weight(number + place) * logprob
-    expected = gradients(plain, model)
-    ours = gradients(packed_loss(model, sequences, budget), model)
-    assert float((ours - expected).norm() / expected.norm()) < BOUNDS[dtype]
+    assert gradient_error(strategies.tiny_llama(dtype=dtype), budget) < BOUNDS[dtype]
 
 
 def test_the_order_of_the_sequences_changes_nothing() -> None:

@@ -17,7 +17,7 @@ from rlcore.models.policy import completion_logprobs
 from rlcore.models.recompute import recompute_layers
 from rlcore.packing import PackedBatch, pack
 from tests import strategies
-from tests.rlcore.models.test_policy import gradients, packed_loss
+from tests.rlcore.models.packed import gradients, packed_loss
 from tests.rlcore.models.test_tree_attention import tree_llama
 
 

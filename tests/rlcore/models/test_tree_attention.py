@@ -17,7 +17,15 @@ from rlcore.models.tree_attention import TREE_ATTENTION, Tree, layout_of, tree_a
 from rlcore.packing import TokenSequence, pack, tree_mask
 from rlcore.sampling.kv_cache import grouped_attention
 from tests import strategies
-from tests.rlcore.models.test_policy import BOUNDS, BUDGETS, PRECISIONS, gradients, one_at_a_time, packed_loss, weight
+from tests.rlcore.models.packed import (
+    BOUNDS,
+    BUDGETS,
+    PRECISIONS,
+    gradient_error,
+    gradients,
+    one_at_a_time,
+    weight,
+)
 
 ROWS = torch.tensor([[0, 0, 1, 2, 2, 3, 3, 3, -1], [0, 1, 1, 1, 1, -1, -1, -1, -1]])
 
@@ -111,14 +119,7 @@ def test_a_layer_makes_a_mask_once_for_all_layers_of_its_window() -> None:
 @PRECISIONS
 @BUDGETS
 def test_gradients_equal_those_of_one_sequence_at_a_time(dtype: torch.dtype, budget: int) -> None:
-    model, sequences = tree_llama(dtype), strategies.random_sequences(1, max_tokens=9)
-    plain = torch.zeros((), dtype=dtype)
-    for number, sequence in enumerate(sequences):
-        for place, logprob in enumerate(one_at_a_time(model, sequence, temperature=0.8)):
-            plain = plain + weight(number + place) * logprob
-    expected = gradients(plain, model)
-    ours = gradients(packed_loss(model, sequences, budget), model)
-    assert float((ours - expected).norm() / expected.norm()) < BOUNDS[dtype]
+    assert gradient_error(tree_llama(dtype), budget) < BOUNDS[dtype]
 
 
 def test_long_sequences_cross_the_blocks_of_the_kernel() -> None:

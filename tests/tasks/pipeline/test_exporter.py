@@ -20,9 +20,9 @@ from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
 from tasks.pipeline.stages import PipelineRun, Stage, run_stage
-from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker
+from tests.toys import no_sections
 
 CONFIG = cast(
     RunConfig, SimpleNamespace(name="tiny", seed=0, stages=open_preset("tiny", ["stages.grpo.algorithm=dapo"]).stages)
@@ -79,10 +79,6 @@ def test_the_running_stage_is_on_the_page_with_its_last_figures_and_then_is_not(
     assert not any(name.startswith("rlcore_") for name, _ in read(port))
 
 
-def nothing(config: RunConfig) -> Sections:
-    return Sections({})
-
-
 def log_twice(context: StageContext) -> StageResult:
     for value in (0.25, 0.75):  # after a resume the last iterations come a second time, which MLflow is not told
         context.tracker.log_metrics({"reward/mean": value}, step=1)
@@ -96,7 +92,7 @@ def test_what_a_stage_logs_is_on_the_page_while_it_runs(port: int, tracked_home:
     store, cache = ArtifactStore(tracked_home.root), StageCache(tracked_home.cache)
     parent = tracker.start_run("tiny", "pipeline", tags={})
     run = PipelineRun(home=tracked_home, store=store, cache=cache, tracker=tracker, experiment="tiny", parent=parent)
-    stage = Stage(name="grpo", version=1, kind="policy", run=log_twice, sections=nothing)
+    stage = Stage(name="grpo", version=1, kind="policy", run=log_twice, sections=no_sections)
     ref = run_stage(stage, CONFIG, {}, run)
     assert (store.path(ref) / "reward").read_text() == "0.75"
     assert not any(name.startswith("rlcore_") for name, _ in read(port))

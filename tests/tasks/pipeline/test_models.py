@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import cast
 
 import pytest
 
-from rlcore.config import HardwareConfig, RunConfig
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
-from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.registry import find_by_sha256, find_number, read_tags
 from tasks.tracking.runs import open_tracker
+from tests.toys import ToyConfig, no_sections
 
 ran: list[str] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    name: str = "toy"
-    seed: int = 0
-    retrain: None = None
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
     ran.clear()
-
-
-def nothing(config: RunConfig) -> Sections:
-    return Sections({})
 
 
 def rows(context: StageContext) -> StageResult:
@@ -51,13 +36,15 @@ def train(context: StageContext) -> StageResult:
     return StageResult(metrics={"eval/accuracy": 0.5})
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=nothing)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), model="sft")
-GRPO = Stage(name="grpo", version=1, kind="policy", run=train, sections=nothing, inputs=("sft", "rows"), model="grpo")
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=no_sections, inputs=("rows",), model="sft")
+GRPO = Stage(
+    name="grpo", version=1, kind="policy", run=train, sections=no_sections, inputs=("sft", "rows"), model="grpo"
+)
 
 
 def run(home: Home, name: str = "toy") -> Mapping[str, ArtifactRef]:
-    config = cast(RunConfig, ToyConfig(name=name))
+    config = ToyConfig.run(name=name)
     return run_pipeline([ROWS, SFT, GRPO], config, ["grpo"], home=home, experiment=name)
 
 

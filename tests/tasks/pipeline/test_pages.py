@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from rlcore.config import HardwareConfig, RunConfig
 from rlcore.errors import DataError
 from tasks.home.settings import Home
 from tasks.pipeline.pages import Result, page_folder
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
-from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
+from tests.toys import ToyConfig, no_sections
 
 ran: list[str] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    name: str = "toy"
-    seed: int = 0
-    retrain: None = None
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
     ran.clear()
-
-
-def nothing(config: RunConfig) -> Sections:
-    return Sections({})
 
 
 def measure(context: StageContext) -> StageResult:
@@ -59,11 +45,11 @@ def draw(result: Result, folder: Path) -> str:
     return text
 
 
-GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=nothing, draw=draw)
+GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=no_sections, draw=draw)
 
 
 def run(home: Home, stage: Stage, name: str = "toy") -> str:
-    config = cast(RunConfig, ToyConfig(name=name))
+    config = ToyConfig.run(name=name)
     ref = run_pipeline([stage], config, ["gate"], home=home, experiment=name)["gate"]
     return (page_folder(home, name, "gate", ref) / "page.md").read_text()
 

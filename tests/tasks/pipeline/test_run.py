@@ -5,7 +5,7 @@ import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from tasks.pipeline.stages import Stage
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import PARENT_TAG, open_tracker
+from tests.toys import ToyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    """Stands for the configuration: stages read it through ``section`` alone, and what is told of them names it."""
-
-    name: str = "toy"
-    seed: int = 0
-    retrain: None = None
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+class StepsConfig(ToyConfig):
     data: Step = field(default_factory=Step)
     sft: Step = field(default_factory=Step)
     rl: Step = field(default_factory=Step)
@@ -48,8 +43,7 @@ def _forget() -> None:
     ran.clear()
 
 
-def config(**changed: Any) -> RunConfig:
-    return cast(RunConfig, ToyConfig(**changed))
+config = StepsConfig.run
 
 
 def data_section(config: RunConfig) -> Sections:

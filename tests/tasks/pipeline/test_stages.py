@@ -21,6 +21,7 @@ from tasks.pipeline.stages import PipelineRun, Stage, parameters, run_stage
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker
+from tests.toys import ToyConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +31,7 @@ class ToySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    """Stands for the configuration: stages read it through ``section`` alone, and what is told of them names it."""
-
-    name: str = "toy"
-    seed: int = 0
-    retrain: None = None
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+class StageConfig(ToyConfig):
     toy: ToySection = field(default_factory=ToySection)
 
 
@@ -48,12 +43,11 @@ def _forget_calls() -> None:
     calls.clear()
 
 
-def config(**changed: Any) -> RunConfig:
-    return cast(RunConfig, ToyConfig(**changed))
+config = StageConfig.run
 
 
 def toy_section(config: RunConfig) -> Sections:
-    return Sections({"value": cast(ToyConfig, config).toy.value})
+    return Sections({"value": cast(StageConfig, config).toy.value})
 
 
 def make_number(context: StageContext) -> StageResult:

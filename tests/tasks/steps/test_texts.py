@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from rlcore.models.scratch import make_tokenizer
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tasks.steps.rows import DemonstrationRow, PairRow
@@ -15,13 +12,6 @@ PAIR = PairRow(
     pair_id="p", set_id="s", messages=QUESTION, chosen="7", rejected="It is 8",
     margin=0.5, probability=0.9, weight=2.0, source="test",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(max_positions=256).save_pretrained(folder)
-    return ChatTokenizer.load(folder)
 
 
 def test_a_demonstration_trains_its_answer_and_not_its_question(tokenizer: ChatTokenizer) -> None:

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.models.scratch import make_tokenizer
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tasks.home.storage import write_table
@@ -18,13 +17,6 @@ from tasks.steps.rows import PromptRow
 from tasks.steps.tokens import check_context, read_prompt_sets, tokenize_prompts
 
 ROW = PromptRow(prompt_id="1", messages=(Message(role="user", content="3+4"),), reference="7", task="sums")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(max_positions=256).save_pretrained(folder)
-    return ChatTokenizer.load(folder)
 
 
 def context_of(folder: Path, **datasets: list[str]) -> Any:

@@ -7,9 +7,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -25,18 +23,7 @@ from tasks.pipeline.stages import Stage
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.lineage import draw, find_lineage, tree_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    name: str = "toy"
-    seed: int = 0
-    retrain: None = None
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-
-
-def section(config: RunConfig) -> Sections:
-    return Sections({})
+from tests.toys import ToyConfig, no_sections
 
 
 def hardware(config: RunConfig) -> Sections:
@@ -59,14 +46,14 @@ def train(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=section, external=rows_digest)
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections, external=rows_digest)
 SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), model="1")
 GRPO = Stage(name="grpo", version=1, kind="policy", run=train, sections=hardware, inputs=("sft", "rows"), model="2")
 
 
 @pytest.fixture
 def refs(tracked_home: Home) -> Mapping[str, ArtifactRef]:
-    config = cast(RunConfig, ToyConfig())
+    config = ToyConfig.run()
     return run_pipeline([ROWS, SFT, GRPO], config, ["grpo"], home=tracked_home, experiment="toy")
 
 

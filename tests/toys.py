@@ -1,0 +1,29 @@
+"""A run's configuration in small, for tests of the pipeline around stages that are none of the project's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from rlcore.config import HardwareConfig, RunConfig
+from tasks.preset.sections import Sections
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    """What the pipeline itself reads of a configuration; a test's own stages read what a subclass adds."""
+
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    @classmethod
+    def run(cls, **changed: Any) -> RunConfig:
+        """A configuration with these fields changed, typed as what it stands for."""
+        return cast(RunConfig, cls(**changed))
+
+
+def no_sections(config: RunConfig) -> Sections:
+    """For a stage that reads nothing of the configuration."""
+    return Sections({})
