@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from data_contracts import preference_pairs
+from data_contracts import preference_pairs, prompts
 from data_contracts.budget import TokenMeter, measure
 from data_contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
 from data_contracts.errors import ContractError
@@ -79,7 +79,7 @@ def check(candidates: Candidates, contract: Contract, limits: GateLimits, *, met
     rules = dataset_rules(
         contract, num_train=limits.num_train, num_eval=limits.num_eval, forbidden=limits.forbidden_prompts
     )
-    results = tuple(_apply(rule, kept) for rule in rules) if len(kept) else ()
+    results = tuple(_apply(rule, clean if rule.rows == "accepted" else kept) for rule in rules) if len(kept) else ()
     faults = [*fatal, *_rate_fault(quarantine, len(clean), limits.max_quarantined)]
     faults += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
     rows = kept[list(contract.columns)]
@@ -127,11 +127,17 @@ def _screen(
     fatal = [str(_quarantine([one], origins)[0]) for one in over if one.is_fatal]
     hashes = pd.Series([prompt_hash(messages) for messages in frame["messages"]], dtype=str, name="prompt_hash")
     clean, origins = _without(pd.concat([frame, measured.lengths, hashes], axis=1), origins, over)
-    if contract is preference_pairs.CONTRACT:
-        opposed = [*preference_pairs.conflicts(clean), *preference_pairs.mixed_sets(clean)]
-        refused += _quarantine(opposed, origins)
-        clean, _ = _without(clean, origins, opposed)
+    opposed = _contradictions(clean, contract)
+    refused += _quarantine(opposed, origins)
+    clean, _ = _without(clean, origins, opposed)
     return clean, tuple(sorted(refused, key=lambda one: one.origin.line)), fatal
+
+
+def _contradictions(clean: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
+    """Rows of which another row says the opposite; tests of code do not contradict each other by being different."""
+    if contract is preference_pairs.CONTRACT:
+        return [*preference_pairs.conflicts(clean), *preference_pairs.mixed_sets(clean)]
+    return prompts.conflicts(clean) if contract is prompts.CONTRACT else []
 
 
 def _require_columns(broken: Sequence[RowComplaint], source: str) -> None:

@@ -9,6 +9,12 @@ from typing import Any
 from data_contracts.errors import ContractError
 from data_contracts.sketches import Sketch
 
+_WARNINGS = {
+    "as_many_rows_as_asked": "there are fewer rows than were asked for",
+    "rows_differ": "some rows have the prompt and the answers of another row",
+    "chosen_is_longer": "the chosen side is longer too often or too seldom",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
@@ -28,8 +34,9 @@ class GateReport:
     ``source``: a path, or who made the rows. ``lines_read``: lines or rows of the source; an adapter may make several
     rows of a line, and rows that are equal in every column are merged (``merged`` went), so ``rows_read`` = rows after
     that, plus the lines that never became rows. ``accepted`` of them passed every row rule; of these as many as were
-    asked for were kept (``num_train``, ``num_eval``). ``digest``: SHA-256 over the canonical JSON of the kept rows.
-    ``reasons``: quarantined rows by reason. ``faults``: why the dataset is refused; empty when it passed.
+    asked for were kept (``num_train``, ``num_eval``), and the others are over. ``digest``: SHA-256 over the canonical
+    JSON of the kept rows. ``reasons``: quarantined rows by reason. ``faults``: why the dataset is refused; empty when
+    it passed.
     """
 
     contract: str
@@ -55,6 +62,25 @@ class GateReport:
     def passed(self) -> bool:
         """Whether training may use these rows."""
         return not self.faults
+
+    @property
+    def over(self) -> int:
+        """Number of rows that were accepted and are not used: more than were asked for."""
+        return self.accepted - self.num_train - self.num_eval
+
+    @property
+    def sentence(self) -> str:
+        """What became of the rows: ``2,000 for training, 300 held out, 2,311 over, 12 quarantined``."""
+        return (
+            f"{self.num_train:,} for training, {self.num_eval:,} held out, {self.over:,} over, "
+            f"{self.quarantined:,} quarantined"
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of rows that passed, a sentence for each rule that warns."""
+        broken = [rule for rule in self.rules if not rule.ok and rule.severity == "warning"]
+        return tuple(f"{_WARNINGS.get(rule.name, rule.name)} ({rule.value:.3g}): {rule.detail}" for rule in broken)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``report.json``."""

@@ -1,4 +1,4 @@
-"""Rules of a whole dataset: functions of the kept rows with their ``prompt_hash`` to (value, ok) and a detail."""
+"""Rules of a whole dataset: functions of its rows with their ``prompt_hash`` to (value, ok) and a detail."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRule:
-    """``error``: the dataset is refused. ``warning``: it goes through, and the report says so."""
+    """``error``: the dataset is refused. ``warning``: it goes through, and the report says so.
+
+    ``rows``: those that the rule looks at. What is wrong with a file is wrong however many of its rows are asked for,
+    so such a rule looks at all ``accepted`` rows; others say what training gets, and look at those that are ``kept``.
+    """
 
     name: str
     check: Callable[[pd.DataFrame], Outcome]
     severity: Literal["error", "warning"]
+    rows: Literal["accepted", "kept"]
 
 
 def dataset_rules(
@@ -36,25 +41,25 @@ def dataset_rules(
 ) -> tuple[DatasetRule, ...]:
     """The rules for one contract; ``forbidden``: hashes of prompts that another dataset evaluates on."""
     rules = [
-        DatasetRule(name="unique_ids", check=lambda frame: unique_ids(frame, contract.id_column), severity="error"),
-        DatasetRule(name="train_and_eval_share_no_prompt", check=disjoint_prompts, severity="error"),
-        DatasetRule(
-            name="train_holds_no_foreign_eval_prompt",
-            check=lambda frame: no_forbidden_prompts(frame, forbidden),
-            severity="error",
-        ),
-        DatasetRule(name="both_splits_have_rows", check=filled_splits, severity="error"),
-        DatasetRule(
-            name="as_many_rows_as_asked",
-            check=lambda frame: enough_rows(frame, num_train, num_eval),
-            severity="warning",
-        ),
-        DatasetRule(name="rows_differ", check=lambda frame: distinct_rows(frame, contract.answers), severity="warning"),
-        DatasetRule(name=f"eval_shares_no_{NGRAM_WORDS}_words", check=ngram_overlap, severity="warning"),
+        _file_rule("unique_ids", lambda frame: unique_ids(frame, contract.id_column)),
+        _file_rule("train_and_eval_share_no_prompt", disjoint_prompts),
+        _file_rule("train_holds_no_foreign_eval_prompt", lambda frame: no_forbidden_prompts(frame, forbidden)),
+        DatasetRule(name="both_splits_have_rows", check=filled_splits, severity="error", rows="kept"),
+        _warning("as_many_rows_as_asked", lambda frame: enough_rows(frame, num_train, num_eval)),
+        _warning("rows_differ", lambda frame: distinct_rows(frame, contract.answers)),
+        _warning(f"eval_shares_no_{NGRAM_WORDS}_words", ngram_overlap),
     ]
     if "rejected" in contract.answers:
-        rules.append(DatasetRule(name="chosen_is_longer", check=length_balance, severity="warning"))
+        rules.append(_warning("chosen_is_longer", length_balance))
     return tuple(rules)
+
+
+def _file_rule(name: str, check: Callable[[pd.DataFrame], Outcome]) -> DatasetRule:
+    return DatasetRule(name=name, check=check, severity="error", rows="accepted")
+
+
+def _warning(name: str, check: Callable[[pd.DataFrame], Outcome]) -> DatasetRule:
+    return DatasetRule(name=name, check=check, severity="warning", rows="kept")
 
 
 def unique_ids(frame: pd.DataFrame, column: str) -> Outcome:
@@ -85,7 +90,8 @@ def filled_splits(frame: pd.DataFrame) -> Outcome:
 def enough_rows(frame: pd.DataFrame, num_train: int, num_eval: int) -> Outcome:
     """Kept rows as a share of those that were asked for."""
     counts = frame["split"].value_counts()
-    detail = f"{counts.get('train', 0)} of {num_train} for training, {counts.get('eval', 0)} of {num_eval} held out"
+    sides = (("train", num_train, "for training"), ("eval", num_eval, "held out"))
+    detail = ", ".join(f"{counts.get(split, 0):,} of {asked:,} {words}" for split, asked, words in sides)
     share = len(frame) / (num_train + num_eval)
     return Outcome(share, share >= 1.0, detail)
 

@@ -21,6 +21,7 @@ from tasks.pipeline.retrain import Past
 from tasks.pipeline.stages import Stage
 from tasks.preset.sections import Sections, data_sections, sections_of, stage_sections
 from tasks.report.comparison import comparison_page
+from tasks.report.data_page import data_page
 from tasks.report.drift_page import drift_page
 from tasks.report.promotion_page import promotion_page
 from tasks.report.reward_gate_page import reward_gate_page
@@ -172,6 +173,7 @@ def _prepare(name: str, config: RunConfig) -> Stage:
         name=prepared(name),
         version=1,
         kind="dataset",
+        draw=data_page,
         run=partial(run_prepare, name=name, held_out=held_out),
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
@@ -185,6 +187,7 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
         name=prepared(name),
         version=1,
         kind="dataset",
+        draw=data_page,
         run=partial(run_prepare_sampled, name=name, policy=policy, prompts=asked, held_out=held_out),
         inputs=(policy, *held_out),
         sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),

@@ -29,7 +29,7 @@ def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
     announce(
         SNAPSHOT,
         {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},
-        f"{ref.rows} rows accepted ({ref.contract})",
+        f"{ref.rows:,} rows for training and held out ({ref.contract})",
     )
 
 

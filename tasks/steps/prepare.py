@@ -53,8 +53,11 @@ def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, he
         metrics={
             "data/accepted": float(report.accepted),
             "data/quarantined": float(report.quarantined),
+            "data/train": float(report.num_train),
+            "data/held_out": float(report.num_eval),
+            "data/over": float(report.over),
         },
-        rows=report.accepted,
+        rows=report.num_train + report.num_eval,
         contract=report.contract,
     )
 
@@ -83,7 +86,9 @@ def record(context: StageContext, report: GateReport) -> None:
         context.tracker.log_dataset(context.folder / f"{split}.parquet", name=report.contract, context=split)
     for name in ("report.json", "quarantine.jsonl"):
         context.tracker.log_artifact(context.folder / name, "data")
-    context.progress(f"{report.accepted} rows accepted, {report.quarantined} quarantined ({report.contract})")
+    context.progress(f"{report.sentence} ({report.contract})")
+    for warning in report.warnings:
+        context.progress(f"warning: {warning}")
 
 
 def token_view(tokenizer: ChatTokenizer) -> TokenView:

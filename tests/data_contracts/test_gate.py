@@ -191,6 +191,54 @@ def test_two_rows_with_one_id_refuse_the_dataset() -> None:
     assert result.report.faults == ("unique_ids: 1, the first is 'p1'",)
 
 
+@pytest.mark.parametrize("num_train", [1, 2, 3, 100])
+def test_what_is_wrong_with_a_file_is_wrong_however_many_of_its_rows_are_asked_for(num_train: int) -> None:
+    repeated = [pair(0), pair(1), pair(2), pair(3, pair_id="p1"), pair(5)]
+    assert check(repeated, num_train=num_train).report.faults == ("unique_ids: 1, the first is 'p1'",)
+    leak = pair(0)["messages"]
+    leaking = [pair(0), pair(1), pair(2), pair(3, messages=leak), pair(5)]
+    (fault,) = check(leaking, num_train=num_train).report.faults
+    assert fault == "train_and_eval_share_no_prompt: 1, the first is 'question 0'"
+
+
+def prompt(number: int, **changes: Any) -> dict[str, Any]:
+    row = pair(number)
+    return {
+        "prompt_id": row["pair_id"],
+        "messages": row["messages"],
+        "reference": str(number),
+        "task": "test",
+        "split": row["split"],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("num_train", [1, 100])
+def test_rows_that_give_one_prompt_two_references_are_all_quarantined(num_train: int) -> None:
+    again = [{"role": "user", "content": " Question  1"}]
+    rows = [prompt(0), prompt(1), prompt(2), prompt(3, messages=again), prompt(5, messages=again, reference="1")]
+    result = check(rows, "prompts", num_train=num_train, max_quarantined=0.6)
+    assert [one.origin.line for one in result.quarantine] == [11, 13, 14]
+    assert result.quarantine[0].excerpt == "p1: '1', p3: '3'"
+    assert result.quarantine[1].excerpt == "p3: '3', p1: '1'"
+    assert {one.reason for one in result.quarantine} == {"another row has the same prompt and another reference"}
+    assert result.kept["prompt_id"].tolist() == ["p0", "p2"]
+
+
+def test_one_prompt_with_one_reference_twice_is_no_contradiction() -> None:
+    ask = prompt(1)["messages"]
+    assert not check([prompt(0), prompt(1), prompt(2, messages=ask, reference="1")], "prompts").quarantine
+
+
+def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_asked() -> None:
+    report = check([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=2).report
+    assert report.sentence == "4 for training, 2 held out, 2 over, 0 quarantined"
+    assert not report.warnings
+    short = check([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=3).report
+    # 4 + 2 of 4 + 3
+    assert short.warnings == ("there are fewer rows than were asked for (0.857): 4 of 4 for training, 2 of 3 held out",)
+
+
 def test_a_prompt_on_both_sides_refuses_the_dataset_also_in_another_spelling() -> None:
     leak = [{"role": "user", "content": " QUESTION  0"}]
     result = check([pair(0), pair(1), pair(2, messages=leak)])
