@@ -11,6 +11,7 @@ import torch
 from rlcore.algorithms.advantages import has_signal
 from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import mask_canary
+from rlcore.errors import RewardError
 from rlcore.evaluation import accuracy, dataset_accuracy
 from rlcore.loop.run import HeldOut, Parts, Run, mixed_by_shares, timed
 from rlcore.rewards.base import RewardFn, check_error_rate, score_each
@@ -35,13 +36,13 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
         with timed(seconds, "rollout"):
             ahead = run.ahead.advance(partial(_rollouts_of, run), iteration, last=parts.config.num_iterations)
         with timed(seconds, "score"):
-            return Drawn(groups=tuple(score_rollouts(parts.reward, ahead)), replaced=())
+            return Drawn(groups=tuple(_score(run, iteration, ahead)), replaced=())
 
     def draw(prompts: Sequence[Prompt], *purpose: int) -> list[list[ScoredRollout]]:
         with timed(seconds, "rollout"):
             groups = _collect(run, prompts, seed=derive_seed(parts.seed, "rollouts", *purpose))
         with timed(seconds, "score"):
-            return score_rollouts(parts.reward, groups)
+            return _score(run, iteration, groups)
 
     prompts = parts.prompts_of(iteration)
     groups = draw(prompts, iteration)
@@ -84,14 +85,24 @@ def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str
 
 
 def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Scores in one batched call over all groups.
+    """Scores in one batched call over all groups."""
+    scores = iter(reward([rollout for group in groups for rollout in group]))
+    return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
+
+
+def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+    """Scored groups; where the grader fails too often, they are recorded with their errors before the run stops.
 
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.
     """
-    scores = iter(reward([rollout for group in groups for rollout in group]))
-    scored = [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
-    check_error_rate([item.score for group in scored for item in group])
+    scored = score_rollouts(run.parts.reward, groups)
+    try:
+        check_error_rate([item.score for group in scored for item in group])
+    except RewardError:
+        run.recorder.rollouts(iteration, Drawn(groups=tuple(scored), replaced=()))
+        run.recorder.flush()
+        raise
     return scored
 
 

@@ -3,8 +3,9 @@
     def brief(rollouts: Sequence[Rollout], *, limit: int = 200) -> list[float | None]: ...
 
 It gets the whole batch and returns one value per rollout, in order; None where it cannot judge. A value may be a list
-of rewards, one for each of the rollout's turns (``rollout.turns``): their sum is the value. An exception in it stops
-the run: a reward that fails for some completions and not for others would be a reward for failing.
+of rewards, one for each of the rollout's turns (``rollout.turns``): their sum is the value. Numbers may be Python's,
+numpy's or torch's, and a boolean is 1 or 0. An exception in it stops the run: a reward that fails for some completions
+and not for others would be a reward for failing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class FunctionReward:
     """A user's function as a reward; its part has the function's name."""
 
     def __init__(self, function: UserFunction, name: str) -> None:
-        self._function, self.name = function, name
+        self._function, self.name, self._file = function, name, _file_of(function)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """
@@ -52,11 +53,12 @@ class FunctionReward:
             raise
         except Exception as error:
             raise self._failure(error, rollouts) from error
+        values = _plain(values)
         if not isinstance(values, list | tuple):
             raise RewardError(f"{self.name} returned {type(values).__name__}, not a list", fix=_ONE_EACH)
         if len(values) != len(rollouts):
             raise RewardError(f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts", fix=_ONE_EACH)
-        return [self._score(value, rollout) for value, rollout in zip(values, rollouts, strict=True)]
+        return [self._score(_plain(value), rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
     def _call(self, rollouts: Sequence[Rollout]) -> Values:
         outcome = self._function(rollouts)
@@ -67,10 +69,13 @@ class FunctionReward:
             return thread.submit(asyncio.run, _finished(outcome)).result()
 
     def _failure(self, error: Exception, rollouts: Sequence[Rollout]) -> RewardError:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = frames[-1]
+        own = next((frame for frame in reversed(frames) if frame.filename == self._file), last)
+        inside = "" if own is last else f" (in {last.name}, {last.filename}:{last.lineno})"
         return RewardError(
-            f"the reward function {self.name} raised {type(error).__name__}: {error}",
-            where=f"{frame.filename}:{frame.lineno}, {self._culprit(rollouts)}",
+            f"the reward function {self.name} raised {type(error).__name__}: {error}{inside}",
+            where=f"{own.filename}:{own.lineno}, {self._culprit(rollouts)}",
             fix="repair the function; where it cannot judge a completion it returns None for it",
         )
 
@@ -86,9 +91,9 @@ class FunctionReward:
     def _score(self, value: Value, rollout: Rollout) -> Score:
         if value is None:
             return ungraded("the function returned None")
-        rewards = tuple(value) if isinstance(value, list | tuple) else (value,)
+        rewards = tuple(map(_plain, value)) if isinstance(value, list | tuple) else (value,)
         where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
-        if any(isinstance(reward, bool) or not isinstance(reward, int | float) for reward in rewards):
+        if not all(isinstance(reward, int | float) for reward in rewards):
             raise RewardError(f"{self.name} returned {value!r}", where=where, fix=_ONE_EACH)
         if not isinstance(value, list | tuple):
             return graded(self.name, float(rewards[0]))
@@ -96,6 +101,18 @@ class FunctionReward:
             what = f"{self.name} returned {len(rewards)} rewards for a rollout of {len(rollout.turns)} turns"
             raise RewardError(what, where=where, fix="return one for each of rollout.turns, or one float for all")
         return replace(graded(self.name, float(sum(rewards))), turn_rewards=tuple(map(float, rewards)))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy or torch as Python's own; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    """The file in which a function, or the class of a callable object, is written; empty where there is none."""
+    inner = inspect.unwrap(function.func if isinstance(function, partial) else function)
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return code.co_filename if code else ""
 
 
 _ONE_EACH = "return a list with one float per rollout, None where the function cannot judge"

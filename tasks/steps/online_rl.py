@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from rlcore.config import RlConfig
+from rlcore.errors import RewardError
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.models.loading import save_model
 from tasks.home.storage import write_json
@@ -39,6 +40,8 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
             outcome = conclude(run)
             recorder.flush()
             return _artifact(context, parts, outcome, runtime)
+    except RewardError as error:
+        raise RewardError(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
     finally:
         recorder.keeper.write()  # also of a run that fails: its rollouts may say why
 

@@ -18,7 +18,7 @@ from data_contracts.gate import GateLimits, GateReport
 from data_contracts.reading import source_of
 from rlcore.canaries import mask_canary
 from rlcore.config import RejectionConfig
-from rlcore.errors import DataError
+from rlcore.errors import DataError, RewardError
 from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.rewards.base import RewardFn, check_error_rate
 from rlcore.rewards.table import build_rewards
@@ -109,6 +109,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
             seed = derive_seed(context.seed, "rejection", number)
             groups = score_groups(sample_groups(sampler, chunk, config, seed=seed), reward)
+            refuse_failing_grader(groups, path)
             mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
             write_rollouts(path, number, groups)
             context.advance("rejection chunks", number + 1, len(paths))
@@ -128,11 +129,23 @@ def sample_groups(
 
 
 def score_groups(groups: Sequence[Sequence[Rollout]], reward: RewardFn) -> list[list[ScoredRollout]]:
-    """Scores in one batched call; a grader that fails too often stops the run."""
-    scores = reward([rollout for group in groups for rollout in group])
-    check_error_rate(scores)
-    waiting = iter(scores)
-    return [[ScoredRollout(rollout=rollout, score=next(waiting)) for rollout in group] for group in groups]
+    """Scores in one batched call."""
+    scores = iter(reward([rollout for group in groups for rollout in group]))
+    return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
+
+
+def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path) -> None:
+    """Stop the run where the grader fails too often; the rollouts then lie in a table of their own, with their errors.
+
+    Raises:
+        RewardError: the grader fails on more than a tenth of the rollouts.
+    """
+    try:
+        check_error_rate([item.score for group in groups for item in group])
+    except RewardError as error:
+        table = path.parent.with_name("not_scored") / path.name  # no chunk: a run that goes on scores them again
+        write_rollouts(table, 0, groups)
+        raise RewardError(error.what, where=str(table), fix=error.fix) from error
 
 
 def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> list[Candidate]:
@@ -243,7 +256,7 @@ def give_account(
     write_json(document, context.folder / "rejection.json")
     context.tracker.log_artifact(context.folder / "rejection.json", "data")
     context.progress(f"{total.kept} of {total.sampled} answers kept, {total.verified} verified")
-    return StageResult(metrics=figures(total), rows=report.accepted, contract=report.contract)
+    return StageResult(metrics=figures(total), rows=report.num_train + report.num_eval, contract=report.contract)
 
 
 def figures(total: Yield) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import SamplingConfig
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RewardError
 from rlcore.loop.rollouts import carries_signal, draw_groups, replacement_metrics
 from rlcore.loop.run import window
 from rlcore.metrics import check_names
@@ -131,6 +132,27 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
     assert sorted(asked) == sorted(map(str, range(NUM_PROMPTS)))  # each prompt once
     assert sorted(ids(drawn.groups) + ids(drawn.replaced)) == sorted(asked)
     assert seconds.keys() == {"rollout", "score"}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(staleness: int) -> None:
+    run = make_run(max_replacements=0, always_right=set())
+    run.parts.reward = lambda rollouts: [Score(value=None, parts={}, error="timeout")] * len(rollouts)
+    said: list[Any] = []
+    run.recorder = SimpleNamespace(
+        rollouts=lambda iteration, drawn: said.append((iteration, drawn)), flush=lambda: said.append("flush")
+    )
+    if staleness:
+        run.parts.config = dataclasses.replace(
+            run.parts.config, sampling=SamplingConfig(max_new_tokens=8, staleness=1), num_iterations=9
+        )
+        run.ahead = SimpleNamespace(advance=lambda rollouts_of, iteration, last: rollouts_of(iteration))
+    with pytest.raises(RewardError, match="12 of 12 rollouts could not be scored"):
+        draw_groups(run, 3, {})
+    (iteration, drawn), flushed = said
+    assert (iteration, flushed) == (3, "flush")
+    assert {item.score.error for group in drawn.groups for item in group} == {"timeout"}
+    assert len(ids(drawn.groups)) == 4
 
 
 def test_what_was_replaced_is_counted() -> None:

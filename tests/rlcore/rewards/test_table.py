@@ -49,6 +49,33 @@ def no_list(rollouts):
 def per_turn(rollouts):
     return [[0.5] * len(r.turns) if r.text else (1.0,) * 3 for r in rollouts]
 
+def decodes(rollouts):
+    import json
+    return [json.loads(r.text) for r in rollouts]
+
+async def decodes_later(rollouts):
+    import json
+    return [json.loads(r.text) for r in rollouts]
+
+def flags(rollouts):
+    return [r.text == "ab" for r in rollouts]
+
+def numpy_scalars(rollouts):
+    import numpy as np
+    return [np.float32(0.5) if r.text else np.bool_(True) for r in rollouts]
+
+def numpy_array(rollouts):
+    import numpy as np
+    return np.array([len(r.text) for r in rollouts])
+
+def tensor(rollouts):
+    import torch
+    return torch.tensor([len(r.text) for r in rollouts])
+
+def numpy_turns(rollouts):
+    import numpy as np
+    return [[np.float64(0.25)] * len(r.turns) if r.text else np.ones(len(r.turns)) for r in rollouts]
+
 not_a_function = 3
 """
 NOTHING = RewardResources()
@@ -144,6 +171,38 @@ def test_an_async_function_is_awaited_also_inside_a_running_loop(
         return [score.value for score in reward(rollouts)]
 
     assert [score.value for score in reward(rollouts)] == asyncio.run(inside()) == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        ("flags", [1.0, 0.0]),
+        ("numpy_scalars", [0.5, 1.0]),
+        ("numpy_array", [2.0, 0.0]),
+        ("tensor", [2.0, 0.0]),
+        ("numpy_turns", [0.25, 1.0]),
+    ],
+)
+def test_a_value_may_be_a_boolean_or_a_number_of_numpy_or_torch(
+    make_rollout: Callable[..., Rollout], user_module: str, function: str, values: list[float]
+) -> None:
+    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
+    scores = reward([make_rollout("ab"), make_rollout("")])
+    assert [score.value for score in scores] == values
+    assert {type(score.value) for score in scores} == {float}
+
+
+@pytest.mark.parametrize("function", ["decodes", "decodes_later"])
+def test_an_exception_inside_a_library_names_the_users_line_and_what_the_library_says(
+    make_rollout: Callable[..., Rollout], user_module: str, function: str
+) -> None:
+    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
+    lines = FUNCTIONS.splitlines()
+    first = next(number for number, line in enumerate(lines, 1) if f"def {function}(" in line)
+    with pytest.raises(RewardError) as caught:
+        reward([make_rollout("1"), make_rollout("oops")])
+    assert f"{MODULE}.py:{first + 2}, rollout of prompt 'p': 'oops'" in caught.value.where
+    assert "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (in raw_decode, " in caught.value.what
 
 
 @pytest.mark.parametrize("function", ["fails", "fails_later"])

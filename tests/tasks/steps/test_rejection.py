@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from rlcore.errors import DataError
+from rlcore.errors import DataError, RewardError
 from rlcore.rejection import REASONS, Candidate, Selection
-from rlcore.types import Message, Prompt
-from tasks.steps.rejection import demonstration, is_usable, require_enough
+from rlcore.types import Message, Prompt, ScoredRollout
+from tasks.home.storage import read_table
+from tasks.steps.rejection import demonstration, is_usable, refuse_failing_grader, require_enough
+from tests import strategies
 
 
 def candidate(prompt_id: str, text: str = "Easy.</think>2") -> Candidate:
@@ -49,3 +54,21 @@ def test_too_few_kept_answers_are_an_error_that_says_where_they_went() -> None:
         require_enough(Selection(kept=(candidate("a"), candidate("a", "other")), dropped=dropped), 10)
     assert "num_samples" in caught.value.fix
     require_enough(Selection(kept=(candidate("a"), candidate("b")), dropped=dropped), 10)
+
+
+def asked(item: ScoredRollout) -> ScoredRollout:
+    """The rollout of a prompt with words."""
+    prompt = replace(item.rollout.prompt, messages=(Message(role="user", content="1+1"),))
+    return replace(item, rollout=replace(item.rollout, prompt=prompt))
+
+
+def test_a_grader_that_fails_leaves_the_rollouts_that_it_failed_on(tmp_path: Path) -> None:
+    chunk = tmp_path / "chunks" / "chunk-00000.parquet"
+    good, bad = (asked(strategies.scored_rollout(value)) for value in (1.0, None))
+    refuse_failing_grader([[good] * 19, [bad]], chunk)
+    assert not list(tmp_path.iterdir())
+    groups: list[list[ScoredRollout]] = [[good, bad]]
+    with pytest.raises(RewardError, match="1 of 2 rollouts could not be scored") as caught:
+        refuse_failing_grader(groups, chunk)
+    assert not chunk.exists()
+    assert read_table(Path(caught.value.where))["error"].tolist() == ["", bad.score.error]
