@@ -18,6 +18,20 @@ _BRACES = re.compile(r"\\(?:boxed|fbox|box)[ ]?\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"^[ \t]*####(?!#)(.*)$", re.MULTILINE)
 _TAGS = re.compile(r"<answer>|</answer>")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
+# The words before a copula, and the copula; the words are bounded, so that matching is quick.
+_LEAD = re.compile(
+    r"(?:(?i:so|thus|hence|then|therefore|finally),? )?"
+    r"([A-Za-z*](?:[A-Za-z',* -]{0,80}?[A-Za-z*])??) ?(?:\b(?:is|are|was|equals)\b:?|[:=]) ?"
+)
+_NO_LEAD = re.compile(
+    r"\b(?:what|how|which|who|whose|when|where|why|if|find|compute|calculate|solve|let|suppose|not|never|no|neither|or"
+    r"|than|least|most|less|more|fewer|about|nearly|almost|half|twice|double|triple|third|quarter|square|cube|root|log"
+    r"|exp|sin|cos|tan|sqrt|minus|negative|plus|times|over|percent|wrong|incorrect|false|except|without)\b|n't\b",
+    re.IGNORECASE,
+)
+# A word too short for one that says what is stated: a variable, or a product of two.
+_VARIABLE = re.compile(r"\b(?!(?:an?|of|in|to|my|our|so|I|he|she|it|we|on|at|a)\b)[A-Za-z]{1,2}\b")
+_ONE_VARIABLE = re.compile(r"[A-Za-z]")
 _MAX_UNWRAPS = 4  # a bound, because each round reads the text again
 # A number in running text, not inside a word, an exponent or a group: the sign is only a sign after a non-operand.
 _NUMBER = re.compile(
@@ -108,6 +122,21 @@ def clean(answer: str) -> str:
         if text == before:
             break
     return text
+
+
+def stated(answer: str) -> str:
+    """What a sentence or an equation states: ``The answer is 18``, ``Total: 18`` and ``x = 18`` give ``18``.
+
+    A variable of one letter, or words without digits, before ``is``, ``:`` or ``=``. A text that begins otherwise is
+    given back as it is, as are questions, negations, and functions of what is asked for (``log x = 18``).
+    """
+    match = _LEAD.match(answer)
+    if match is None:
+        return answer
+    lead, rest = match.group(1), answer[match.end() :]
+    if not _ONE_VARIABLE.fullmatch(lead) and (_NO_LEAD.search(lead) or _VARIABLE.search(lead)):
+        return answer
+    return clean(rest.removeprefix("**") if lead.count("**") % 2 else rest)  # **Answer:** 18
 
 
 def brace_depth(text: str) -> int:

@@ -5,8 +5,9 @@ Rules, strict on purpose, because a policy finds every loose one:
 - the last marked answer counts, ``\boxed{}``, ``####`` or ``<answer>`` (see :mod:`rlcore.rewards.answers`);
 - plain numbers and fractions are equal exactly, as rationals: 0.333 is not 1/3;
 - a percent sign stands on both sides or on neither: 50% is neither 0.5 nor 50;
-- no more ``=`` than the reference has; no second box; no two numbers side by side; ASCII digits only; no list for a
-  number; words that multiply (``million``, ``dozen``) on both sides or on neither; no power tower;
+- a sentence or an equation that states one number states it: ``The answer is 18``, ``x = 18``; besides that no more
+  ``=`` than the reference has; no second box; no two numbers side by side; ASCII digits only; no list for a number;
+  words that multiply (``million``, ``dozen``) do, and elsewhere stand on both sides or on neither; no power tower;
 - a reference in words (``Paris``) is compared as text, without case;
 - everything else is compared by math_verify under further rules (:mod:`rlcore.rewards.math_verifier`), in a process
   that is killed at a deadline. Units are not compared: ``5 cm`` answers ``5``.
@@ -20,10 +21,9 @@ from dataclasses import dataclass
 
 from rlcore.config import Fraction, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer
+from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer, stated
 from rlcore.rewards.base import graded, score_all
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.units import parse_quantity, scale_words, with_percent_sign
 from rlcore.rewards.worked_steps import is_sound_work
 from rlcore.types import CORRECT_FROM, Rollout, Score
@@ -116,6 +116,7 @@ def find_reference(reference: str) -> str:
 
 def decide(answer: str, reference: str, *, evaluated_only: bool) -> bool | None:
     """The verdict without symbolic mathematics; None when that is needed."""
+    answer = _as_stated(answer, reference)
     if not answer or (answer != reference and _is_refused(answer, reference)):
         return False
     expected, given = parse_quantity(reference), parse_quantity(answer)
@@ -125,10 +126,22 @@ def decide(answer: str, reference: str, *, evaluated_only: bool) -> bool | None:
         return False
     if answer == reference:
         return True
+    if scale_words(answer) != scale_words(reference):
+        return False
     words = _WORDS.fullmatch(reference)
     if words is not None and len(words.group(1)) >= _MIN_WORD:
         return _as_words(answer) == _as_words(reference)
     return False if expected is not None and _WORDS.fullmatch(answer) else None
+
+
+def _as_stated(answer: str, reference: str) -> str:
+    """What the answer states, where that is of the reference's kind, a number or words; else the answer as it is."""
+    found = stated(answer)
+    if found == answer or len(answer) > MAX_ANSWER_CHARACTERS:
+        return answer
+    is_number = parse_quantity(found) is not None and parse_quantity(reference) is not None
+    is_word = _WORDS.fullmatch(found) is not None and _WORDS.fullmatch(reference) is not None
+    return found if is_number or is_word else answer
 
 
 def _is_refused(answer: str, reference: str) -> bool:
@@ -140,10 +153,9 @@ def _is_refused(answer: str, reference: str) -> bool:
         or (_HUGE.search(answer) is not None and _HUGE.search(reference) is None)
         or any(character.isnumeric() and not character.isascii() for character in answer)
         or ("%" in answer) != ("%" in reference)
-        or scale_words(answer) != scale_words(reference)
         or len(_EQUALS.findall(answer)) > len(_EQUALS.findall(reference))
         or (_LIST.match(answer) is not None and "[" not in reference)
-        or (_SIDE_BY_SIDE.search(answer) is not None and parse_number(answer) is None)
+        or (_SIDE_BY_SIDE.search(answer) is not None and parse_quantity(answer) is None)
         or "\\box" in answer
         or "\\fbox" in answer
     )

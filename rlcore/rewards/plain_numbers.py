@@ -20,7 +20,11 @@ _REPEATING = re.compile(r"([-+]?)([0-9]{0,200})\.([0-9]{0,200})\\overline ?\{([0
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\,|,\\!)[0-9]{3}){1,60}(?![0-9,])")
 _SEPARATOR = re.compile(r"\{,\}|\\,|,\\!|,")
 _PERCENT = re.compile(r" ?\\?%$")
-_CURRENCY = re.compile(r"^([-+]?) ?\\?[$€£] ?(?=[0-9.])")
+# US$18, $18, ¥3, EUR 5, Rs. 40
+_CURRENCY = re.compile(
+    r"^([-+]?) ?(?:(?:US|USD|CA|C|AU|A|NZ|HK|S|R)?\\?\$|[€£¥₹₩₽]|(?:USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD)(?= )|Rs\.?) ?"
+    r"(?=[0-9.])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ def parse_number(text: str) -> PlainNumber | None:
     r"""Read a plain number exactly; None for anything else (also for a fraction over zero).
 
     Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``3/4``, ``\frac{3}{4}``, ``\frac34``, ``50%``, ``$18``,
-    the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals, ``0.1\overline{6}``.
+    ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals, ``0.1\overline{6}``.
     Digits are ASCII; an exponent has at most two digits and a number at most 200, so reading is always quick.
     """
     written = text.strip().replace("−", "-")

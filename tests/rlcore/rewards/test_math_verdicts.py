@@ -1,7 +1,8 @@
 r"""What answers what: verdicts decided by hand, before they were run. ``R`` answers the reference, ``W`` does not.
 
 The policy behind them (docs/rewards.md): exact values; a percent sign on both sides or on neither; units, currencies
-and degrees are not compared; no ``=`` unless the reference has one; one answer, not two; the kind of brackets counts.
+and degrees are not compared; a sentence or ``x = 5`` states what it ends with, and has no other ``=`` unless the
+reference has one; one answer, not two; the kind of brackets counts.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ PERCENTS_AND_UNITS = [
     ("6 apples", "5", W),
     (r"5 \text{ apples}", "6", W),
     ("5 million", "5", W),
-    ("5 million", "5000000", W),
+    ("5 million", "5000000", R),
     (r"5 \text{ million}", "5", W),
     ("5 dozen", "5", W),
     (r"5\text{ thousand}", "5", W),
@@ -216,7 +217,7 @@ WRAPPERS = [
 EQUATIONS = [
     ("6=5", "5", W),
     ("5=5", "5", W),
-    ("x=5", "5", W),
+    ("x=5", "5", R),  # what x is
     ("5=x", "5", W),
     ("5", "x=5", R),
     ("x=5", "x = 5", R),
