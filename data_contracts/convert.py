@@ -102,8 +102,10 @@ def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
     return frozenset(generator.options), generator.takes_settings
 
 
-def candidates(source: Source, kind: Kind, limits: GateLimits, *, adapter: str) -> Candidates:
+def candidates(source: Source, kind: Kind, limits: GateLimits, *, adapter: str, system: str = "") -> Candidates:
     """Contract rows of a source, each with its split and the place that it came from.
+
+    ``system``: the system prompt of conversations that have none; empty: none.
 
     Raises:
         ContractError: unknown adapter, or a ``split`` that some rows have and others have not.
@@ -114,7 +116,7 @@ def candidates(source: Source, kind: Kind, limits: GateLimits, *, adapter: str) 
     rejected = list(source.rejected)
     for one in source.rows:
         try:
-            made = convert(one.values)
+            made = [_completed(row, one.split, system) for row in convert(one.values)]
         except RowFault as fault:
             rejected.append(_reject(one, fault))
         else:
@@ -130,6 +132,21 @@ def candidates(source: Source, kind: Kind, limits: GateLimits, *, adapter: str) 
         lines_read=source.num_lines,
         merged=len(rows) - len(places),
     )
+
+
+def _completed(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
+    """A contract row with the side that its source is for, and with a system prompt.
+
+    Raises:
+        RowFault: it says itself that it is for the other side.
+    """
+    if split and row.get("split", split) != split:
+        raise RowFault("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])
+    given = {"split": split} if split else {}
+    messages = row["messages"]
+    if system and not (messages and messages[0]["role"] == "system"):
+        given["messages"] = [{"role": "system", "content": system}, *messages]
+    return {**row, **given}
 
 
 def _frame(rows: list[dict[str, Any]], kind: Kind, limits: GateLimits, *, where: str) -> pd.DataFrame:

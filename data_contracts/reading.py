@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,6 +61,23 @@ def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
     """Rows that are in memory already: generated, or of a table."""
     numbered = (SourceRow(origin=Origin(line=number), values=row) for number, row in enumerate(rows, 1))
     return Source(name=name, rows=tuple(numbered))
+
+
+def joined(train: Source, held_out: Source) -> Source:
+    """The rows of two sources, those of the first for training and those of the second held out."""
+    parts = [_named(train, "train"), _named(held_out, "eval")]
+    return Source(
+        name=" and ".join(part.name for part in parts),
+        rows=tuple(row for part in parts for row in part.rows),
+        rejected=tuple(line for part in parts for line in part.rejected),
+    )
+
+
+def _named(source: Source, split: str) -> Source:
+    """The source, each of whose rows knows where it is from and what it is for."""
+    rows = (replace(row, origin=replace(row.origin, source=source.name), split=split) for row in source.rows)
+    rejected = (replace(line, origin=replace(line.origin, source=source.name)) for line in source.rejected)
+    return replace(source, rows=tuple(rows), rejected=tuple(rejected))
 
 
 def _read_jsonl(path: Path) -> Source:

@@ -17,20 +17,22 @@ class Origin:
 
     ``line``: line of a JSONL file or row of a table, from 1. ``offset``: bytes before the line (0 for tables and
     generated rows). ``digest``: SHA-256 of the line's bytes without its line end (of its first MB,
-    when it is longer; of the row's canonical JSON for tables).
+    when it is longer; of the row's canonical JSON for tables). ``source``: which one, where a data set has two.
     """
 
     line: int
     offset: int = 0
     digest: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRow:
-    """One row as it was read, before any adapter."""
+    """One row as it was read, before any adapter. ``split``: the side that its source is for, if it is for one."""
 
     origin: Origin
     values: Mapping[str, Any]
+    split: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +50,15 @@ class Quarantined:
             "line": self.origin.line,
             "offset": self.origin.offset,
             "digest": self.origin.digest,
+            "source": self.origin.source,
             "field": self.field,
             "excerpt": self.excerpt,
             "reason": self.reason,
         }
 
     def __str__(self) -> str:
-        return f"line {self.origin.line}, {self.field or 'row'}: {self.reason} ({self.excerpt!r:.80})"
+        place = f"{self.origin.source}, " if self.origin.source else ""
+        return f"{place}line {self.origin.line}, {self.field or 'row'}: {self.reason} ({self.excerpt!r:.80})"
 
 
 def excerpt(value: object) -> str:

@@ -27,6 +27,8 @@ from rlcore.types import Message, Role
 
 _PLACEHOLDER = re.compile("\ue000\\d+\ue001")
 _OPEN_THOUGHT = re.compile(r"<think>(?!.*</think>).*\Z", re.DOTALL)
+_CLOSED_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model*", "spiece.model", "*.bpe.model", "vocab.*", "*.tiktoken")
 _TEMPLATE_FIX = "name a Jinja file of a chat template that fits the model in model.chat_template"
 
 
@@ -63,7 +65,7 @@ class ChatTokenizer:
             backend=backend,
             eos_ids=eos_ids,
             end_of_turn=end_of_turn,
-            special_tokens=_special_tokens(backend),
+            special_tokens=special_tokens_of(backend),
             prefill=prefill,
         )
         check_template(tokenizer)
@@ -145,6 +147,7 @@ def load_backend(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: missing or damaged tokenizer, missing chat template.
     """
+    require_vocabulary(folder)
     try:
         backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception
@@ -154,26 +157,38 @@ def load_backend(folder: Path) -> PreTrainedTokenizerBase:
             fix="the folder must hold tokenizer.json and tokenizer_config.json beside the weights",
         ) from error
     if not backend.chat_template:
-        raise ModelError("the tokenizer has no chat template", where=str(folder), fix=_TEMPLATE_FIX)
+        absent = [name for name in ("chat_template.jinja", "tokenizer_config.json") if not (folder / name).is_file()]
+        without = f": the folder has no {' and no '.join(absent)}" if absent else ""
+        raise ModelError(f"the tokenizer has no chat template{without}", where=str(folder), fix=_TEMPLATE_FIX)
     return backend
 
 
-def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def require_vocabulary(folder: Path) -> None:
+    """Raises ModelError where a model's folder has no file of a tokenizer: libraries make an empty one then."""
+    if not any(list(folder.glob(pattern)) for pattern in _VOCABULARIES):
+        raise ModelError(
+            "the model's folder has no tokenizer.json",
+            where=str(folder),
+            fix="copy tokenizer.json and tokenizer_config.json from where the weights came from",
+        )
+
+
+def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bool = False) -> tuple[int, ...]:
     """Every end-of-sequence id: those of the generation configuration (else of the model's), then the tokenizer's.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is none, and it is not ``optional``.
     """
     declared = _read_json(folder / "generation_config.json").get("eos_token_id")
     if declared is None:
         declared = _read_json(folder / "config.json").get("eos_token_id")
     ids = [*(declared if isinstance(declared, list) else [declared]), backend.eos_token_id]
     unique = tuple(dict.fromkeys(number for number in ids if number is not None))
-    if not unique:
+    if not unique and not optional:
         raise ModelError(
             "no end-of-sequence id is declared, so no completion would ever end",
             where=str(folder / "generation_config.json"),
-            fix="add eos_token_id there",
+            fix="name the control token that ends a turn in model.extra_eos",
         )
     return unique
 
@@ -270,7 +285,9 @@ def _assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) ->
     tail_ids = _encode(backend, tail, is_template=True)
     end = next((place for place, number in enumerate(tail_ids) if number in eos_ids), None)
     problem = ""
-    if not head.startswith(prompt.removesuffix(prefill)):
+    # A thought that the generation prompt begins, or skips by an empty one, need not be in what was said.
+    openings = (prompt.removesuffix(prefill), _CLOSED_THOUGHT.sub("", prompt))
+    if not head.startswith(openings):
         problem = f"the generation prompt {prompt!r} is not how it begins the assistant's turn in {demonstration!r}"
     elif end is None:
         problem = f"it ends the assistant's turn with {tail!r}, which holds none of the EOS ids {list(eos_ids)}"
@@ -281,7 +298,8 @@ def _assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) ->
     return prefill, tail_ids[: end + 1]
 
 
-def _special_tokens(backend: PreTrainedTokenizerBase) -> dict[str, int]:
+def special_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The control tokens of a tokenizer, text to id."""
     named = dict(zip(backend.all_special_tokens, backend.all_special_ids, strict=True))
     return named | {token.content: number for number, token in backend.added_tokens_decoder.items() if token.special}
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveInt, Scalar
 from rlcore.errors import ConfigError
 
 POLICY = "policy"  # the adapter of pairs that a policy samples
+HUB = "hub:"
+_FILE_SOURCES = ("folder", "gguf")
+# Where a preset's document names files, and the keys that do.
+_PATHS = (
+    (("data", "*"), ("path", "eval_path")),
+    (("model",), ("chat_template",)),
+    (("stages", "*", "sampling", "episodes"), ("corpus",)),
+    (("stages", "*", "rewards", "*", "options"), ("template",)),
+)
+_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")  # what the pipeline gives a chat template
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
 
 
@@ -61,6 +74,11 @@ class ModelConfig:
     ``source``: ``scratch`` (a new Llama of ``shape``), ``hub`` (``path`` is ``org/name``, ``revision`` a 40-hex
     commit), ``folder`` (``path``), ``gguf`` (``path`` to the file), ``package`` (``path`` is an installed Python
     package that carries ``file``, a GGUF), ``registry`` (``path`` is an MLflow model URI).
+
+    ``template_arguments``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``: control
+    tokens that end a completion beside those that the model declares, such as ``<|im_end|>`` for a base model of which
+    the template writes it. Both become a part of the imported checkpoint, and so of every model that is trained from
+    it. ``system``: the system prompt of the data sets that name none of their own.
     """
 
     source: Literal["scratch", "hub", "folder", "gguf", "package", "registry"]
@@ -69,7 +87,23 @@ class ModelConfig:
     file: str = ""
     licence: str = ""
     chat_template: str = ""  # path of a Jinja file; empty: the model's own
+    template_arguments: Mapping[str, Scalar] = field(default_factory=dict)
+    extra_eos: tuple[str, ...] = ()
+    system: str = ""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
+
+    def __post_init__(self) -> None:
+        if self.source != "scratch" and not self.path:
+            raise ConfigError(f"path: required with source = {self.source!r}, but missing")
+        for name in self.template_arguments:
+            if not name.isidentifier() or name in _GIVEN:
+                raise ConfigError(f"template_arguments.{name}: not a variable that a preset may set in a chat template")
+
+    @property
+    def without_folders(self) -> ModelConfig:
+        """The same, files by their names alone: keys count their content, wherever they lie."""
+        path = Path(self.path).name if self.source in _FILE_SOURCES else self.path
+        return replace(self, path=path, chat_template=Path(self.chat_template).name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +114,28 @@ class DatasetConfig:
     ``path`` is a JSONL or Parquet file, or ``hub:org/name@revision``; empty for adapters that generate their rows or
     ``policy`` (pairs sampled from the checkpoint ``policy`` and graded). When ``path`` does not exist and ``fallback``
     is set, that adapter is used instead.
+
+    Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
+    ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
+    ``system``: the system prompt of conversations that have none; empty: the model's.
     """
 
     contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
     adapter: str
     path: str = ""
+    eval_path: str = ""
     fallback: str = ""
     policy: str = ""
     num_train: PositiveInt
     num_eval: PositiveInt
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
-    max_quarantined: Fraction = 0.01
+    max_quarantined: Fraction = 0.01  # the largest share of rows that may break the contract
+    system: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.eval_path and (not self.path or self.adapter == POLICY):
+            raise ConfigError("eval_path names the held-out rows of a data set whose path names the others: name both")
 
     @property
     def has_prompts(self) -> bool:
@@ -102,3 +146,51 @@ class DatasetConfig:
     def is_sampled(self) -> bool:
         """Whether its rows may be sampled from a policy of the run."""
         return POLICY in (self.adapter, self.fallback)
+
+    @property
+    def without_folders(self) -> DatasetConfig:
+        """The same, files by their names alone: keys count their content, wherever they lie."""
+        paths = (each if each.startswith(HUB) else Path(each).name for each in (self.path, self.eval_path))
+        return replace(self, **dict(zip(("path", "eval_path"), paths, strict=True)))
+
+
+def anchored(document: Mapping[str, Any], folder: Path, *, source: object) -> dict[str, Any]:
+    """A preset's document whose relative paths, which start at ``folder``, start at the current folder.
+
+    ``source``: that of the model, which says whether ``model.path`` names a file. A path that leads out of the current
+    folder becomes absolute.
+    """
+    found = copy.deepcopy(dict(document))
+    model = ((("model",), ("path",)),) if source in _FILE_SOURCES else ()
+    for place, keys in (*_PATHS, *model):
+        for table in _tables(found, *place):
+            for key in keys:
+                if isinstance(table.get(key), str) and table[key] and not table[key].startswith(HUB):
+                    table[key] = _from_here(folder / table[key])
+    return found
+
+
+def tried(path: str) -> str:
+    """The path of a file that is not there, whole, and what relative paths are relative to."""
+    return f"{Path(path).absolute()} (relative paths start at the preset's own file, those of --set at {Path.cwd()})"
+
+
+def _from_here(path: Path) -> str:
+    whole, here = Path(os.path.normpath(path.absolute())), Path.cwd()
+    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+
+
+def _tables(node: object, *place: str) -> Iterator[dict[str, Any]]:
+    """The tables at a place of a document; ``*`` stands for every key of a table and every item of a list."""
+    if not place:
+        if isinstance(node, dict):
+            yield node
+        return
+    first, *rest = place
+    children: list[object] = []
+    if isinstance(node, dict):
+        children = list(node.values()) if first == "*" else [node.get(first)]
+    elif isinstance(node, list) and first == "*":
+        children = node
+    for child in children:
+        yield from _tables(child, *rest)

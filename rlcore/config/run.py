@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcore.config.bounds import NonNegativeInt
-from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig
+from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, anchored
 from rlcore.config.engine import EngineConfig
 from rlcore.config.evaluation import EvaluationConfig
 from rlcore.config.faults import graph_faults
@@ -96,23 +97,33 @@ def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     what the other has and this one does not: ``without = ["stages.ppo", "promotion"]``; as an
     override it leaves out what this preset has.
 
+    Relative paths of files start at the preset that names them; those of the presets in ``library`` and of overrides
+    start at the current folder. A licence belongs to the model that it stands beside: a preset or an override that
+    names another model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
+
     Raises:
-        ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds.
+        ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds, a
+            required key that nothing sets.
     """
-    document = _read_with_bases(path, library or path.parent, ())
+    document = _read_with_bases(path, library, ())
+    changed = copy.deepcopy(document)
     for override in overrides:
-        apply_override(document, override)
+        apply_override(changed, override)
+    if not any(override.startswith("model.licence=") for override in overrides):
+        _drop_old_licence(document, changed)
+    document = changed
     _leave_out(document, document.pop("without", []), where=str(path))
+    _require(document, document.pop("requires", []), where=str(path))
     return build(RunConfig, document, source=str(path))
 
 
-def _read_with_bases(path: Path, library: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
     if path in above:
         raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
     document = _read_toml(path)
     base = document.pop("extends", None)
     if base is None:
-        return document
+        return _located(document, path, library, document)
     if not isinstance(base, str) or Path(base).name != base:
         raise ConfigError(
             f"extends = {base!r} is not the name of a preset",
@@ -120,10 +131,45 @@ def _read_with_bases(path: Path, library: Path, above: tuple[Path, ...]) -> dict
             fix="name a committed preset, or one of the same folder, without .toml",
         )
     beside = path.with_name(f"{base}.toml")
-    base_path = beside if beside.is_file() else library / beside.name
+    base_path = beside if beside.is_file() or library is None else library / beside.name
     inherited = _read_with_bases(base_path, library, (*above, path))
     _leave_out(inherited, document.pop("without", []), where=str(path))
-    return _merge(inherited, document)
+    merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
+    own = document.get("model")
+    if not isinstance(own, Mapping) or "licence" not in own:
+        _drop_old_licence(inherited, merged)
+    return merged
+
+
+def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
+    """Take the licence out of the document ``new`` where its model is another one than in ``old``."""
+    before, after = old.get("model"), new.get("model")
+    if not isinstance(before, Mapping) or not isinstance(after, dict):
+        return
+    if any(before.get(key) != after.get(key) for key in ("source", "path", "file")):
+        after.pop("licence", None)
+
+
+def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) -> None:
+    """Raises ConfigError with every key of a list that a document does not have."""
+    missing = []
+    for key in keys:
+        node: Any = document
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if node is None or node == "":
+            missing.append(f"{key}: required of a preset that extends this one, but missing")
+    if missing:
+        fix = "set each in the preset, or with --set"
+        raise ConfigError("the preset is not whole:\n    " + "\n    ".join(missing), where=where, fix=fix)
+
+
+def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its paths as they are from here; ``merged`` has the model's source, if a base names it."""
+    if library is not None and path.parent.resolve() == library.resolve():
+        return document
+    model = merged.get("model")
+    return anchored(document, path.parent, source=model.get("source") if isinstance(model, Mapping) else None)
 
 
 def _leave_out(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.utils import logging as transformers_logging
 
 from rlcore.config import ModelConfig
+from rlcore.config.data import tried
 from rlcore.errors import ModelError
 from rlcore.models.architectures import max_positions
 from rlcore.models.batches import choose_attention
@@ -29,7 +30,8 @@ from rlcore.models.check import check_model
 from rlcore.models.gguf import find_package_file, read_gguf
 from rlcore.models.saving import files_digest, narrow_like, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.tokenization import ChatTokenizer, read_eos_ids
+from rlcore.models.starting_tokenizer import control_token, with_arguments
+from rlcore.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -75,7 +77,9 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
             backend.chat_template = _read_template(Path(config.chat_template))
         elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
             backend.chat_template = backend.get_chat_template()
-        _write(model, backend, temporary)
+        if config.template_arguments:
+            backend.chat_template = with_arguments(backend.chat_template or "", config.template_arguments)
+        _write(model, backend, temporary, extra_eos=config.extra_eos)
         tokenizer = ChatTokenizer.load(temporary)
         _verify(temporary, model, tokenizer)
         card = _card(config, model, tokenizer, weights_sha256=weights_digest(temporary))
@@ -159,7 +163,12 @@ def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, Pr
 
 def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not (folder / "config.json").is_file():
-        raise ModelError("there is no model in this folder", where=str(folder), fix="correct model.path")
+        raise ModelError(
+            "there is no model in this folder: config.json is missing",
+            where=tried(str(folder)),
+            fix="correct model.path",
+        )
+    require_vocabulary(folder)
     model = _from_pretrained(folder, dtype="auto", local_files_only=True)
     return model, _read_tokenizer(folder, local_files_only=True)
 
@@ -220,13 +229,15 @@ def _read_template(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the chat template cannot be read: {error}", where=str(path)) from error
+        raise ModelError(f"the chat template cannot be read: {error}", where=tried(str(path))) from error
 
 
-def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Path) -> None:
+def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
     model.save_pretrained(folder)
     backend.save_pretrained(folder)
-    ids = {"eos_token_id": list(read_eos_ids(folder, backend)), "pad_token_id": backend.pad_token_id}
+    extra = [control_token(backend, text) for text in extra_eos]
+    eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
+    ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
     # Fresh, because a model's own may ask for top-p or top-k, and an engine would then sample a filtered distribution.
     GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
 

@@ -2,7 +2,7 @@
 
 What a stage is given is also what its key counts, but for an engine: that counts by the numbers that it gives. Where
 an engine runs, how many servers share its work and how weights reach them change no result, so a run that goes on
-another machine finds what it computed.
+another machine finds what it computed. Files of data and models count by their names: what is in them, a digest counts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcore.config import (
+    DatasetConfig,
     EngineConfig,
     EvaluationConfig,
+    ModelConfig,
     RejectionStage,
     RlStage,
     RunConfig,
@@ -54,7 +56,9 @@ def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[st
 
 def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
     """A data set as ``data``, a table of that one alone, and the named sections."""
-    return Sections({"data": {name: config.data[name]}, **{each: section_of(config, each) for each in names}})
+    data = config.data[name]
+    data = replace(data, system=data.system or config.model.system)
+    return Sections({"data": {name: data}, **{each: section_of(config, each) for each in names}})
 
 
 def section_of(config: RunConfig, name: str) -> Any:
@@ -83,6 +87,10 @@ def _named(config: RunConfig, sampling: SamplingConfig) -> SamplingConfig:
 
 
 def _counted(section: Any) -> Any:
+    if isinstance(section, Mapping):
+        return {name: _counted(each) for name, each in sorted(section.items())}
+    if isinstance(section, DatasetConfig | ModelConfig):
+        return to_dict(section.without_folders)
     if isinstance(section, EngineConfig):
         return to_dict(section.numbers)
     if isinstance(section, EvaluationConfig):

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_contracts import code_tasks, convert, gate
-from data_contracts.adapters import CONTRACTS, Kind
+from data_contracts.adapters import Kind
 from data_contracts.budget import TokenMeter
 from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
-from data_contracts.gate import GateLimits, GateReport, GateResult
-from data_contracts.reading import Source, read_source, source_of
+from data_contracts.gate import Candidates, GateLimits, GateReport, GateResult
+from data_contracts.reading import Source, joined, read_source, source_of
 from rlcore.config import DatasetConfig
+from rlcore.config.data import HUB, tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.home.artifacts import file_sha256
@@ -26,7 +27,9 @@ from tasks.steps.code_tasks import without_broken_tests
 DatasetKind = Kind
 POLICY = "policy"  # not an adapter of ours: pairs that the SFT policy samples
 GENERATED = "generated"
-_HUB = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?")
+_HUB = re.compile(
+    r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,28 +76,25 @@ def prepare_dataset(
     adapter = resolve_adapter(config)
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
-    contract = code_tasks.CONTRACT if config.contract == "code_tasks" else None
-    return prepare_source(kind, source, limits, adapter=adapter, tokens=tokens, folder=folder, contract=contract)
+        contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
+        candidates = convert.candidates(source, kind, limits, adapter=adapter, system=config.system)
+    return _prepare(candidates, contract, limits, tokens=tokens, folder=folder)
 
 
 def prepare_source(
-    kind: DatasetKind,
-    source: Source,
-    limits: GateLimits,
-    *,
-    adapter: str,
-    tokens: TokenView,
-    folder: Path,
-    contract: Contract | None = None,
+    kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
 ) -> GateReport:
-    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised.
-
-    ``contract`` left out: the adapter's own.
-    """
+    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised."""
     with _contract_errors():
         candidates = convert.candidates(source, kind, limits, adapter=adapter)
-        own = CONTRACTS[kind] if adapter == POLICY else convert.contract_of(adapter, kind)
-        contract = contract or own
+        contract = convert.contract_of(adapter, kind)
+    return _prepare(candidates, contract, limits, tokens=tokens, folder=folder)
+
+
+def _prepare(
+    candidates: Candidates, contract: Contract, limits: GateLimits, *, tokens: TokenView, folder: Path
+) -> GateReport:
+    with _contract_errors():
         if contract is code_tasks.CONTRACT:
             candidates = without_broken_tests(candidates)
         result = gate.check(candidates, contract, limits, meter=_meter(tokens))
@@ -108,7 +108,7 @@ def resolve_adapter(config: DatasetConfig) -> str:
     Raises:
         ConfigError: unknown adapter.
     """
-    is_missing = bool(config.path) and not config.path.startswith("hub:") and not Path(config.path).exists()
+    is_missing = bool(config.path) and not config.path.startswith(HUB) and not Path(config.path).exists()
     adapter = config.fallback if is_missing and config.fallback else config.adapter
     for name in {config.adapter, config.fallback, adapter} - {"", POLICY}:
         with _contract_errors(ConfigError):
@@ -141,6 +141,8 @@ def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
 def source_digest(config: DatasetConfig) -> str:
     """What the rows are made from, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
 
+    Of two sources, both.
+
     Raises:
         ConfigError: unknown adapter, malformed hub path.
         DataError: the file cannot be read.
@@ -148,14 +150,18 @@ def source_digest(config: DatasetConfig) -> str:
     adapter = resolve_adapter(config)
     if adapter == POLICY or convert.is_generator(adapter):
         return GENERATED
-    if config.path.startswith("hub:"):
-        return _hub_parts(config.path)["revision"]
+    return " ".join(_digest_of(path, adapter) for path in (config.path, config.eval_path) if path or not config.path)
+
+
+def _digest_of(path: str, adapter: str) -> str:
+    if path.startswith(HUB):
+        return _hub_parts(path)["revision"]
     try:
-        return file_sha256(Path(config.path))
+        return file_sha256(Path(path))
     except OSError as error:
         raise DataError(
             f"cannot read the dataset: {error.strerror}",
-            where=config.path or "path is empty",
+            where=tried(path) if path else "path is empty",
             fix=f"set path to a file for the adapter {adapter!r}, or set fallback",
         ) from error
 
@@ -169,18 +175,22 @@ def _source(kind: DatasetKind, adapter: str, config: DatasetConfig, seed: int) -
         return convert.generate(
             kind, adapter, num_train=config.num_train, num_eval=config.num_eval, seed=seed, options=options
         )
-    if config.path.startswith("hub:"):
-        return _read_hub(config.path)
-    return read_source(Path(config.path))
+    train = _read(config.path)
+    return joined(train, _read(config.eval_path)) if config.eval_path else train
+
+
+def _read(path: str) -> Source:
+    return _read_hub(path) if path.startswith(HUB) else read_source(Path(path))
 
 
 def _read_hub(path: str) -> Source:
-    """The split ``train`` of a dataset on the hub, at one commit; a dataset's own code is never run."""
+    """A split of a dataset on the hub, ``train`` unless the path names one, at one commit; no code of it is run."""
     import datasets
 
     parts = _hub_parts(path)
     try:
-        loaded = datasets.load_dataset(parts["name"], parts["subset"], revision=parts["revision"], split="train")
+        split = parts["split"] or "train"
+        loaded = datasets.load_dataset(parts["name"], parts["subset"], revision=parts["revision"], split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"the dataset cannot be loaded from the hub: {error}",
@@ -196,7 +206,8 @@ def _hub_parts(path: str) -> dict[str, str]:
         raise ConfigError(
             "the hub path is malformed",
             where=path,
-            fix="write hub:org/name@revision, or …@revision/subset; the revision is a commit of 40 hexadecimal digits",
+            fix="write hub:org/name@revision, …@revision/subset, or …/subset:split; the revision is a commit of 40 "
+            "hexadecimal digits",
         )
     return match.groupdict()
 

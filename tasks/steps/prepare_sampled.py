@@ -16,5 +16,6 @@ def run_prepare_sampled(
     path = context.work / "pairs.parquet"
     config = context.config.data[name]
     write_sampled_pairs(context, config, path, policy=policy, prompts=prompts)
-    read = dataclasses.replace(config, adapter="preferences", path=str(path), fallback="", policy="", options={})
+    none = {"eval_path": "", "fallback": "", "policy": "", "options": {}}
+    read = dataclasses.replace(config, adapter="preferences", path=str(path), **none)
     return prepare(context, read, tokenizer=context.inputs[policy] / MODEL, held_out=held_out)

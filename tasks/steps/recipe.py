@@ -47,7 +47,8 @@ _SERVERS = (
 )
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
-_IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch")  # what brings a checkpoint in, and nothing after that
+# What brings a checkpoint in, and nothing after that.
+_IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch", "rlcore.models.starting_tokenizer")
 
 
 def unused_by_rl(config: Sections) -> frozenset[str]:

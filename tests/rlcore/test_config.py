@@ -324,6 +324,99 @@ def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path, text: str, messag
         load_preset(extended(tmp_path, text))
 
 
+FILES = """
+extends = "base"
+[model]
+source = "folder"
+path = "weights/qwen"
+licence = "MIT"
+chat_template = "chat.jinja"
+[data.prompts]
+adapter = "prompts"
+path = "rows.jsonl"
+eval_path = "../test.jsonl"
+[data.preferences]
+path = "hub:a/b@0"
+[stages.grpo]
+rewards = [{ kind = "judge", options = { template = "judge.txt" } }]
+[stages.grpo.sampling.episodes]
+tools = ["search"]
+corpus = "/data/passages.jsonl"
+"""
+
+
+def test_relative_paths_start_at_the_preset_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    path = extended(tmp_path / "mine", FILES)
+    monkeypatch.chdir(tmp_path)
+    run = load_preset(path, ["data.demonstrations.path=here.jsonl"])
+    assert (run.model.path, run.model.chat_template) == ("mine/weights/qwen", "mine/chat.jinja")
+    assert (run.data["prompts"].path, run.data["prompts"].eval_path) == ("mine/rows.jsonl", "test.jsonl")
+    assert run.data["preferences"].path == "hub:a/b@0"
+    assert run.data["demonstrations"].path == "here.jsonl"  # of the command line
+    grpo = run.stages["grpo"].settings
+    assert grpo.rewards[0].options["template"] == "mine/judge.txt"
+    assert grpo.sampling.episodes.corpus == "/data/passages.jsonl"
+    monkeypatch.chdir(tmp_path / "mine")
+    run = load_preset(path)
+    assert (run.data["prompts"].path, run.data["prompts"].eval_path) == ("rows.jsonl", str(tmp_path / "test.jsonl"))
+
+
+def test_the_paths_of_a_library_s_presets_start_at_the_current_folder(tmp_path: Path) -> None:
+    path = extended(tmp_path, FILES)
+    assert load_preset(path, library=tmp_path).data["prompts"].path == "rows.jsonl"
+
+
+def test_a_path_that_is_no_file_s_is_left_as_it_is(tmp_path: Path) -> None:
+    text = 'extends = "base"\n[model]\nsource = "hub"\npath = "org/name"\nrevision = "0"\n'
+    assert load_preset(extended(tmp_path, text)).model.path == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "licence"),
+    [
+        ("", (), "CC0"),
+        ('[model]\nsource = "hub"\npath = "org/name"\n', (), ""),
+        ('[model]\nsource = "hub"\npath = "org/name"\nlicence = "CC0"\n', (), "CC0"),
+        ("", ("model.source=hub", "model.path=org/name"), ""),
+        ("", ("model.source=hub", "model.path=org/name", "model.licence=MIT"), "MIT"),
+        ("[model]\nsystem = 'Be brief.'\n", (), "CC0"),
+    ],
+)
+def test_a_licence_is_that_of_the_model_and_no_other_model_inherits_it(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], licence: str
+) -> None:
+    (tmp_path / "base.toml").write_text(PRESET.replace("[model]\n", '[model]\nlicence = "CC0"\n'))
+    path = tmp_path / "mine.toml"
+    path.write_text(f'extends = "base"\n{text}')
+    assert load_preset(path, overrides).model.licence == licence
+
+
+def test_what_a_preset_leaves_to_others_is_named_all_at_once(tmp_path: Path) -> None:
+    keys = '["model.licence", "data.prompts.path", "seed"]'
+    (tmp_path / "base.toml").write_text(f"requires = {keys}\n{PRESET}")
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "base"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_preset(path)
+    assert caught.value.what.splitlines()[1:] == [
+        "    model.licence: required of a preset that extends this one, but missing",
+        "    data.prompts.path: required of a preset that extends this one, but missing",
+    ]
+    assert load_preset(path, ["model.licence=MIT", "data.prompts.path=a.jsonl"]).model.licence == "MIT"
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "two words"])
+def test_what_the_pipeline_gives_a_chat_template_no_preset_sets(name: str) -> None:
+    with pytest.raises(ConfigError, match="not a variable that a preset may set"):
+        config.ModelConfig(source="scratch", template_arguments={name: True})
+
+
+def test_held_out_rows_of_their_own_need_training_rows_of_their_own(preset: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.prompts: eval_path names the held-out rows"):
+        load_preset(preset, ["data.prompts.eval_path=test.jsonl"])
+
+
 @pytest.mark.parametrize("truncated", ["mask", "zero"])
 def test_a_cut_completion_cannot_both_go_on_and_end_with_nothing(truncated: Any) -> None:
     critic = config.CriticConfig(gae=config.GaeConfig(bootstrap_truncated=True))

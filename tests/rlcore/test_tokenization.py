@@ -166,7 +166,15 @@ def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    with pytest.raises(ModelError, match="tokenizer cannot be loaded"):
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        ChatTokenizer.load(tmp_path)
+
+
+def test_a_folder_without_the_tokenizer_s_configuration_is_told_which_files_may_hold_a_template(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ModelError, match=r"has no chat_template\.jinja and no tokenizer_config\.json"):
         ChatTokenizer.load(tmp_path)
 
 

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def damaged(checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
 
 
-def import_folder(folder: Path, target: Path, **options: str) -> None:
+def import_folder(folder: Path, target: Path, **options: Any) -> None:
     import_model(ModelConfig(source="folder", path=str(folder), **options), target, seed=0)
 
 
@@ -112,6 +113,78 @@ def test_a_chat_template_can_come_from_a_file(damaged: Path, tmp_path: Path) -> 
     import_folder(damaged, tmp_path / "with", chat_template=str(tmp_path / "mine.jinja"))
     tokenizer = ChatTokenizer.load(tmp_path / "with")
     assert tokenizer.decode(tokenizer.render_prompt([Message(role="user", content="3")])).startswith("Mind the sign. ")
+
+
+THINKING = (
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+)
+
+
+def test_arguments_of_a_chat_template_become_a_part_of_the_checkpoint(damaged: Path, tmp_path: Path) -> None:
+    """As Qwen3's: without thinking the generation prompt skips it by an empty thought, which is in no demonstration."""
+    path = damaged / "chat_template.jinja"
+    path.write_text(path.read_text(encoding="utf-8").replace("{% endif %}", f"{THINKING}{{% endif %}}"), "utf-8")
+    for name, arguments in (("on", {}), ("off", {"enable_thinking": False})):
+        import_folder(damaged, tmp_path / name, template_arguments=arguments)
+    on, off = (ChatTokenizer.load(tmp_path / name) for name in ("on", "off"))
+    messages = [Message(role="user", content="3")]
+    assert on.decode(on.render_prompt(messages)).endswith("assistant\n")
+    prompt_ids, completion_ids = off.render_demonstration(messages, "#### 3")
+    assert off.decode(prompt_ids).endswith("assistant\n<think>\n\n</think>\n\n")
+    assert (off.decode(completion_ids), off.prefill) == ("#### 3", "")
+    plain = off.backend.apply_chat_template([{"role": "user", "content": "3"}], tokenize=False, enable_thinking=True)
+    assert "<think>" not in plain  # who serves the model may still ask for the other
+
+
+def test_an_argument_that_the_chat_template_does_not_know_is_refused(damaged: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not use 'enable_thinking'") as caught:
+        import_folder(damaged, tmp_path / "imported", template_arguments={"enable_thinking": False})
+    assert caught.value.where == "model.template_arguments.enable_thinking"
+
+
+def base_model(folder: Path) -> Path:
+    """As Qwen's base models: the template ends a turn with a token that is not declared to end anything."""
+    backend = ChatTokenizer.load(folder).backend
+    backend.add_special_tokens({"eos_token": "<|endoftext|>"})
+    backend.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    rows = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([rows, rows[:1]])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, changes in (("config.json", {"vocab_size": len(rows) + 1}), ("generation_config.json", {})):
+        document = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**document, **changes, "eos_token_id": len(rows)}), encoding="utf-8")
+    return folder
+
+
+def test_a_further_token_ends_completions_where_the_template_writes_one_that_is_not_declared(
+    damaged: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"holds none of the EOS ids \[262\]"):
+        import_folder(base_model(damaged), tmp_path / "without")
+    import_folder(damaged, tmp_path / "with", extra_eos=("<|im_end|>",))
+    tokenizer = ChatTokenizer.load(tmp_path / "with")
+    assert tokenizer.eos_ids == (1, 262)
+    assert tokenizer.end_of_turn == (1,)
+    assert json.loads((tmp_path / "with" / "generation_config.json").read_text("utf-8"))["eos_token_id"] == [1, 262]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("<|im_stop|>", "11 tokens"), ("a", "an ordinary token"), ("####", "an ordinary token")]
+)
+def test_what_is_not_one_control_token_ends_no_completion(
+    damaged: Path, tmp_path: Path, text: str, reason: str
+) -> None:
+    with pytest.raises(ModelError, match=f"cannot end a completion: it is {reason}") as caught:
+        import_folder(damaged, tmp_path / "imported", extra_eos=(text,))
+    assert "<|im_end|>, <|im_start|>" in caught.value.fix
+
+
+def test_a_folder_without_a_tokenizer_does_not_blame_the_template(damaged: Path, tmp_path: Path) -> None:
+    (damaged / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"the model's folder has no tokenizer\.json") as caught:
+        import_folder(damaged, tmp_path / "imported")
+    assert "template" not in str(caught.value).replace(str(tmp_path), "")
 
 
 def test_of_several_chat_templates_the_plain_one_is_kept(damaged: Path, tmp_path: Path) -> None:

@@ -82,3 +82,21 @@ def test_what_was_not_declared_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="'hardware', so its key does not count it"):
         _ = found.hardware
     assert copy.copy(found) == found
+
+
+def test_a_data_set_without_a_system_prompt_has_the_model_s() -> None:
+    config = open_preset("tiny", ["model.system=Be brief.", "data.prompts.system=Own."])
+    found = {stage.name: stage.sections(config) for stage in stages(config)}
+    assert found["prepare_prompts"].data["prompts"].system == "Own."
+    assert found["prepare_demonstrations"].data["demonstrations"].system == "Be brief."
+    assert {"prepare_demonstrations", "prepare_preferences"} <= changed("model.system=Be brief.")
+
+
+def test_where_a_file_lies_is_in_no_key_and_its_name_is() -> None:
+    start = ("data.prompts.adapter=gsm8k", "data.prompts.path=a/rows.jsonl", "data.prompts.eval_path=a/test.jsonl")
+    elsewhere = ("data.prompts.path=/b/rows.jsonl", "data.prompts.eval_path=c/test.jsonl")
+    assert changed(*elsewhere, start=start) == set()
+    assert "prepare_prompts" in changed("data.prompts.path=a/other.jsonl", start=start)
+    model = ("model.source=folder", "model.path=weights/qwen", "model.chat_template=a.jinja")
+    assert changed("model.path=/data/weights/qwen", "model.chat_template=b/a.jinja", start=model) == set()
+    assert "import_sft" in changed("model.source=hub", start=model)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,83 @@ def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_trainin
         prepare("preferences", tmp_path / "out", dataset, prompt_hashes([row]))
 
 
+def prompts_file(path: Path, numbers: Sequence[int], **extra: Any) -> Path:
+    rows = [
+        {
+            "prompt_id": f"p{number}",
+            "messages": [{"role": "user", "content": f"question {number}"}],
+            "reference": str(number),
+            "task": "test",
+            **extra,
+        }
+        for number in numbers
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def two_files(tmp_path: Path, train: Sequence[int], held_out: Sequence[int], **extra: Any) -> DatasetConfig:
+    paths = (prompts_file(tmp_path / "train.jsonl", train), prompts_file(tmp_path / "test.jsonl", held_out, **extra))
+    return config(adapter="prompts", path=str(paths[0]), eval_path=str(paths[1]), max_quarantined=0.2)
+
+
+def test_a_file_of_its_own_may_be_what_is_evaluated(tmp_path: Path) -> None:
+    report = prepare("prompts", tmp_path / "out", two_files(tmp_path, range(50), range(50, 56)))
+    train, held_out = (read_prompts(tmp_path / "out" / f"{name}.parquet") for name in ("train", "eval"))
+    assert (len(train), {row.prompt_id for row in held_out}) == (40, {f"p{number}" for number in range(50, 56)})
+    assert report.sentence == "40 for training, 6 held out, 10 over, 0 quarantined"
+    assert report.lines_read == 56
+
+
+def test_a_prompt_of_the_evaluations_file_that_the_training_file_has_refuses_both(tmp_path: Path) -> None:
+    dataset = two_files(tmp_path, range(50), [50, 7], prompt_id="other")
+    with pytest.raises(DataError, match="train_and_eval_share_no_prompt: 1, the first is 'question 7'"):
+        prepare("prompts", tmp_path / "out", dataset)
+
+
+def test_a_row_of_two_files_is_found_by_its_file_and_line(tmp_path: Path) -> None:
+    dataset = two_files(tmp_path, range(50), [50, 51])
+    held_out = Path(dataset.eval_path)
+    held_out.write_text(held_out.read_text() + "oops\n")
+    prepare("prompts", tmp_path / "out", dataset)
+    (bad,) = (json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
+    assert (bad["source"], bad["line"]) == (str(held_out), 3)
+
+
+def test_a_row_that_says_to_be_for_the_other_side_is_not_used(tmp_path: Path) -> None:
+    dataset = two_files(tmp_path, range(50), [50, 51], split="eval")
+    assert prepare("prompts", tmp_path / "out", dataset).quarantined == 0
+    with pytest.raises(DataError, match=r"test\.jsonl, line 1, split: its source is for 'eval'"):
+        prepare("prompts", tmp_path / "again", two_files(tmp_path, range(5), [50, 51], split="train"))
+
+
+def test_the_digest_of_two_files_follows_both(tmp_path: Path) -> None:
+    dataset = two_files(tmp_path, range(50), [50, 51])
+    before = source_digest(dataset)
+    prompts_file(Path(dataset.eval_path), [50])
+    assert source_digest(dataset) != before == f"{before.split()[0]} {before.split()[1]}"
+    Path(dataset.eval_path).unlink()
+    with pytest.raises(DataError, match="No such file") as caught:
+        source_digest(dataset)
+    assert caught.value.where.startswith(f"{dataset.eval_path} (relative paths start at the preset's own file")
+
+
+def test_a_system_prompt_begins_every_conversation_that_has_none(tmp_path: Path) -> None:
+    path = prompts_file(tmp_path / "rows.jsonl", range(50))
+    own = [{"role": "system", "content": "Own."}, {"role": "user", "content": "question 99"}]
+    row = {"prompt_id": "own", "messages": own, "reference": "", "task": "test"}
+    path.write_text(path.read_text() + json.dumps(row) + "\n")
+    dataset = config(adapter="prompts", path=str(path), system="Be brief.", num_train=50)
+    prepare("prompts", tmp_path / "out", dataset)
+    rows = [row for name in ("train", "eval") for row in read_prompts(tmp_path / "out" / f"{name}.parquet")]
+    first = {row.prompt_id: row.messages[0] for row in rows}
+    assert first.pop("own") == Message(role="system", content="Own.")
+    assert set(first.values()) == {Message(role="system", content="Be brief.")}
+    # 4 for the template, 2 for the system prompt, 2 for the question
+    with pytest.raises(DataError, match="8 tokens"):
+        prepare("prompts", tmp_path / "again", replace(dataset, max_tokens=8))
+
+
 def test_a_refused_dataset_leaves_its_account_and_no_rows(tmp_path: Path) -> None:
     path = pairs_file(tmp_path / "pairs.jsonl", 10)
     path.write_text('{"pair_id": NaN}\n{"broken\n' + path.read_text())
@@ -229,6 +307,8 @@ def test_the_digest_of_a_source_is_that_of_its_bytes_or_its_commit(tmp_path: Pat
     expected = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
     assert source_digest(config(adapter="gsm8k", path=str(path))) == expected
     assert source_digest(config(adapter="gsm8k", path=f"hub:openai/gsm8k@{COMMIT}/main")) == COMMIT
+    both = config(adapter="gsm8k", path=f"hub:openai/gsm8k@{COMMIT}/main", eval_path=f"hub:a/b@{COMMIT}/main:test")
+    assert source_digest(both) == f"{COMMIT} {COMMIT}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""What a preset changes of the tokenizer of the model that it imports: arguments of its chat template, further EOS ids.
+
+Both become a part of the checkpoint, so that whoever loads it renders and stops as in training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from transformers import PreTrainedTokenizerBase
+
+from rlcore.errors import ModelError
+from rlcore.tokenization import special_tokens_of
+
+_SHOWN = 12
+
+
+def with_arguments(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
+    """A chat template with other defaults of its variables; who renders it may still give them other values.
+
+    Raises:
+        ModelError: the template does not use one of them.
+    """
+    lines = []
+    for name, value in arguments.items():
+        if not re.search(rf"\b{name}\b", template):
+            raise ModelError(
+                f"the chat template does not use {name!r}",
+                where=f"model.template_arguments.{name}",
+                fix="look for the name in the model's chat template",
+            )
+        literal = str(value).lower() if isinstance(value, bool) else ascii(value)
+        lines.append(f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif -%}}\n")
+    return "".join(lines) + template
+
+
+def control_token(backend: PreTrainedTokenizerBase, text: str) -> int:
+    """The id of a text that is one control token, so that no text of a user holds it.
+
+    Raises:
+        ModelError: it is an ordinary token, or several.
+    """
+    known = special_tokens_of(backend)
+    if text in known:
+        return known[text]
+    ids = backend(text, add_special_tokens=False).input_ids
+    what = "an ordinary token, which any text may hold" if len(ids) == 1 else f"{len(ids)} tokens of this tokenizer"
+    raise ModelError(
+        f"{text!r} cannot end a completion: it is {what}",
+        where="model.extra_eos",
+        fix=f"name control tokens; the tokenizer has {', '.join(sorted(known)[:_SHOWN]) or 'none'}",
+    )
