@@ -1,0 +1,131 @@
+"""Presets that are made to be extended: what a user writes is short, plans without a fault, and runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.presets import FOLDER, open_preset
+from flows.run import every_target, plan_memory, plan_targets
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.config.graph import rl_stages
+from rlcore.errors import ConfigError
+from rlcore.models.loading import import_model
+from tasks.home.settings import Home
+from tests.flows.conftest import ROOT, environment
+from tests.flows.warm import run_warm
+
+SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=256)
+OWN = """extends = "{name}"
+name = "mine"
+[model]
+source = "folder"
+path = "model"
+licence = "MIT"
+[data.prompts]
+adapter = "prompts"
+path = "train.jsonl"
+eval_path = "test.jsonl"
+max_tokens = 160
+[stages.grpo]
+num_iterations = 2
+prompts_per_iteration = 4
+sampling.max_new_tokens = 8
+[evaluation]
+num_problems = 6
+max_new_tokens = 8
+"""
+PAIRS = '[data.pairs]\nadapter = "preferences"\n'
+PATHS = {"base": "", "chat": "", "preferences": PAIRS + 'path = "pairs.jsonl"\n'}
+
+
+def question(number: int) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": f"{number} + {number}"}], "reference": str(2 * number)}
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of somebody's own: a model, questions in two files, pairs, and a preset for each that is extended."""
+    folder = tmp_path_factory.mktemp("project")
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder / "model", seed=0)
+    for name, numbers in (("train", range(30)), ("test", range(30, 36))):
+        rows = [{"prompt_id": f"p{number}", "task": "sums", **question(number)} for number in numbers]
+        write_rows(folder / f"{name}.jsonl", rows)
+    pairs = [
+        {"pair_id": f"p{n}", "messages": question(n)["messages"], "chosen": str(2 * n), "rejected": "?", "source": "me"}
+        for n in range(40, 80)
+    ]
+    write_rows(folder / "pairs.jsonl", pairs)
+    for name, extra in PATHS.items():
+        text = OWN.format(name=name) + extra
+        assert len(text.splitlines()) <= 21
+        (folder / f"my_{name}.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_by_itself_it_names_all_that_is_missing_at_once(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_preset(name)
+    missing = {line.strip().partition(":")[0] for line in caught.value.what.splitlines()[1:]}
+    assert missing >= {"name", "model.source", "model.path", "model.licence", "data.prompts.adapter"}
+    assert caught.value.where == str(FOLDER / f"{name}.toml")
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_a_model_of_another_licence_is_not_taken_under_that_of_the_preset_that_is_extended(
+    name: str, project: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text((project / f"my_{name}.toml").read_text().replace('licence = "MIT"\n', ""))
+    with pytest.raises(ConfigError, match=r"model\.licence: required") as caught:
+        open_preset(str(path))
+    assert len(caught.value.what.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_a_short_preset_that_extends_it_plans_every_stage(name: str, project: Path, home: Home) -> None:
+    preset = str(project / f"my_{name}.toml")
+    targets = every_target(preset, ())
+    rows = plan_targets(preset, (), targets)
+    assert {row.stage for row in rows} == set(targets) >= {"import_sft", "prepare_prompts", "grpo", "compare"}
+    assert plan_memory(preset, (), targets)
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_its_settings_are_for_real_models(name: str, project: Path) -> None:
+    config = open_preset(str(project / f"my_{name}.toml"), ["stages.grpo.sampling.max_new_tokens=512"])
+    (rl,) = rl_stages(config).values()
+    assert config.hardware.recompute_layers
+    assert rl.settings.update.adapter.rank
+    assert rl.settings.learning_rate <= 1e-5
+    assert rl.settings.sampling.temperature == 1.0
+    assert rl.settings.group_size >= 8
+    assert config.model.shape == ShapeConfig()
+
+
+def test_the_critic_of_ppo_against_preferences_starts_from_the_reward_model(project: Path) -> None:
+    critic = 'stages.grpo.critic={ placement = "adapter", initialise_from = "reward_model" }'
+    ppo = ("stages.grpo.algorithm=ppo", "stages.grpo.group_size=1", critic)
+    assert every_target(str(project / "my_preferences.toml"), ppo)
+
+
+def test_a_project_of_files_beside_its_preset_runs_to_the_comparison(project: Path, tmp_path: Path) -> None:
+    """From another folder: its paths are its own."""
+    done = run_warm(["run", "--preset", str(project / "my_chat.toml")], environment(tmp_path), ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "prepare_prompts: 30 for training, 6 held out, 0 over, 0 quarantined (prompts/v1)" in done.stderr
+    assert "warning: there are fewer rows than were asked for" in done.stderr
+    (record,) = (tmp_path / "cache" / "import_sft").glob("*.json")
+    card = tmp_path / json.loads(record.read_text())["ref"]["uri"] / "model" / "model_card.json"
+    assert json.loads(card.read_text())["licence"] == "MIT"
+    (page,) = tmp_path.glob("pages/mine/prepare_prompts/*/data.md")
+    assert page.read_text().startswith("**30 for training, 6 held out, 0 over, 0 quarantined**")
+    (comparison,) = tmp_path.glob("pages/mine/compare/*/comparison.md")
+    assert "grpo" in comparison.read_text()
