@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from flows.presets import FOLDER
+
+EXTENDED = {"base", "chat", "preferences"}  # not whole by themselves: tests/flows/test_extended_presets.py
+PRESETS = sorted({path.stem for path in FOLDER.glob("*.toml")} - EXTENDED)  # those that are
+
 MICRO = (
     "hardware.num_threads=1",
     "data.prompts.num_train=200",

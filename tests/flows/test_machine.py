@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.presets import FOLDER, open_preset
+from flows.presets import open_preset
 from flows.stages import promotion_stages, stages
 from rlcore.config import RunConfig
 from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.stages import Stage, ingredients_of
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
+from tests.flows.micro import PRESETS
 
-PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
 ON_CPU = ("hardware.device=cpu", "hardware.num_threads=1")
 
 

@@ -12,9 +12,7 @@ from flows.presets import FOLDER, open_preset
 from flows.stages import stages
 from rlcore.errors import ConfigError
 from tasks.pipeline.run import order_stages
-
-EXTENDED = {"base", "chat", "preferences"}  # not whole by themselves: tests/flows/test_extended_presets.py
-PRESETS = sorted({path.stem for path in FOLDER.glob("*.toml")} - EXTENDED)
+from tests.flows.micro import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)
