@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,21 @@ def write_bytes(content: bytes, path: Path) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise _refusal("write", path, error) from error
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that nobody changes a second name; where the disk has no hard links, or is another one, copy it.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    try:
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copyfile(source, target)
+    except OSError as error:
+        raise _refusal("write", target, error) from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Record, describe_machine
 from tasks.pipeline.stages import PipelineRun, Stage
 from tasks.steps.base import MODEL
+from tasks.tracking.card import write_cards
+from tasks.tracking.described import describe, refresh_card
+from tasks.tracking.lineage import read_records
+from tasks.tracking.packaged import Package
 from tasks.tracking.registry import find_by_sha256, register_model
 
 
@@ -23,9 +27,21 @@ def register(
     if record is None or find_by_sha256(run.tracker, name, ref.sha256) is not None:
         return
     made_by = run.tracker.known_run(ref.mlflow_run_id) or run.parent
-    folder = run.store.path(ref) / MODEL
-    version = register_model(made_by, folder, name=name, tags=_tags(record, inputs) | {"preset": preset})
+    tags = _tags(record, inputs) | {"preset": preset}
+    cards = write_cards(run.home, read_records(run.home), record, name=name, tags=tags)
+    package = Package(checkpoint=run.store.path(ref) / MODEL, cards=cards, facts=tags)
+    version = register_model(made_by, package, name=name, tags=tags)
+    describe(run.tracker, version, cards.model)
     made_by.log_model_metrics(version.model_id, record.metrics)
+
+
+def refresh_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:
+    """Add to the cards of the stages' models what the run has found out since they were registered."""
+    for stage in stages:
+        if stage.model:
+            version = find_by_sha256(run.tracker, f"{preset}-{stage.model}", refs[stage.name].sha256)
+            if version is not None:
+                refresh_card(run.home, run.tracker, version)
 
 
 def _tags(record: Record, inputs: Mapping[str, ArtifactRef]) -> dict[str, str]:

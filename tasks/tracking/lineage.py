@@ -102,8 +102,13 @@ def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
     )
     lines = [f"{tags['name']} version {tags['version']}"]
     lines += [f"  {name}: {tags[name]}" for name in names if tags.get(name)]
-    lines += _tree_lines(root, "", set())
+    lines += tree_lines(root)
     return "\n".join(lines) + "\n"
+
+
+def tree_lines(root: Ancestor) -> list[str]:
+    """The tree alone, a line for each ancestor."""
+    return _tree_lines(root, "", set())
 
 
 def draw(root: Ancestor, path: Path) -> None:

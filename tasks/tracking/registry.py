@@ -1,4 +1,4 @@
-"""Models by name and version: plain files registered with MLflow, never pickles; and which version is the champion.
+"""Models by name and version: packaged files registered with MLflow, never pickles; and which version is the champion.
 
 The aliases of a registered model: ``champion`` (what others use), ``previous`` (what a roll-back returns to),
 ``challenger`` (judged last, and not promoted). MLflow cannot move an alias on a condition, so every move is made under
@@ -10,25 +10,30 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
 
 from rlcore.errors import ModelError, PromotionError
 from tasks.home.locks import file_lock
-from tasks.home.settings import Home
+from tasks.home.settings import Home, find_home
 from tasks.tracking.errors import or_none, unless_exists
+from tasks.tracking.packaged import Package, checkpoint_in, write_package
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
-_SQLITE = "sqlite:///"
+_SQLITE, _LOCAL = "sqlite:///", "file:"
+_NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow refuses them in the name of a logged model
 _FIRST = "none"  # what the first champion was promoted over
 
 
@@ -43,7 +48,7 @@ class ModelVersion:
 
 
 def download_model(uri: str, folder: Path) -> Path:
-    """The files of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
+    """The checkpoint of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
 
     Raises:
         ModelError: there is no such model.
@@ -53,22 +58,26 @@ def download_model(uri: str, folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+        return checkpoint_in(Path(download_artifacts(artifact_uri=uri, dst_path=str(folder))))
     except (MlflowException, OSError) as error:
         raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
 
 
-def register_model(run: RunTracker, folder: Path, *, name: str, tags: Mapping[str, str]) -> ModelVersion:
-    """Store a checkpoint's files as a logged model of ``run`` and register them as the next version of ``name``.
+def register_model(run: RunTracker, package: Package, *, name: str, tags: Mapping[str, str]) -> ModelVersion:
+    """Store a checkpoint as a logged model of ``run`` and register it as the next version of ``name``.
 
     ``tags`` go to both; they hold ``sha256``, the digest of the artifact.
     """
+    from mlflow.entities import LoggedModelOutput
+
     client = run.client
+    label = name.translate(_NOT_IN_LABELS)
     model = client.create_logged_model(
-        run.experiment_id, name=name, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
+        run.experiment_id, name=label, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
     )
-    client.log_model_artifacts(model.model_id, str(folder))
+    _store(run, package, name, model)
     client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
     unless_exists(client.create_registered_model, name)
     version = client.create_model_version(
         name,
@@ -78,6 +87,16 @@ def register_model(run: RunTracker, folder: Path, *, name: str, tags: Mapping[st
         model_id=model.model_id,
     )
     return _model_version(version)
+
+
+def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
+    """Write the model's files where MLflow looks for them: there itself, or from here through its server."""
+    if model.artifact_location.startswith(_LOCAL):
+        write_package(package, name, Path(unquote(urlparse(model.artifact_location).path)), model)
+        return
+    with tempfile.TemporaryDirectory(dir=find_home().work) as folder:  # on the artifacts' disk: the weights are links
+        write_package(package, name, Path(folder) / name, model)
+        run.client.log_model_artifacts(model.model_id, str(Path(folder) / name))
 
 
 def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:

@@ -10,6 +10,7 @@ import pytest
 
 from rlcore.errors import ModelError, PromotionError
 from tasks.home.settings import Home
+from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registry import (
     CHALLENGER,
     CHAMPION,
@@ -33,10 +34,10 @@ def tracker(tracked_home: Home) -> Tracker:
     return open_tracker(tracked_home)
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(folder: Path) -> Package:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"hidden_size": 8}')
-    return folder
+    return Package(checkpoint=folder, cards=Cards(model="", data="", licence=""))
 
 
 def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker, tmp_path: Path) -> None:
@@ -75,10 +76,7 @@ def test_the_figures_of_a_model_add_no_point_before_the_curve_of_its_run(tracker
     for step in (1, 2, 3):
         run.log_metrics({"reward/mean": step / 10}, step=step)
     run.flush()
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "weights").write_bytes(b"w")
-    version = register_model(run, folder, name="m", tags={"sha256": "0"})
+    version = register_model(run, checkpoint(tmp_path / "model"), name="m", tags={"sha256": "0"})
     run.log_model_metrics(version.model_id, {"reward/mean": 0.3})
     history = tracker.client.get_metric_history(run.run_id, "reward/mean")
     assert {metric.step for metric in history} == {1, 2, 3}

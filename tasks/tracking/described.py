@@ -1,0 +1,47 @@
+"""What MLflow's pages say of a version: its card, as its description and beside its files."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tasks.home.settings import Home
+from tasks.tracking.card import body_of, write_cards
+from tasks.tracking.lineage import read_records
+from tasks.tracking.packaged import CARD
+from tasks.tracking.registry import ModelVersion, read_tags
+from tasks.tracking.runs import Tracker
+
+_MAX_LETTERS = 5000  # of a description, in MLflow's tables
+_MORE = f"\n\n(The whole card is the file {CARD} of the model.)"
+
+
+def describe(tracker: Tracker, version: ModelVersion, card: str) -> None:
+    """Let a card, cut at its end if it is long, be the description of a version."""
+    tracker.client.update_model_version(version.name, str(version.version), _description(card))
+
+
+def refresh_card(home: Home, tracker: Tracker, version: ModelVersion) -> None:
+    """Write the card of a version anew where there is more to say by now: its evaluation, a verdict, a roll-back.
+
+    Nothing is done to a version that this home has no record of. A repeated call changes nothing.
+    """
+    tags = read_tags(tracker, version)
+    records = read_records(home)
+    record = next((each for each in records if each.key == tags.get("stage_key")), None)
+    if record is None or not version.model_id:
+        return
+    card = write_cards(home, records, record, name=version.name, tags=tags).model
+    known = tracker.client.get_model_version(version.name, str(version.version)).description
+    if known == _description(card):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / CARD
+        path.write_text(card, encoding="utf-8")
+        tracker.client.log_model_artifact(version.model_id, str(path))
+    describe(tracker, version, card)  # the last, so that a call that was killed is done again
+
+
+def _description(card: str) -> str:
+    body = body_of(card)
+    return body if len(body) <= _MAX_LETTERS else body[: _MAX_LETTERS - len(_MORE)].rpartition("\n")[0] + _MORE

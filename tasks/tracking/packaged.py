@@ -1,0 +1,144 @@
+"""A checkpoint in the form that MLflow loads and serves by itself: its transformers flavour, with the task of a chat.
+
+``model/`` holds the checkpoint, file by file a hard link to the artifact of the stage where both lie on one disk, so
+that the weights lie on it once. MLflow's server and ``pyfunc`` take OpenAI's messages, render the chat template and
+answer greedily; ``temperature`` changes nothing there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.home.storage import link_or_copy
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
+    from mlflow.models import Model
+
+CARD, DATA_CARD = "model_card.md", "data_card.md"
+_MLMODEL, _LICENCE = "MLmodel", "LICENSE.txt"
+_CHECKPOINT, _TOKENIZER = "model", "components/tokenizer"  # MLflow's names for the two
+_WEIGHTS = ".safetensors"
+_LIBRARIES = ("mlflow", "torch", "transformers", "accelerate", "safetensors", "tokenizers")
+_QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens": 32}
+# Of MLflow's own server, which has no way to ask for greedy decoding. The template writes what begins a text itself.
+_ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """What goes with a model: ``model`` and ``data`` are Markdown, the first with a header in YAML."""
+
+    model: str
+    data: str
+    licence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """What is to be registered: the checkpoint's folder, its cards, and ``facts`` for MLflow's record of the model."""
+
+    checkpoint: Path
+    cards: Cards
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_chat_model(checkpoint: Path) -> bool:
+    """Whether a folder holds a language model with its tokenizer, and no head of a reward model."""
+    from rlcore.models.heads import HEAD_FILE  # torch: a plan of cached stages does without
+
+    return (checkpoint / "tokenizer.json").is_file() and not (checkpoint / HEAD_FILE).is_file()
+
+
+def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
+    """Write the model ``name`` into ``folder``, a new one that is whole or absent.
+
+    What is no chat model is written as the files that it is, beside its cards.
+
+    Raises:
+        StorageError: ``folder`` exists or the disk refuses.
+    """
+    from rlcore.models.saving import new_folder
+
+    with new_folder(folder) as temporary:
+        if is_chat_model(package.checkpoint):
+            _write_flavour(package, name, temporary, model)
+        else:
+            _link(package.checkpoint, temporary, _files(package.checkpoint))
+        (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow leaves the header out
+        (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """The checkpoint in the downloaded files of a registered model, whoever registered it.
+
+    MLflow keeps the tokenizer apart from the weights when it saves a model by itself; here they are brought together.
+    """
+    if not (folder / _MLMODEL).is_file():
+        return folder
+    checkpoint, tokenizer = folder / _CHECKPOINT, folder / _TOKENIZER
+    missing = [path for path in _files(tokenizer) if not (checkpoint / path).exists()]
+    _link(tokenizer, checkpoint, missing)
+    return checkpoint
+
+
+def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
+    """MLflow writes all but the weights, which it would copy; they are linked afterwards, and its record mended."""
+    from mlflow.models import Model
+
+    from rlcore.models.loading import TOKENIZER_FILES
+
+    record = Model(artifact_path=name, run_id=model.source_run_id, model_id=model.model_id)
+    files = _files(package.checkpoint)
+    with tempfile.TemporaryDirectory() as light:
+        _link(package.checkpoint, Path(light), [path for path in files if path.suffix != _WEIGHTS])
+        _save(package, Path(light), folder, record)
+    _link(package.checkpoint, folder / _CHECKPOINT, files)
+    _link(package.checkpoint, folder / _TOKENIZER, [path for path in files if str(path) in TOKENIZER_FILES])
+    (folder / _LICENCE).write_text(_licence(package.cards.licence), encoding="utf-8")
+    record.flavors["transformers"]["source_model_name"] = name  # else the place where it was written
+    record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    record.save(str(folder / _MLMODEL))
+
+
+def _save(package: Package, light: Path, folder: Path, record: Model) -> None:
+    from huggingface_hub import ModelCard
+
+    with warnings.catch_warnings():  # of MLflow about its own type hints, when it imports them for the first time
+        warnings.simplefilter("ignore")
+        from mlflow.transformers import save_model
+
+        save_model(
+            str(light),
+            str(folder),
+            task="llm/v1/chat",
+            mlflow_model=record,
+            model_card=ModelCard(package.cards.model),
+            input_example=_QUESTION,
+            pip_requirements=[f"{each}=={metadata.version(each)}" for each in _LIBRARIES],
+            model_config=_ANSWERS,
+            metadata=dict[str, Any](package.facts),
+        )
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
+    for name in files:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        link_or_copy(source / name, place)
+
+
+def _licence(name: str) -> str:
+    said = f"The licence that was declared for the base model: {name}." if name else "No licence was declared."
+    return f"{said}\nWhat was trained from it is a derived work: its terms hold here too.\n"
