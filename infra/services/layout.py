@@ -84,7 +84,9 @@ def saved_layout(layout: Layout) -> Layout:
         known = json.loads((layout.root / "layout.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return layout
-    return Layout(root=layout.root, home=Path(known["home"]), ports=known["ports"])
+    # Services within a home are that home's, also where both were moved or copied since.
+    home = layout.home if layout.root.is_relative_to(layout.home) else Path(known["home"])
+    return Layout(root=layout.root, home=home, ports=known["ports"])
 
 
 def passwords(layout: Layout) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infra.services.layout import Layout, database
 from rlcore.errors import ServiceError
 from tasks.home.settings import Home
+from tasks.tracking.moved import follow_move
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
@@ -28,6 +29,7 @@ def migrate(layout: Layout) -> str:
     source_path = layout.home / "mlflow.db"
     if not source_path.exists():
         raise ServiceError("there is no embedded MLflow database to copy", where=str(source_path))
+    follow_move(home)
     source, target = create_engine(home.tracking_uri), create_engine(database(layout, "mlflow", "postgresql+psycopg2"))
     with source.connect() as old, target.begin() as new:
         _refuse_unequal(old, new)

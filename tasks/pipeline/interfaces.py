@@ -10,12 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tasks.home.settings import Home
+from tasks.tracking.moved import follow_move
 
 HOST = "127.0.0.1"
 
 
 def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
     """Start both servers in the foreground and end both on Ctrl-C or when one of them ends; returns the exit code."""
+    follow_move(home)
     mlflow = [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(mlflow_port)),
         *("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri()),

@@ -26,6 +26,7 @@ from tasks.home.locks import file_lock
 from tasks.home.nested import flatten
 from tasks.home.settings import Home
 from tasks.tracking.errors import or_none, unless_exists
+from tasks.tracking.moved import follow_move
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -59,6 +60,8 @@ def open_tracker(home: Home) -> Tracker:
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     with file_lock(home.root / "mlflow.lock"):  # two processes that make the tables at once fail
         client.search_experiments(max_results=1)
+        if uri == home.tracking_uri:
+            follow_move(home)
     return Tracker(client, None if uri.startswith("http") else home.mlartifacts.as_uri())
 
 

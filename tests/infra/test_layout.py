@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def test_later_commands_find_the_ports_of_what_runs(layout: Layout, monkeypatch:
     save_layout(layout)
     monkeypatch.setenv("RLCORE_PREFECT_PORT", "4300")
     assert saved_layout(find_layout(layout.home)) == layout
+
+
+def test_the_services_of_a_copied_home_are_those_of_the_copy(layout: Layout, tmp_path: Path) -> None:
+    save_layout(layout)
+    copy = tmp_path / "copy"
+    shutil.copytree(layout.home, copy)
+    found = saved_layout(find_layout(copy))
+    assert (found.home, found.root) == (copy, copy / "services")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, layout: Layout) -> None:
