@@ -118,6 +118,7 @@ def engine_name() -> Engine:
 def configure_logging() -> None:
     """Show one plain line per stage on standard error; under Prefect its own handlers do, beside the API."""
     shorten_user_errors()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # MLflow imports it, and it misses what nobody uses
     for logger in (logging.getLogger("tasks"), logging.getLogger("rlcore")):
         logger.setLevel(logging.INFO)
         if engine_name() == "inline" and not logger.handlers:

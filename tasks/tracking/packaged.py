@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +29,11 @@ _LIBRARIES = ("mlflow", "torch", "transformers", "accelerate", "safetensors", "t
 _QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens": 32}
 # Of MLflow's own server, which has no way to ask for greedy decoding. The template writes what begins a text itself.
 _ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": False}
+
+
+_SCORER = "tasks.tracking.reward_flavour"
+_Save = Callable[["Package", Path, Path, "Model"], None]
+"""Writes MLflow's files of a package, whose small files are in the first folder, into the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +56,21 @@ class Package:
 
 def is_chat_model(checkpoint: Path) -> bool:
     """Whether a folder holds a language model with its tokenizer, and no head of a reward model."""
+    return (checkpoint / "tokenizer.json").is_file() and not is_reward_model(checkpoint)
+
+
+def is_reward_model(checkpoint: Path) -> bool:
+    """Whether a folder holds a language model's trunk with the head of a reward model."""
     from rlcore.models.heads import HEAD_FILE  # torch: a plan of cached stages does without
 
-    return (checkpoint / "tokenizer.json").is_file() and not (checkpoint / HEAD_FILE).is_file()
+    return (checkpoint / HEAD_FILE).is_file()
 
 
 def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
     """Write the model ``name`` into ``folder``, a new one that is whole or absent.
 
-    What is no chat model is written as the files that it is, beside its cards.
+    A reward model is loaded by MLflow where rlcore is installed. What is neither this nor a chat model is written as
+    the files that it is, beside its cards.
 
     Raises:
         StorageError: ``folder`` exists or the disk refuses.
@@ -68,7 +79,9 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
 
     with new_folder(folder) as temporary:
         if is_chat_model(package.checkpoint):
-            _write_flavour(package, name, temporary, model)
+            _write_flavour(package, name, temporary, model, save=_save_chat)
+        elif is_reward_model(package.checkpoint):
+            _write_flavour(package, name, temporary, model, save=_save_scorer)
         else:
             _link(package.checkpoint, temporary, _files(package.checkpoint))
         (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow leaves the header out
@@ -88,43 +101,65 @@ def checkpoint_in(folder: Path) -> Path:
     return checkpoint
 
 
-def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
+def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel, *, save: _Save) -> None:
     """MLflow writes all but the weights, which it would copy; they are linked afterwards, and its record mended."""
-    from mlflow.models import Model
-
-    from rlcore.models.loading import TOKENIZER_FILES
+    with warnings.catch_warnings():  # of MLflow about its own type hints, when it imports them for the first time
+        warnings.simplefilter("ignore")
+        from mlflow.models import Model
 
     record = Model(artifact_path=name, run_id=model.source_run_id, model_id=model.model_id)
     files = _files(package.checkpoint)
     with tempfile.TemporaryDirectory() as light:
         _link(package.checkpoint, Path(light), [path for path in files if path.suffix != _WEIGHTS])
-        _save(package, Path(light), folder, record)
+        save(package, Path(light), folder, record)
     _link(package.checkpoint, folder / _CHECKPOINT, files)
-    _link(package.checkpoint, folder / _TOKENIZER, [path for path in files if str(path) in TOKENIZER_FILES])
+    if "transformers" in record.flavors:
+        _link(
+            package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()]
+        )
+        record.flavors["transformers"]["source_model_name"] = name  # else the place where it was written
     (folder / _LICENCE).write_text(_licence(package.cards.licence), encoding="utf-8")
-    record.flavors["transformers"]["source_model_name"] = name  # else the place where it was written
     record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     record.save(str(folder / _MLMODEL))
 
 
-def _save(package: Package, light: Path, folder: Path, record: Model) -> None:
+def _save_chat(package: Package, light: Path, folder: Path, record: Model) -> None:
     from huggingface_hub import ModelCard
+    from mlflow.transformers import save_model
 
-    with warnings.catch_warnings():  # of MLflow about its own type hints, when it imports them for the first time
-        warnings.simplefilter("ignore")
-        from mlflow.transformers import save_model
+    save_model(
+        str(light),
+        str(folder),
+        task="llm/v1/chat",
+        mlflow_model=record,
+        model_card=ModelCard(package.cards.model),
+        input_example=_QUESTION,
+        pip_requirements=_requirements(),
+        model_config=_ANSWERS,
+        metadata=dict[str, Any](package.facts),
+    )
 
-        save_model(
-            str(light),
-            str(folder),
-            task="llm/v1/chat",
-            mlflow_model=record,
-            model_card=ModelCard(package.cards.model),
-            input_example=_QUESTION,
-            pip_requirements=[f"{each}=={metadata.version(each)}" for each in _LIBRARIES],
-            model_config=_ANSWERS,
-            metadata=dict[str, Any](package.facts),
-        )
+
+def _save_scorer(package: Package, light: Path, folder: Path, record: Model) -> None:
+    from mlflow.models import ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types.schema import Array, ColSpec, DataType, Object, Property, Schema
+
+    turn = Object([Property("role", DataType.string), Property("content", DataType.string)])
+    asked = Schema([ColSpec(Array(turn), "messages"), ColSpec(DataType.string, "completion")])
+    save_model(
+        str(folder),
+        loader_module=_SCORER,
+        mlflow_model=record,
+        signature=ModelSignature(inputs=asked, outputs=Schema([ColSpec(DataType.double)])),
+        input_example=[{"messages": _QUESTION["messages"], "completion": "7"}],
+        pip_requirements=[*_requirements(), f"rlcore=={metadata.version('rlcore')}"],
+        metadata=dict[str, Any](package.facts),
+    )
+
+
+def _requirements() -> list[str]:
+    return [f"{each}=={metadata.version(each)}" for each in _LIBRARIES]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -30,6 +30,10 @@ NEEDED = (
     "tasks.report.summary",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
+    "mlflow.transformers",
+    "mlflow.pyfunc",
+    "transformers.pipelines",
+    "peft",
     "transformers.models.llama.modeling_llama",
 )
 

@@ -91,6 +91,7 @@ def test_a_second_start_changes_nothing_and_no_password_is_to_be_seen(services: 
 
 EMBEDDED = """
 from pathlib import Path
+from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registry import register_model, set_alias
 from tasks.home.settings import configure_environment, find_home
 from tasks.tracking.runs import open_tracker
@@ -103,7 +104,8 @@ with tracker.start_run("old", "grpo", tags={"stage": "grpo"}) as run:
     for step in range(5):
         run.log_metrics({"reward/mean": step / 4}, step=step)
     run.log_artifact(folder / "model.safetensors", "plots")
-    set_alias(tracker, register_model(run, folder, name="old-grpo", tags={"sha256": "abc"}), "champion")
+    package = Package(checkpoint=folder, cards=Cards(model="", data="", licence=""))
+    set_alias(tracker, register_model(run, package, name="old-grpo", tags={"sha256": "abc"}), "champion")
 print(run.run_id)
 """
 FETCH = """

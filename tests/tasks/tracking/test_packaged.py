@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
 import yaml
 
-from rlcore.models.heads import HEAD_FILE
+from rlcore.models.heads import HEAD_FILE, ScalarModel, score_rewards
+from rlcore.models.loading import load_policy
+from rlcore.models.reward_ensemble import save_members
+from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.packing import TokenSequence
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Message
 from tasks.home.settings import Home
 from tasks.tracking.packaged import Cards, Package, checkpoint_in, is_chat_model
 from tasks.tracking.registry import ModelVersion, download_model, find_version, register_model, set_alias
@@ -135,3 +144,29 @@ def test_a_reward_model_is_no_chat_model(checkpoint: Path, tmp_path: Path) -> No
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / HEAD_FILE).write_bytes(b"")
     assert not is_chat_model(tmp_path)
+
+
+def test_a_reward_model_scores_answers_through_mlflow_as_it_does_in_training(
+    tracker: Tracker, checkpoint: Path, tmp_path: Path
+) -> None:
+    import mlflow
+
+    folder = tmp_path / "reward_model"
+    shutil.copytree(checkpoint, folder)
+    trunk = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    scorer = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(0))
+    save_members((scorer,), folder)
+    RewardScales(members=(RewardScale(shift=0.5, scale=2.0),)).save(folder)
+    run = tracker.start_run("tiny", "reward_model", tags={})
+    register_model(run, Package(checkpoint=folder, cards=CARDS), name="tiny-reward_model", tags={"sha256": "cd"})
+    model = mlflow.pyfunc.load_model("models:/tiny-reward_model/1")
+    rows = pd.DataFrame({"messages": [conversation("3+4"), conversation("1")], "completion": ["7", "#### 1"]})
+    tokenizer = ChatTokenizer.load(checkpoint)
+    rendered = [
+        tokenizer.render_demonstration([Message(role="user", content=question)], answer)
+        for question, answer in (("3+4", "7"), ("1", "#### 1"))
+    ]
+    sequences = [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in rendered]
+    expected = (score_rewards(scorer, sequences, tokens_per_microbatch=100) - 0.5) / 2.0
+    assert model.predict(rows) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert model.metadata.signature.inputs.input_names() == ["messages", "completion"]

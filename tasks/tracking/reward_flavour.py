@@ -1,0 +1,46 @@
+"""A reward model as MLflow's ``pyfunc`` loads it: a score for each answer, where rlcore is installed.
+
+No library of the field has its heads, ensembles and scales, so its checkpoint is no model of transformers' own kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from rlcore.models.loading import load_policy
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.packing import TokenSequence
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Message
+
+_TOKENS = 8192  # of a batch
+_FOLDER = "model"
+
+
+class Scorer:
+    """Centred rewards in standard deviations of the model's reference set, the mean of its members."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._tokenizer = ChatTokenizer.load(checkpoint)
+        backbone = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+        self._model = load_reward_model(backbone, checkpoint)
+
+    def predict(self, rows: pd.DataFrame, params: Mapping[str, Any] | None = None) -> list[float]:
+        """A score for each row of the columns ``messages`` (a conversation) and ``completion`` (the answer to it)."""
+        sequences = []
+        for messages, completion in zip(rows["messages"], rows["completion"], strict=True):
+            turns = [Message(role=turn["role"], content=turn["content"]) for turn in messages]
+            prompt_ids, completion_ids = self._tokenizer.render_demonstration(turns, completion)
+            sequences.append(TokenSequence(prompt_ids=prompt_ids, completion_ids=completion_ids))
+        rewards = self._model.rewards(sequences, tokens_per_microbatch=_TOKENS)
+        return [float(value) for value in rewards.mean(dim=0)]
+
+
+def _load_pyfunc(path: str) -> Scorer:
+    """What MLflow calls with the folder of the registered files."""
+    return Scorer(Path(path) / _FOLDER)

@@ -1,0 +1,48 @@
+"""A home with one registered chat model, ``toy-sft/1``, made by a pipeline of two stages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import cast
+
+from rlcore.config import HardwareConfig, RunConfig
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.run import run_pipeline
+from tasks.pipeline.stages import Stage
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext, StageResult
+from tests.chat_models import make_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    name: str = "toy"
+    seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+
+def nothing(config: RunConfig) -> Sections:
+    return Sections({})
+
+
+def rows(context: StageContext) -> StageResult:
+    report = {"contract": "prompts/v1", "source": "my|sums.jsonl", "digest": "d" * 64, "num_train": 9, "num_eval": 3}
+    (context.folder / "report.json").write_text(json.dumps(report | {"rows_read": 12, "accepted": 12}))
+    return StageResult(metrics={}, rows=12)
+
+
+def train(context: StageContext) -> StageResult:
+    make_checkpoint(context.folder / "model")
+    return StageResult(metrics={"sft/loss": 0.5})
+
+
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=nothing)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), model="sft")
+
+
+def register_toy(home: Home, name: str = "toy") -> ArtifactRef:
+    """Run both stages; the checkpoint's artifact."""
+    return run_pipeline([ROWS, SFT], cast(RunConfig, ToyConfig(name=name)), ["sft"], home=home, experiment=name)["sft"]
