@@ -57,14 +57,21 @@ def narrow_like(folder: Path, start: Path) -> None:
         with safe_open(path, framework="pt") as file:
             found = ((name, file.get_slice(name).get_dtype()) for name in file.keys())  # noqa: SIM118 - no mapping
             kinds |= {name: _HALVES[kind] for name, kind in found if kind in _HALVES}
-    if not kinds:
-        return
+    if kinds:
+        cast_weights(folder, lambda name, value: kinds.get(name, value.dtype), dtype=_dtype_of(start))
+
+
+def cast_weights(folder: Path, choose: Callable[[str, torch.Tensor], torch.dtype], *, dtype: str) -> None:
+    """Write the weights in ``folder`` anew, in the precision that ``choose`` gives for a tensor and its name.
+
+    ``dtype``: what config.json then says that they are in.
+    """
     num_bytes = 0
     for path in folder.glob("*.safetensors"):
-        tensors = {name: value.to(kinds.get(name, value.dtype)) for name, value in load_file(path).items()}
+        tensors = {name: value.to(choose(name, value)) for name, value in load_file(path).items()}
         num_bytes += sum(value.nbytes for value in tensors.values())
         save_file(tensors, path, metadata={"format": "pt"})
-    _edit(folder / "config.json", lambda config: config | {"dtype": _dtype_of(start)})
+    _edit(folder / "config.json", lambda config: config | {"dtype": dtype})
     for index in folder.glob("*.safetensors.index.json"):
         _edit(index, lambda found: found | {"metadata": found["metadata"] | {"total_size": num_bytes}})
 

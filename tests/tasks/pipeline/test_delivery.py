@@ -1,0 +1,68 @@
+"""A registered model as a folder for other libraries."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from rlcore.errors import ConfigError, ModelError, StorageError
+from tasks.home.settings import Home
+from tasks.pipeline.delivery import export_model, open_registered
+from tests.chat_models import our_answers
+from tests.registered import register_toy
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+
+def test_a_registered_model_is_exported_with_its_card(tracked_home: Home, tmp_path: Path) -> None:
+    ref = register_toy(tracked_home)
+    folder = export_model(tracked_home, "toy-sft/1", tmp_path / "out")
+    assert our_answers(folder) == our_answers(tracked_home.root / ref.uri / "model")
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlicense: ")
+    assert "Not judged yet" in card
+    assert "`my\\|sums.jsonl` | 9 | 3" in card
+    assert "sft/loss" in card
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed"])
+def test_files_that_the_home_has_no_more_come_from_the_registry(
+    tracked_home: Home, tmp_path: Path, damage: str
+) -> None:
+    ref = register_toy(tracked_home)
+    expected = our_answers(tracked_home.root / ref.uri / "model")
+    weights = tracked_home.root / ref.uri / "model" / "model.safetensors"
+    weights.unlink()  # the bytes stay, under the name that the registry has for them
+    if damage == "changed":
+        weights.write_bytes(b"")
+    with open_registered(tracked_home, "toy-sft/1") as registered:
+        assert our_answers(registered.folder) == expected
+    assert not registered.folder.exists()
+
+
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(tracked_home: Home, tmp_path: Path) -> None:
+    register_toy(tracked_home)
+    out = tmp_path / "out"
+    with pytest.raises(ModelError, match="no registered model 'toy-sft@champion'"):
+        export_model(tracked_home, "toy-sft@champion", out)
+    with pytest.raises(ConfigError, match="GGUF"):
+        export_model(tracked_home, "toy-sft/1", out, gguf=True)
+    assert not out.exists()
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match="not empty"):
+        export_model(tracked_home, "toy-sft/1", out)
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
+def test_a_model_name_with_a_dot_works_from_registration_to_export(tracked_home: Home, tmp_path: Path) -> None:
+    register_toy(tracked_home, "toy-v1.2")
+    export_model(tracked_home, "toy-v1.2-sft/1", tmp_path / "out")
+    shutil.rmtree(tmp_path / "out")
