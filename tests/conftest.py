@@ -39,6 +39,10 @@ _FOREIGN_WARNINGS = (
     "ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning",
     # cellpylib, which reasoning-gym imports, when Python compiles it for the first time.
     'ignore:"is" with:SyntaxWarning',
+    # MLflow's functions for models, about the type hints of its own classes.
+    "ignore:.*type hint is inferred as AnyType:UserWarning",
+    # bitsandbytes, which MLflow imports by way of peft.
+    "ignore:`torch.jit:DeprecationWarning",
     # Hypothesis compares the state of `random` before and after a draw; threads of Prefect and MLflow draw from it too.
     "ignore:Do not use the `random` module inside strategies:hypothesis.errors.HypothesisDeprecationWarning",
     # Prefect 3.7's server tables on SQLAlchemy 2.1: "Type object ... does not refer to an OperatorClass".

@@ -14,11 +14,6 @@ from tasks.pipeline.delivery import export_model, open_registered
 from tests.chat_models import our_answers
 from tests.registered import register_toy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 def test_a_registered_model_is_exported_with_its_card(tracked_home: Home, tmp_path: Path) -> None:
     ref = register_toy(tracked_home)

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,69 +15,15 @@ from tasks.pipeline.serving import serve_model, vllm_command
 from tasks.tracking.registry import find_number, set_alias
 from tasks.tracking.runs import open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
+from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.registered import register_toy
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-ROOT = Path(__file__).resolve().parents[3]
-SERVE = """
-import sys
-from tasks.home.settings import configure_environment, find_home
-from tasks.pipeline.serving import serve_model
-configure_environment(find_home())
-sys.exit(serve_model(find_home(), "toy-sft/1", port=int(sys.argv[1]), engine="transformers"))
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers at ``path``; it is ended by SIGTERM."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
-        )
-    try:
-        while not answers(f"http://127.0.0.1:{port}{path}"):
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.2)
-        yield server
-    finally:
-        server.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(30)
-        with suppress(ProcessLookupError):  # MLflow's ends without its workers
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def ask(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
 
 
 @pytest.mark.skipif(find_spec("openai") is None, reason="the extra `serve` is not installed")
 def test_an_openai_client_gets_the_greedy_answers_of_the_evaluation(tracked_home: Home, tmp_path: Path) -> None:
     ref, port = register_toy(tracked_home), free_port()
     expected = [text for _, text in our_answers(tracked_home.root / ref.uri / "model")]
-    with running([sys.executable, "-c", SERVE, str(port)], port, "/health", tmp_path / "log"):
+    with running([sys.executable, "-c", SERVE, str(port), "transformers", ""], port, "/health", tmp_path / "log"):
         settings = {"model": "toy-sft", "temperature": 0, "max_tokens": MAX_NEW_TOKENS}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         found = [ask(url, settings | {"messages": conversation(each)}) for each in QUESTIONS]

@@ -11,11 +11,6 @@ from tasks.tracking.registry import ModelVersion, find_number, set_tags
 from tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import register_toy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
-
 
 @pytest.fixture
 def tracker(tracked_home: Home) -> Tracker:

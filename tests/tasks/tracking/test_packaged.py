@@ -25,11 +25,6 @@ from tasks.tracking.registry import ModelVersion, download_model, find_version, 
 from tasks.tracking.runs import Tracker, open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 
-# Of MLflow and of the pipeline of transformers, when they import and answer.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
 NAME = "tiny-v1.2-grpo"
 CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", licence="Apache-2.0")
 

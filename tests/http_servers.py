@@ -1,0 +1,67 @@
+"""Servers that a test starts, asks over HTTP, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVE = """
+import sys
+from tasks.home.settings import configure_environment, find_home
+from tasks.pipeline.serving import serve_model
+configure_environment(find_home())
+port, engine, python = sys.argv[1:]
+sys.exit(serve_model(find_home(), "toy-sft/1", port=int(port), engine=engine, python=python))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers at ``path``; it is ended by SIGTERM."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
+        )
+    try:
+        while not answers(f"http://127.0.0.1:{port}{path}"):
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.2)
+        yield server
+    finally:
+        server.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(30)
+        with suppress(ProcessLookupError):  # MLflow's ends without its workers
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)

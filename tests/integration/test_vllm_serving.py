@@ -1,0 +1,45 @@
+"""A registered model and its exported folder behind vLLM's own server: the greedy answers of the evaluation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.home.settings import Home
+from tasks.pipeline.delivery import export_model
+from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
+from tests.http_servers import SERVE, ask, free_port, running
+from tests.integration.vllm_runs import PYTHON
+from tests.registered import register_toy
+
+pytestmark = pytest.mark.engine
+
+
+def texts_of(port: int, model: str) -> list[str]:
+    settings = {"model": model, "temperature": 0, "max_tokens": MAX_NEW_TOKENS}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    found = [ask(url, settings | {"messages": conversation(each)}) for each in QUESTIONS]
+    return [each["choices"][0]["message"]["content"] for each in found]
+
+
+@pytest.fixture(autouse=True)
+def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+def test_a_registered_model_that_vllm_serves_answers_as_the_evaluation_does(tracked_home: Home, tmp_path: Path) -> None:
+    ref, port = register_toy(tracked_home), free_port()
+    with running([sys.executable, "-c", SERVE, str(port), "vllm", PYTHON], port, "/health", tmp_path / "log"):
+        found = texts_of(port, "toy-sft")
+    assert found == [text for _, text in our_answers(tracked_home.root / ref.uri / "model")]
+
+
+def test_an_exported_folder_is_all_that_vllm_needs(tracked_home: Home, tmp_path: Path) -> None:
+    register_toy(tracked_home)
+    folder, port = export_model(tracked_home, "toy-sft/1", tmp_path / "out"), free_port()
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(port)]
+    with running(command, port, "/health", tmp_path / "log"):
+        found = texts_of(port, str(folder))
+    assert found == [text for _, text in our_answers(folder)]
