@@ -18,7 +18,7 @@ from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
 from tasks.pipeline.run import PlanRow, cached_refs, order_stages, plan, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
 from tasks.report.run_page import publish_report
-from tasks.tracking.described import refresh_card
+from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import ModelVersion, find_number, roll_back
 from tasks.tracking.runs import open_tracker
 
@@ -119,7 +119,7 @@ def run_roll_back(model: str, version: int, reason: str) -> str:
     tracker = open_tracker(home)
     champion = roll_back(home, tracker, model, version=version, reason=reason)
     if taken_down := find_number(tracker, model, str(version)):
-        refresh_card(home, tracker, taken_down)
+        refresh_cards(home, tracker, [taken_down])
     outcome = f"{model}: version {version} is taken down, version {champion.version} is champion again"
     logger.info("%s", outcome)
     report_markdown("outcome of the roll-back", outcome)

@@ -37,7 +37,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds all state; it may be moved while nothing runs.
+    """The folder that holds all state; it may be moved or copied while nothing runs, and a copy is a home of its own.
 
     ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``pages/`` pages and plots of results,
     ``work/`` unfinished stages, ``leases/`` runs that are alive, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the

@@ -9,7 +9,7 @@ from tasks.home.cache import Record, describe_machine
 from tasks.pipeline.stages import PipelineRun, Stage
 from tasks.steps.base import MODEL
 from tasks.tracking.card import write_cards
-from tasks.tracking.described import describe, refresh_card
+from tasks.tracking.described import describe, refresh_cards
 from tasks.tracking.lineage import read_records
 from tasks.tracking.packaged import Package
 from tasks.tracking.registry import find_by_sha256, register_model
@@ -35,13 +35,11 @@ def register(
     made_by.log_model_metrics(version.model_id, record.metrics)
 
 
-def refresh_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:
+def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:
     """Add to the cards of the stages' models what the run has found out since they were registered."""
-    for stage in stages:
-        if stage.model:
-            version = find_by_sha256(run.tracker, f"{preset}-{stage.model}", refs[stage.name].sha256)
-            if version is not None:
-                refresh_card(run.home, run.tracker, version)
+    made = [(f"{preset}-{stage.model}", refs[stage.name].sha256) for stage in stages if stage.model]
+    found = [find_by_sha256(run.tracker, name, sha256) for name, sha256 in made]
+    refresh_cards(run.home, run.tracker, [version for version in found if version is not None])
 
 
 def _tags(record: Record, inputs: Mapping[str, ArtifactRef]) -> dict[str, str]:

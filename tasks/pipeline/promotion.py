@@ -12,7 +12,7 @@ from tasks.home.storage import read_json
 from tasks.pipeline.events import tell_of_refusal
 from tasks.steps.promote import model_name
 from tasks.tracking import registry
-from tasks.tracking.described import refresh_card
+from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion
 from tasks.tracking.runs import open_tracker
 
@@ -57,5 +57,5 @@ def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, ov
         registry.set_alias(tracker, version, CHALLENGER)
         if is_new:
             tell_of_refusal(name, version.version, verdict["sentence"])
-    refresh_card(home, tracker, version)
+    refresh_cards(home, tracker, [version])
     return f"{name} version {version.version}: {verdict['sentence']}"

@@ -18,7 +18,7 @@ from tasks.home.settings import Home
 from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link, report_table, task
 from tasks.pipeline.keys import key_of, why
 from tasks.pipeline.leases import heal, hold_lease
-from tasks.pipeline.models import refresh_cards, register
+from tasks.pipeline.models import complete_cards, register
 from tasks.pipeline.pages import Result, page_folder, show_pages
 from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, run_stage
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
@@ -141,7 +141,7 @@ def run_pipeline(
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
             if stage.name == START:
                 _show_memory(config, home, refs, [each.name for each in ordered])
-        refresh_cards(ordered, refs, preset=config.name, run=run)
+        complete_cards(ordered, refs, preset=config.name, run=run)
         if report is not None:
             logger.info("report: %s", report(run, config, refs, started=started))
     _report(refs, parent)

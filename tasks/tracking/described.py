@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tasks.home.settings import Home
@@ -21,17 +22,22 @@ def describe(tracker: Tracker, version: ModelVersion, card: str) -> None:
     tracker.client.update_model_version(version.name, str(version.version), _description(card))
 
 
-def refresh_card(home: Home, tracker: Tracker, version: ModelVersion) -> None:
-    """Write the card of a version anew where there is more to say by now: its evaluation, a verdict, a roll-back.
+def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]) -> None:
+    """Write cards anew where there is more to say by now: an evaluation, a verdict, a roll-back.
 
     Nothing is done to a version that this home has no record of. A repeated call changes nothing.
     """
-    tags = read_tags(tracker, version)
     records = read_records(home)
-    record = next((each for each in records if each.key == tags.get("stage_key")), None)
-    if record is None or not version.model_id:
-        return
-    card = write_cards(home, records, record, name=version.name, tags=tags).model
+    by_key = {record.key: record for record in records}
+    for version in versions:
+        tags = read_tags(tracker, version)
+        record = by_key.get(tags.get("stage_key", ""))
+        if record is not None and version.model_id:
+            card = write_cards(home, records, record, name=version.name, tags=tags).model
+            _replace(tracker, version, card)
+
+
+def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
     known = tracker.client.get_model_version(version.name, str(version.version)).description
     if known == _description(card):
         return

@@ -119,7 +119,7 @@ def find_by_sha256(tracker: Tracker, name: str, sha256: str) -> ModelVersion | N
 
 
 def read_version(home: Home, model: str) -> Mapping[str, str]:
-    """Name, number and tags of the version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names.
+    """Name, number and tags of the version that ``tiny-grpo@champion`` or ``models:/tiny-grpo/3`` names.
 
     Read from MLflow's database itself where there is no server: to import MLflow takes longer than all the rest of a
     lineage.
@@ -127,7 +127,7 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
     Raises:
         ModelError: there is none.
     """
-    name, _, alias = model.partition("@")
+    name, _, alias = model.removeprefix("models:/").partition("@")
     name, _, number = name.partition("/")
     uri = os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     if uri.startswith(_SQLITE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -59,5 +58,5 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tracked_h
 
 def test_a_model_name_with_a_dot_works_from_registration_to_export(tracked_home: Home, tmp_path: Path) -> None:
     register_toy(tracked_home, "toy-v1.2")
-    export_model(tracked_home, "toy-v1.2-sft/1", tmp_path / "out")
-    shutil.rmtree(tmp_path / "out")
+    export_model(tracked_home, "models:/toy-v1.2-sft/1", tmp_path / "out")
+    assert "`toy-v1.2-sft`" in (tmp_path / "out" / "README.md").read_text()

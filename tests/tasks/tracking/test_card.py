@@ -6,7 +6,7 @@ import pytest
 
 from tasks.home.settings import Home
 from tasks.tracking.card import body_of, cell, code, plain
-from tasks.tracking.described import refresh_card
+from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import ModelVersion, find_number, set_tags
 from tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import register_toy
@@ -46,20 +46,20 @@ def test_a_verdict_and_a_roll_back_are_added_and_a_repeated_call_writes_nothing(
 ) -> None:
     version = version_of(tracker)
     set_tags(tracker, version, {"verdict": "Better by *0.2* <b>", "promoted_over": "none", "rolled_back": "too rude"})
-    refresh_card(tracked_home, tracker, version)
+    refresh_cards(tracked_home, tracker, [version])
     expected = r"Better by \*0.2\* \<b\> It became champion. It was taken down again: too rude"
     assert expected in description(tracker)
     assert expected in card_file(tracked_home)
     (path,) = tracked_home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
     path.unlink()
-    refresh_card(tracked_home, tracker, version)
+    refresh_cards(tracked_home, tracker, [version])
     assert not path.exists()
 
 
 def test_a_long_card_is_cut_at_a_line_in_mlflows_page(tracker: Tracker, tracked_home: Home) -> None:
     version = version_of(tracker)
     set_tags(tracker, version, {"verdict": "long " * 900})
-    refresh_card(tracked_home, tracker, version)
+    refresh_cards(tracked_home, tracker, [version])
     assert len(description(tracker)) <= 5000
     assert description(tracker).endswith("(The whole card is the file model_card.md of the model.)")
     assert "## Lineage" in card_file(tracked_home)
