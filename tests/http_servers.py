@@ -34,10 +34,18 @@ def free_port() -> int:
 @contextmanager
 def running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server that answers at ``path``; it is ended by SIGTERM."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    paths = {  # MLflow asks the shell for uvicorn, which lies beside its own interpreter
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        "PATH": os.pathsep.join((str(Path(command[0]).parent), os.environ["PATH"])),
+    }
     with log.open("wb") as output:
         server = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | paths,
+            cwd=log.parent,
+            start_new_session=True,
         )
     try:
         while not answers(f"http://127.0.0.1:{port}{path}"):

@@ -67,4 +67,5 @@ def test_a_moved_home_promotes_tells_the_lineage_and_loads_its_champion(micro_ho
         if "# `tiny-grpo`" in (text := path.read_text())
     ]
     assert "It became champion." in card
+    assert "The whole evaluation on held-out problems:" in card
     assert "Not judged yet" not in card
