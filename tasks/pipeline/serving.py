@@ -22,7 +22,7 @@ from typing import Literal
 
 from rlcore.errors import ConfigError, ModelError
 from tasks.home.settings import Home
-from tasks.home.storage import link_or_copy, read_json
+from tasks.home.storage import read_json
 from tasks.pipeline.delivery import Registered, open_registered
 from tasks.tracking.packaged import is_chat_model
 
@@ -55,7 +55,7 @@ def serve_model(
     interpreter = _vllm_python(python)
     if engine == "vllm" and not interpreter:
         raise ConfigError("vLLM is not installed", fix="`make engine` installs it into .venv-engine")
-    with open_registered(home, model) as registered, tempfile.TemporaryDirectory(dir=home.work) as folder:
+    with open_registered(home, model) as registered, tempfile.TemporaryDirectory() as folder:
         if not is_chat_model(registered.folder):
             raise ModelError(f"{model} is a reward model, which answers nothing", fix="name a policy")
         if interpreter and engine != "transformers":
@@ -102,7 +102,7 @@ def _transformers_command(registered: Registered, folder: Path, *, host: str, po
     (folder / name).mkdir()
     for path in registered.folder.iterdir():
         if path.is_file() and path.name != _GENERATION:
-            link_or_copy(path, folder / name / path.name)
+            (folder / name / path.name).symlink_to(path)
     settings = read_json(registered.folder / _GENERATION)
     (folder / name / _GENERATION).write_text(json.dumps(settings | _DRAWS), encoding="utf-8")
     code = "from transformers.cli.transformers import main; main()"
@@ -114,11 +114,12 @@ def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> 
     server = subprocess.Popen(command, cwd=folder, env=dict(variables))
     previous = signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
-        return server.wait()
+        code = server.wait()
     except KeyboardInterrupt:  # the terminal has sent it to the server as well
-        return server.wait()
+        code = server.wait()
     finally:
         signal.signal(signal.SIGTERM, previous)
+    return 128 - code if code < 0 else code  # as shells say that a signal has ended it
 
 
 def _variables(folder: Path, python: str) -> Mapping[str, str]:
