@@ -10,13 +10,17 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c '
 BIN := .venv/bin
 PRESET ?= tiny
 SET ?=
-OVERRIDES := $(foreach item,$(SET),--set '$(item)')
+MLFLOW_PORT ?= 5000
+PREFECT_PORT ?= 4200
 
 PEERS := .venv-peers
 PEERS_PPO := .venv-peers-ppo
 ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
+
+# Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
+export PRESET SET MODEL VERSION REASON
 
 .PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs
 
@@ -38,29 +42,29 @@ setup: .venv/.installed  ## create .venv with the pinned set (a second run insta
 	@touch $@
 
 demo: setup  ## run the whole pipeline on PRESET (default tiny)
-	@$(BIN)/python -m flows run --preset $(PRESET) $(OVERRIDES)
+	@$(BIN)/python -m flows run --preset "$$PRESET" --set "$$SET"
 
 plan: setup  ## say which stages are cached, which run and why, before any work
-	@$(BIN)/python -m flows plan --preset $(PRESET) $(OVERRIDES)
+	@$(BIN)/python -m flows plan --preset "$$PRESET" --set "$$SET"
 
 promote: setup  ## judge PRESET's challenger against the champion, and promote it if it is better
-	@$(BIN)/python -m flows promote --preset $(PRESET) $(OVERRIDES)
+	@$(BIN)/python -m flows promote --preset "$$PRESET" --set "$$SET"
 
 retrain: PRESET = retrain
 retrain: setup  ## gate new data, train the champion on, promote what is better; the same again does nothing
-	@$(BIN)/python -m flows retrain --preset $(PRESET) $(OVERRIDES)
+	@$(BIN)/python -m flows retrain --preset "$$PRESET" --set "$$SET"
 
 rollback: setup  ## take VERSION of MODEL down, REASON='why': the previous champion is champion again
-	@$(BIN)/python -m flows rollback $(MODEL) $(VERSION) --reason '$(REASON)'
+	@$(BIN)/python -m flows rollback "$$MODEL" "$$VERSION" --reason "$$REASON"
 
 lineage: setup  ## where MODEL (tiny-grpo@champion) comes from, down to the raw rows
-	@$(BIN)/python -m flows lineage $(MODEL)
+	@$(BIN)/python -m flows lineage "$$MODEL"
 
 reproduce: setup  ## run what made MODEL again in a scratch home: do the same bytes come out?
-	@$(BIN)/python -m flows reproduce $(MODEL)
+	@$(BIN)/python -m flows reproduce "$$MODEL"
 
-ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote
-	@$(BIN)/python -m flows ui
+ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote: MLFLOW_PORT=5000 PREFECT_PORT=4200
+	@$(BIN)/python -m flows ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)
 
 test: check unit  ## ruff, mypy, import-linter and the fast tests
 

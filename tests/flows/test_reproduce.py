@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.__main__ import main
+from flows.command.app import main
 from flows.reproduce import run_reproduce
 from flows.run import run_targets
 from rlcore.errors import ModelError

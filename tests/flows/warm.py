@@ -78,7 +78,7 @@ def serve(folder: Path) -> None:
     """Fork for each request; answer with the child's exit code."""
     for module in NEEDED:
         importlib.import_module(module)
-    from flows.__main__ import main
+    from flows.command.app import main
 
     answers = os.fdopen(os.dup(1), "w")  # the children's output goes elsewhere
     _in_child(lambda: _make_database(folder))

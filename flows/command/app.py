@@ -1,0 +1,74 @@
+"""The command ``rlcore``: one parser for the console script, for ``python -m flows`` and for the Makefile.
+
+A command is a function of this folder: its signature is what it takes, its docstring is its help. What it works with is
+imported when it runs, so that ``--help`` and completion are quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from flows.command import models, runs, servers
+from rlcore.errors import ConfigError, RlcoreError
+
+USAGE_ERROR, FAILURE = 2, 1
+
+HELP = """Improve a language model with online reinforcement learning.
+
+```
+rlcore run                                     the demo: a small model from scratch, minutes on two cores
+rlcore plan mine.toml                          what would run, and why, before any work
+rlcore run mine.toml --set seed=1              your own preset, one key of it set otherwise
+rlcore promote mine.toml                       judge the new model; if it is better, it is the champion
+```
+
+A PRESET is the name of a committed one (tiny, smollm2, reasoning, ...) or the path of a .toml file. What is cached is
+not run again, and a run that was stopped goes on where it was. State lies in .rlcore, or where RLCORE_HOME says;
+RLCORE_ENGINE=inline runs without the Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset.
+"""
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("rlcore")
+
+
+app = App(
+    name="rlcore",
+    help=HELP,
+    help_format="markdown",
+    version=_version,
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative="", show_choices=True),
+)
+_TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Models"), Group.create_ordered("Look")
+for _group, _commands in (
+    (_TRAIN, (runs.run, runs.plan, runs.retrain)),
+    (_MODELS, (runs.promote, models.rollback, models.lineage, models.reproduce)),
+    (_LOOK, (servers.ui,)),
+):
+    for _command in _commands:
+        app.command(_command, group=_group)
+app.register_install_completion_command(help="Let the shell complete commands and options.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
+    try:
+        return app(None if arguments is None else list(arguments)) or 0
+    except CycloptsError as error:
+        return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
+    except RlcoreError as error:
+        return _refuse(type(error).__name__, str(error), USAGE_ERROR if isinstance(error, ConfigError) else FAILURE)
+
+
+def _refuse(kind: str, text: str, code: int) -> int:
+    sys.stderr.write(f"\nerror ({kind}): {text}\n")
+    return code

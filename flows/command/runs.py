@@ -1,0 +1,96 @@
+"""Commands that run a preset, or say what would run."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from flows.command.parameters import Overrides, Preset, open_home
+
+
+def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Run every stage of a preset: data, training, evaluation, comparison, report.
+
+    What is cached is not run again. After an interruption the same command goes on where it was.
+
+    ```
+    rlcore run
+    rlcore run mine.toml --set stages.grpo.learning_rate=2e-6 --set seed=1
+    ```
+    """
+    home = open_home()
+    from flows.presets import open_preset
+
+    config = open_preset(preset, overrides)  # refused here, before anything is started
+    from flows.post_train import post_train
+    from flows.run import every_target
+    from tasks.pipeline.bridge import call_flow
+    from tasks.pipeline.live_view import live_view
+    from tasks.report.summary import summarise
+
+    every_target(preset, overrides)  # refused here: what its stages cannot do together
+    started = time.perf_counter()
+    with live_view():
+        refs = call_flow(post_train, preset=preset, overrides=overrides)
+    sys.stdout.write(summarise(home, config.name, refs, seconds=time.perf_counter() - started))
+    return 0
+
+
+def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Say which stages are cached, which would run and why, and what memory they need; nothing is run.
+
+    ```
+    rlcore plan mine.toml
+    ```
+    """
+    open_home()
+    from flows.run import every_target, plan_memory, plan_targets
+    from tasks.pipeline.run import format_plan
+
+    targets = every_target(preset, overrides)
+    sys.stdout.write(format_plan(plan_targets(preset, overrides, targets)) + "\n")
+    sys.stdout.write("\n".join(plan_memory(preset, overrides, targets)) + "\n")
+    return 0
+
+
+def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Judge a preset's challenger against the champion, and promote it if it is better.
+
+    The section [promotion] names the challenger and what it must not lose.
+
+    ```
+    rlcore promote mine.toml
+    ```
+    """
+    home = open_home()
+    from flows.presets import open_preset
+
+    config = open_preset(preset, overrides)  # refused here, before anything is started
+    from flows.promote import promote as promote_flow
+    from tasks.pipeline.bridge import call_flow
+    from tasks.pipeline.pages import page_folder
+
+    refs = call_flow(promote_flow, preset=preset, overrides=overrides)
+    sys.stdout.write((page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md").read_text("utf-8"))
+    return 0
+
+
+def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
+    """Train the champion on with what is new, and promote what is better; the same again does nothing.
+
+    ```
+    rlcore retrain mine.toml
+    ```
+    """
+    open_home()
+    from flows.presets import open_preset
+    from rlcore.config import RetrainConfig
+
+    config = open_preset(preset, overrides)
+    config.section("retrain", RetrainConfig)  # refused here, before anything is started
+    from flows.retrain import retrain as retrain_flow
+    from tasks.pipeline.bridge import call_flow
+
+    done = call_flow(retrain_flow, preset=preset, overrides=overrides)
+    sys.stdout.write(f"{done.page}\n{done.outcome}\n")
+    return 0

@@ -1,0 +1,123 @@
+"""The command line as a user meets it: help, usage errors, one parser behind three ways in, and a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from flows.command.app import app, main
+from rlcore.errors import ConfigError, DataError
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = sorted(name for name in app if not name.startswith("-"))
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert [command for command in COMMANDS if command not in said] == []
+    assert "RLCORE_HOME" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_says_what_it_does_and_gives_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    assert f" rlcore {command}" in capsys.readouterr().out.partition(f"Usage: rlcore {command}")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["rnu"], ("rnu", "run")),
+        (["run", "--prest", "tiny"], ("--prest", "--preset")),
+        (["rollback", "tiny-grpo"], ("VERSION",)),
+        (["rollback", "tiny-grpo", "three", "--reason", "x"], ("VERSION", "three")),
+        (["ui", "--mlflow-port", "high"], ("--mlflow-port", "high")),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_one_error(
+    arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("error (usage): ") == 1
+    assert [part for part in parts if part not in error] == []
+    assert "--help" in error
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError("no such key"), 2), (DataError("no such row"), 1)])
+def test_an_error_of_ours_is_its_message_and_its_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("flows.command.servers.open_home", fail)
+    assert main(["ui"]) == code
+    assert capsys.readouterr().err == f"\nerror ({type(error).__name__}): {error}\n"
+
+
+def test_the_console_script_is_the_same_command() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, name = scripts["rlcore"].partition(":")
+    assert getattr(import_module(module), name) is main
+
+
+MEASURE = """
+import json, sys, time
+from flows.command.app import main
+code = main(["--help"])
+heavy = {"torch", "transformers", "prefect", "mlflow", "pandas", "pandera", "matplotlib", "scipy"} & set(sys.modules)
+print(json.dumps({"code": code, "seconds": time.process_time(), "heavy": sorted(heavy)}))
+"""
+
+
+def test_help_takes_less_than_a_second_of_the_processor_and_brings_in_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, cwd=ROOT, check=True)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert (measured["code"], measured["heavy"]) == (0, [])
+    assert measured["seconds"] < 1.0
+
+
+def made(tmp_path: Path, *arguments: str) -> list[str]:
+    """The arguments that a make target gives the command."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    python.chmod(0o755)
+    command = ["make", "--no-print-directory", "-o", "setup", f"BIN={python.parent}", *arguments]
+    clean = {name: value for name, value in os.environ.items() if name not in ("PRESET", "SET", "MODEL")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=clean, check=True)
+    given: list[str] = json.loads(done.stdout)
+    return given
+
+
+def test_make_hands_paths_with_blanks_and_values_with_quotes_on_as_they_are(tmp_path: Path) -> None:
+    override = "data.prompts.path=my rows.jsonl stages.grpo.rewards=[{kind='math', weight=1.0}]"
+    given = made(tmp_path, "plan", "PRESET=my folder/it's.toml", f"SET={override}")
+    assert given == ["-m", "flows", "plan", "--preset", "my folder/it's.toml", "--set", override]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (("demo",), ["run", "--preset", "tiny", "--set", ""]),
+        (("retrain",), ["retrain", "--preset", "retrain", "--set", ""]),
+        (("ui", "MLFLOW_PORT=5001"), ["ui", "--mlflow-port", "5001", "--prefect-port", "4200"]),
+        (
+            ("rollback", "VERSION=3", "REASON=it's longer"),
+            ["rollback", "tiny-grpo@champion", "3", "--reason", "it's longer"],
+        ),
+    ],
+)
+def test_make_is_the_same_commands(tmp_path: Path, arguments: tuple[str, ...], given: list[str]) -> None:
+    assert made(tmp_path, *arguments) == ["-m", "flows", *given]
