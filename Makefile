@@ -22,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ lineage: setup  ## where MODEL (tiny-grpo@champion) comes from, down to the raw 
 
 reproduce: setup  ## run what made MODEL again in a scratch home: do the same bytes come out?
 	@$(BIN)/python -m flows reproduce "$$MODEL"
+
+settings: setup  ## write docs/settings.md, the page of every key of a preset
+	$(BIN)/python -m flows config --markdown > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
 
 ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote: MLFLOW_PORT=5000 PREFECT_PORT=4200
 	@$(BIN)/python -m flows ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)

@@ -17,10 +17,19 @@ def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: no such preset, or a fault in it (all faults are named at once).
     """
+    return load_preset(preset_path(preset), overrides, library=FOLDER)
+
+
+def preset_path(preset: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        ConfigError: there is none.
+    """
     path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.toml")))
         raise ConfigError(
             f"there is no preset {preset!r}", where=str(path), fix=f"name one of {known}, or the path of a .toml file"
         )
-    return load_preset(path, overrides, library=FOLDER)
+    return path

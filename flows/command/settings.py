@@ -1,0 +1,56 @@
+"""The command that shows the keys of presets."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.command.parameters import Overrides, Preset
+from rlcore.errors import ConfigError
+
+
+def config(
+    preset: Preset = "tiny",
+    key: Annotated[str, Parameter(help="A section or a key, such as stages.grpo.kl; left out: all of them.")] = "",
+    *,
+    overrides: Overrides = (),
+    markdown: Annotated[bool, Parameter(help="The page of every key that a preset may have.")] = False,
+    schema: Annotated[bool, Parameter(help="A JSON Schema of preset files, for editors.")] = False,
+) -> int:
+    """Print a preset whole, as TOML: every key with its type, default, bounds, meaning, and the file that sets it.
+
+    ```
+    rlcore config mine.toml stages.grpo
+    rlcore config tiny hardware.dtype
+    rlcore config --schema > preset.schema.json      # first line of a preset: #:schema ./preset.schema.json
+    ```
+    """
+    from tasks.preset.pages import as_markdown
+    from tasks.preset.schema import preset_schema
+
+    if schema:
+        sys.stdout.write(json.dumps(preset_schema(), indent=1) + "\n")
+    else:
+        sys.stdout.write(as_markdown() if markdown else _described(preset, key, overrides))
+    return 0
+
+
+def _described(preset: str, key: str, overrides: Overrides) -> str:
+    from flows.presets import FOLDER, open_preset, preset_path
+    from tasks.preset.described import chosen, describe, origins
+    from tasks.preset.pages import as_toml
+
+    sections = describe(open_preset(preset, overrides))
+    found = chosen(sections, key)
+    if not found:
+        known = [f"{section.path}.{each.name}".lstrip(".") for section in sections for each in section.keys]
+        close = difflib.get_close_matches(key, [*known, *(section.path for section in sections)], n=3)
+        raise ConfigError(
+            f"the preset has no section or key {key!r}",
+            fix=f"did you mean {', '.join(close)}?" if close else f"rlcore config {preset} prints all of them",
+        )
+    return as_toml(found, origins(preset_path(preset), FOLDER, overrides))

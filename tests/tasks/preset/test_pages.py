@@ -1,0 +1,37 @@
+"""The page of settings is up to date, and a printed preset reads back as itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.presets import FOLDER, open_preset, preset_path
+from rlcore.config import load_preset
+from tasks.preset.described import describe, origins
+from tasks.preset.pages import as_markdown, as_toml
+
+SETTINGS = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def test_the_page_of_settings_is_that_of_the_code() -> None:
+    assert SETTINGS.read_text(encoding="utf-8") == as_markdown(), "make settings"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_printed_preset_reads_back_as_itself(preset: str, tmp_path: Path) -> None:
+    config = open_preset(preset)
+    printed = tmp_path / "printed.toml"
+    printed.write_text(as_toml(describe(config), origins(preset_path(preset), FOLDER)), encoding="utf-8")
+    assert load_preset(printed) == config
+
+
+def test_each_key_is_printed_with_what_it_may_be_and_where_it_was_set() -> None:
+    printed = as_toml(describe(open_preset("tiny", ["seed=7"])), origins(preset_path("tiny"), FOLDER, ["seed=7"]))
+    lines = {line.partition(" =")[0]: line for line in printed.splitlines()}
+    assert lines["seed"].split("  # ")[1] == "integer, at least 0; required; set in --set"
+    assert "integer, at least 1; default 64; of the periodic" in lines["num_monitor_problems"]
+    assert lines["num_monitor_problems"].endswith("set in tiny.toml")
+    assert "[[stages.ppo.rewards]]" in printed
+    assert "# [retrain]: left out" in printed
