@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from rlcore.errors import ConfigError, ServiceError, StorageError
 from tasks.home.settings import Home
 from tasks.tracking.moved import follow_move
 
 HOST = "127.0.0.1"
+_PATIENCE = 5.0  # seconds between asking a server to end and killing it
 
 
 def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
-    """Start both servers in the foreground and end both on Ctrl-C or when one of them ends; returns the exit code."""
+    """Start both servers in the foreground and end both on Ctrl-C; returns the exit code then.
+
+    Raises:
+        StorageError: nothing was run in this home yet, so there is nothing to look at.
+        ConfigError: a port is taken, or both are the same.
+        ServiceError: one of the servers ended by itself.
+    """
+    _require_results(home)
     follow_move(home)
+    _require_free(mlflow_port, prefect_port)
     mlflow = [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(mlflow_port)),
         *("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri()),
@@ -27,23 +38,69 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
     # The page in the browser asks this address, which would be the default port otherwise.
     page = {"PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{prefect_port}/api"}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit by exception ends the servers too
-    servers = [_start(mlflow, {}), _start(prefect, page)]
     sys.stdout.write(
         f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\nCtrl-C ends both.\n"
     )
     sys.stdout.flush()
+    return watch({"MLflow": (mlflow, {}), "Prefect": (prefect, page)})
+
+
+def watch(commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]]) -> int:
+    """Run commands, by name, with variables added to the environment, until Ctrl-C; all have ended then.
+
+    Raises:
+        ServiceError: one of them ended by itself.
+    """
+    servers: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        while all(server.poll() is None for server in servers):
-            time.sleep(0.5)
+        for name, (command, variables) in commands.items():
+            # In a session of its own: Ctrl-C is for this process, which then ends the server and its workers in order.
+            servers[name] = subprocess.Popen(command, env=os.environ | dict(variables), start_new_session=True)
+        while True:
+            for name, server in servers.items():
+                if server.poll() is not None:
+                    raise ServiceError(
+                        f"the {name} server ended with exit code {server.returncode}", fix="its own lines above say why"
+                    )
+            time.sleep(0.2)
     except KeyboardInterrupt:
         return 0
     finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
-    return 1
+        for server in servers.values():
+            _end(server, signal.SIGTERM)
+        for server in servers.values():
+            try:
+                server.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                _end(server, signal.SIGKILL)
+                server.wait()
 
 
-def _start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env=os.environ | dict(variables))
+def _end(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if server.poll() is None:
+        os.killpg(server.pid, number)
+
+
+def _require_results(home: Home) -> None:
+    if not (home.root / "mlflow.db").is_file():
+        raise StorageError(
+            "nothing was run here yet, so there is nothing to look at",
+            where=str(home.root),
+            fix="run make demo (or: rlcore run), or set RLCORE_HOME to where it was run",
+        )
+
+
+def _require_free(mlflow_port: int, prefect_port: int) -> None:
+    if mlflow_port == prefect_port:
+        raise ConfigError(f"both interfaces are to be on port {mlflow_port}", fix="give each a port of its own")
+    for name, port in (("mlflow", mlflow_port), ("prefect", prefect_port)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: one that just ended is free
+            try:
+                probe.bind((HOST, port))
+            except (OSError, OverflowError) as error:
+                raise ConfigError(
+                    f"port {port} cannot be used: {getattr(error, 'strerror', None) or error}",
+                    where=f"--{name}-port",
+                    fix=f"rlcore ui --{name}-port {port % 60000 + 1} (make ui {name.upper()}_PORT={port % 60000 + 1})",
+                ) from error

@@ -1,74 +1,92 @@
-"""The two servers of the user interfaces end together."""
+"""What ``rlcore ui`` refuses at once, and that it leaves no server behind."""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+import threading
+import time
+from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from flows.command.app import main
+from rlcore.errors import ServiceError
 from tasks.home.settings import Home
-from tasks.pipeline import interfaces
+from tasks.pipeline.interfaces import watch
 
-Started = list[tuple[list[str], dict[str, str], "subprocess.Popen[bytes]"]]
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """What is started, in whose place stand processes that sleep: each server takes ten seconds to come up."""
-    found: Started = []
-
-    def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        found.append((list(command), dict(variables), process))
-        return process
-
-    monkeypatch.setattr(interfaces, "_start", start)
-    before = signal.getsignal(signal.SIGTERM)
-    yield found
-    signal.signal(signal.SIGTERM, before)
-    for _, _, process in found:
-        process.kill()
-        process.wait()
+def used_home(home: Home) -> Home:
+    """A home that looks as if something was run there."""
+    (home.root / "mlflow.db").touch()
+    return home
 
 
-def end_one(started: Started) -> None:
-    process = started[1][2]
-    process.terminate()
-    process.wait()
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
 
 
-def interrupt(_: Started) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(("act", "code"), [(end_one, 1), (interrupt, 0)])
-def test_both_servers_end_when_one_ends_or_on_ctrl_c(
-    act: Callable[[Started], None],
-    code: int,
-    started: Started,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_taken_port_is_said_at_once_with_the_option_that_sets_another(
+    used_home: Home, taken: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(interfaces, "time", SimpleNamespace(sleep=lambda _: act(started)))
-    assert interfaces.serve(Home(tmp_path), mlflow_port=5001, prefect_port=4201) == code
-    assert [process.poll() is None for _, _, process in started] == [False, False]
-    assert "MLflow:  http://127.0.0.1:5001\nPrefect: http://127.0.0.1:4201\n" in capsys.readouterr().out
+    started = time.monotonic()
+    assert main(["ui", "--prefect-port", str(taken), "--mlflow-port", str(free_port())]) == 2
+    assert time.monotonic() - started < 2.0
+    error = capsys.readouterr().err
+    assert f"port {taken} cannot be used: Address already in use" in error
+    assert f"rlcore ui --prefect-port {taken % 60000 + 1}" in error
 
 
-def test_both_listen_on_the_loopback_address_over_this_home(
-    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("port", "text"), [("5000", "both interfaces"), ("70000", "port 70000 cannot be used")])
+def test_ports_that_cannot_be_are_refused(
+    used_home: Home, port: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(interfaces, "time", SimpleNamespace(sleep=lambda _: end_one(started)))
-    interfaces.serve(Home(tmp_path), mlflow_port=5001, prefect_port=4201)
-    (mlflow, _, _), (prefect, variables, _) = started
-    for command, port in ((mlflow, "5001"), (prefect, "4201")):
-        assert command[command.index("--host") + 1] == "127.0.0.1"
-        assert command[command.index("--port") + 1] == port
-    assert mlflow[mlflow.index("--backend-store-uri") + 1] == Home(tmp_path).tracking_uri
-    assert variables == {"PREFECT_SERVER_UI_API_URL": "http://127.0.0.1:4201/api"}
+    assert main(["ui", "--mlflow-port", port, "--prefect-port", port if port == "5000" else str(free_port())]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_where_nothing_was_run_that_is_said(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ui"]) == 1
+    error = capsys.readouterr().err
+    assert "nothing was run here yet" in error
+    assert str(home.root) in error
+    assert "rlcore run" in error
+
+
+def test_a_server_that_ends_by_itself_is_named_and_the_other_is_ended() -> None:
+    with pytest.raises(ServiceError, match="the B server ended with exit code 3"):
+        watch({"A": (SLEEPER, {}), "B": ([sys.executable, "-c", "import sys; sys.exit(3)"], {})})
+    assert not [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ctrl_c_ends_the_servers_and_what_they_have_started() -> None:
+    worker = (
+        f"import subprocess, sys; print(subprocess.Popen({SLEEPER!r}).pid, flush=True); import time; time.sleep(600)"
+    )
+    commands = {"A": ([sys.executable, "-c", worker], {})}
+    code = f"import sys; from tasks.pipeline.interfaces import watch; sys.exit(watch({commands!r}))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        threading.Timer(0.1, os.kill, (process.pid, signal.SIGINT)).start()
+        assert process.wait(10) == 0
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
