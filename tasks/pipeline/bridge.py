@@ -21,6 +21,7 @@ from uuid import UUID
 from rlcore.errors import RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import engine_name, find_home
+from tasks.pipeline.interrupts import interruptible, start_prefect_server
 from tasks.pipeline.leases import end_orphaned_servers, mark_launcher
 
 if TYPE_CHECKING:
@@ -45,13 +46,19 @@ class FlowRun:
 
 
 def call_flow(flow: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a flow with the engine that ``RLCORE_ENGINE`` names; inline runs its function alone."""
-    if engine_name() == "inline":
-        return flow.fn(*args, **kwargs)
-    for line in end_orphaned_servers(find_home()):  # before a second server opens the same database
-        logger.warning("%s", line)
-    mark_launcher()
-    return flow(*args, **kwargs)
+    """Run a flow with the engine that ``RLCORE_ENGINE`` names; inline runs its function alone.
+
+    Raises:
+        Interruption: Ctrl-C or SIGTERM.
+    """
+    with interruptible():
+        if engine_name() == "inline":
+            return flow.fn(*args, **kwargs)
+        for line in end_orphaned_servers(find_home()):  # before a second server opens the same database
+            logger.warning("%s", line)
+        mark_launcher()
+        start_prefect_server()
+        return flow(*args, **kwargs)
 
 
 def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:

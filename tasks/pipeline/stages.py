@@ -30,6 +30,7 @@ from tasks.home.storage import read_json, write_json
 from tasks.pipeline.bridge import as_task, report_progress
 from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
+from tasks.pipeline.interrupts import under_way
 from tasks.pipeline.keys import function_of, key_of, versions
 from tasks.pipeline.pages import Draw, Result, show_refusal
 from tasks.preset.sections import Sections
@@ -150,6 +151,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             told_if_it_fails(config.name, stage.name),
             exported(config, stage.name) as show,
             _folders(run.home, key) as (folder, work),
+            under_way(stage.name, work),
             _open_run(stage, key, work, run) as tracker,
         ):
             tracker.show = show

@@ -1,0 +1,153 @@
+"""Ctrl-C and SIGTERM: a run ends within seconds, leaves what the next one goes on from, and says so in one line.
+
+The signal is raised as an exception in the main thread, so that stages leave their engines, graders and records in
+order. What does not end by itself within ``PATIENCE`` seconds, such as a thread that samples, is left behind: the next
+start heals it, as after a kill (:mod:`tasks.pipeline.leases`). A second Ctrl-C does not wait.
+
+A terminal sends Ctrl-C to every process that it started, the embedded Prefect server among them. Without it each end
+of a task would be reported to nobody, for minutes; so the server is started where that signal does not reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import psutil
+
+PATIENCE = 3.5  # seconds
+_MOMENT = 0.5
+
+
+class Interruption(KeyboardInterrupt):
+    """SIGINT or SIGTERM, where it was waited for. ``code`` is the exit code that shells expect."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number
+
+
+@dataclass
+class _State:
+    """The stages that are under way, each with its work folder; the interruption, and whether it has been told of."""
+
+    stages: list[tuple[str, Path]] = field(default_factory=list)
+    interruption: Interruption | None = None
+    said: bool = False
+
+
+_state = _State()  # signals belong to the process, and so does this
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the block as :class:`Interruption`; in other threads than the main one they do not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _state.stages.clear()
+    _state.interruption, _state.said = None, False
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if _state.interruption is None:  # else a second signal shall still end the process at once
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def under_way(stage: str, work: Path) -> Iterator[None]:
+    """Note which stage runs in the block, and its work folder: an interruption leaves the note for its last words."""
+    _state.stages.append((stage, work))
+    try:
+        yield
+    except Exception:
+        _state.stages.pop()
+        raise
+    _state.stages.pop()
+
+
+def last_words() -> str:
+    """What an interrupted command says: where the same command would go on."""
+    if not _state.stages:
+        return "interrupted; the same command goes on with what is not finished"
+    stage, work = _state.stages[-1]
+    done = [int(path.name.removeprefix("step-")) for path in (work / "checkpoints").glob("step-*[0-9]")]
+    place = f"iteration {max(done) + 1} of {stage}" if done else f"the beginning of {stage}"
+    return f"interrupted; the same command goes on from {place}"
+
+
+def end_interrupted(error: KeyboardInterrupt) -> int:
+    """Say :func:`last_words`; of an :class:`Interruption` the process ends here, of any other give the exit code.
+
+    What this process has started is asked to end, and killed where that takes longer than a moment: the embedded server
+    would wait for connections that nobody closes any more.
+    """
+    if isinstance(error, Interruption):
+        _leave(error.code)
+    _say_last_words()
+    return 128 + signal.SIGINT
+
+
+def _say_last_words() -> None:
+    """Once, to standard error, below the ``^C`` of a terminal."""
+    if not _state.said:
+        _state.said = True
+        sys.stderr.write(("\n" if sys.stderr.isatty() else "") + last_words() + "\n")
+
+
+def start_prefect_server() -> None:
+    """Start the embedded server, unless ``PREFECT_API_URL`` names one, with SIGINT blocked: a child inherits that.
+
+    A server that does not start is named by the flow run, which tries once more.
+    """
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():
+        return
+    from prefect.server.api.server import SubprocessASGIServer
+
+    starter = threading.Thread(target=_with_sigint_blocked, args=(SubprocessASGIServer(),), daemon=True)
+    starter.start()
+    starter.join()
+
+
+def _with_sigint_blocked(server: Any) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread alone
+    try:
+        server.start()
+    except RuntimeError as error:
+        logging.getLogger(__name__).warning("%s", error)
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    if _state.interruption is not None:
+        _leave(_state.interruption.code)
+    _state.interruption = Interruption(number)
+    logging.disable(logging.CRITICAL)  # every part would tell of its own end
+    deadline = threading.Timer(PATIENCE, _leave, [_state.interruption.code])
+    deadline.daemon = True
+    deadline.start()
+    raise _state.interruption
+
+
+def _leave(code: int) -> NoReturn:
+    _say_last_words()
+    children = psutil.Process().children()
+    for child in children:
+        child.terminate()
+    for child in psutil.wait_procs(children, timeout=_MOMENT)[1]:
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
