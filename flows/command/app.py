@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from flows.command import models, runs, servers
+from flows.command import machine, models, runs, servers, settings
 from rlcore.errors import ConfigError, RlcoreError
 
 USAGE_ERROR, FAILURE = 2, 1
@@ -20,6 +20,7 @@ HELP = """Improve a language model with online reinforcement learning.
 
 ```
 rlcore run                                     the demo: a small model from scratch, minutes on two cores
+rlcore config mine.toml                        every key of a preset, and what each is for
 rlcore plan mine.toml                          what would run, and why, before any work
 rlcore run mine.toml --set seed=1              your own preset, one key of it set otherwise
 rlcore promote mine.toml                       judge the new model; if it is better, it is the champion
@@ -27,7 +28,8 @@ rlcore promote mine.toml                       judge the new model; if it is bet
 
 A PRESET is the name of a committed one (tiny, smollm2, reasoning, ...) or the path of a .toml file. What is cached is
 not run again, and a run that was stopped goes on where it was. State lies in .rlcore, or where RLCORE_HOME says;
-RLCORE_ENGINE=inline runs without the Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset.
+RLCORE_ENGINE=inline runs without the Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset,
+130 interrupted.
 """
 
 
@@ -52,7 +54,7 @@ _TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Mo
 for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.retrain)),
     (_MODELS, (runs.promote, models.rollback, models.lineage, models.reproduce)),
-    (_LOOK, (servers.ui,)),
+    (_LOOK, (settings.config, servers.ui, machine.doctor)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)
@@ -67,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
     except RlcoreError as error:
         return _refuse(type(error).__name__, str(error), USAGE_ERROR if isinstance(error, ConfigError) else FAILURE)
+    except KeyboardInterrupt as error:
+        from tasks.pipeline.interrupts import end_interrupted
+
+        return end_interrupted(error)
 
 
 def _refuse(kind: str, text: str, code: int) -> int:
