@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from rlcore.config.stages import (
 if TYPE_CHECKING:
     from rlcore.config.run import RunConfig
 
+_PRESET_NAME = re.compile(r"\w[\w .-]*")
 _SMALLEST_SHARE = 0.001  # of a mix; a smaller one would never have its turn
 
 
@@ -48,6 +50,8 @@ def graph_faults(config: RunConfig) -> list[str]:
 
 
 def _names(config: RunConfig) -> Iterator[str]:
+    if not _PRESET_NAME.fullmatch(config.name):
+        yield f"name = {config.name!r}: names folders and models; take letters, digits, blanks, _ . -, no blank first"
     for section in ("data", "stages"):
         for name in getattr(config, section):
             if not is_name(name):

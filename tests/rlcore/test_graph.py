@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,13 @@ def test_a_fault_of_the_graph_is_named_with_its_full_key(preset: Path, override:
         load_preset(preset, [override])
     assert fault in caught.value.what
     assert caught.value.where == str(preset)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a\nb"])
+def test_a_preset_whose_name_is_no_name_of_a_folder_or_a_model_is_refused(preset: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="names folders and models"):
+        load_preset(preset, [f"name={json.dumps(name)}"])
+    assert load_preset(preset, ["name=My run-1.5"]).name == "My run-1.5"
 
 
 def test_a_data_set_that_no_reward_is_on_is_refused(preset: Path) -> None:
