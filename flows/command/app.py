@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from flows.command import machine, models, runs, servers, settings
+from flows.command import data, machine, models, runs, servers, settings
 from rlcore.errors import ConfigError, RlcoreError
 
 USAGE_ERROR, FAILURE = 2, 1
@@ -52,7 +52,7 @@ app = App(
 )
 _TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Models"), Group.create_ordered("Look")
 for _group, _commands in (
-    (_TRAIN, (runs.run, runs.plan, runs.retrain)),
+    (_TRAIN, (runs.run, runs.plan, runs.retrain, data.data)),
     (_MODELS, (runs.promote, models.rollback, models.lineage, models.reproduce)),
     (_LOOK, (settings.config, servers.ui, machine.doctor)),
 ):

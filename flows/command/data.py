@@ -1,0 +1,69 @@
+"""The command that looks at data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from flows.command.parameters import Overrides, open_home
+from rlcore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlcore.config import DatasetConfig
+
+Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
+
+
+def data(
+    source: Annotated[str, Parameter(help="A preset, whose data sets are looked at; or a .jsonl or .parquet file.")],
+    /,
+    *,
+    contract: Annotated[Contract, Parameter(help="Of a file: what its rows are.", show_default=False)] = "",
+    adapter: Annotated[
+        str, Parameter(help="Of a file: what makes contract columns of its rows.", show_default=False)
+    ] = "",
+    overrides: Overrides = (),
+) -> int:
+    """Hold data against their contracts without a run: what is accepted, what is refused and why.
+
+    Exit code 1 if a run would refuse them. The tokenizer's rules (length, control tokens) are judged in the run.
+
+    ```
+    rlcore data questions.jsonl --contract prompts
+    rlcore data train.jsonl --contract prompts --adapter gsm8k
+    rlcore data mine.toml
+    ```
+    """
+    home = open_home()
+    from tasks.pipeline.data_check import check_data
+
+    sets, seed = _data_sets(source, contract, adapter, overrides)
+    passed = True
+    for name, config in sets.items():
+        check = check_data(name, config, seed=seed, folder=home.root / "checks" / name)
+        sys.stdout.write("\n".join(check.lines) + "\n")
+        passed &= check.passed
+    return 0 if passed else 1
+
+
+def _data_sets(
+    source: str, contract: Contract, adapter: str, overrides: Overrides
+) -> tuple[Mapping[str, DatasetConfig], int]:
+    """The data sets of a preset and its seed; or the one file."""
+    from flows.presets import open_preset
+    from tasks.pipeline.data_check import whole_file
+
+    if not source.endswith((".jsonl", ".parquet")):
+        config = open_preset(source, overrides)
+        return config.data, config.seed
+    if not contract:
+        raise ConfigError(
+            f"it is not said what the rows of {source} are",
+            where="--contract",
+            fix="name one of prompts, code_tasks, demonstrations, preference_pairs",
+        )
+    return {Path(source).stem: whole_file(source, contract, adapter)}, 0

@@ -1,0 +1,101 @@
+"""A data set through its contract and gate, without a run: what is accepted, what is refused and why.
+
+No tokenizer is at hand, so the budget of tokens, control tokens, and prompts that another data set holds out are the
+run's to judge; all other rules are those of a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcore.config import DatasetConfig
+from rlcore.errors import DataError
+from tasks.home.storage import read_json
+from tasks.steps.data import TokenView, prepare_dataset
+from tasks.steps.prepare import DATASET_KINDS
+
+ContractName = Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
+OWN_ADAPTERS: Mapping[ContractName, str] = {
+    "prompts": "prompts",
+    "code_tasks": "code_tasks",
+    "demonstrations": "demonstrations",
+    "preference_pairs": "preferences",
+}
+"""The adapter of rows that are in the columns of each contract already."""
+
+_ANY_LENGTH = 10**9
+_EXAMPLES = 5  # quarantined rows that are shown
+_TOKENS = TokenView(
+    encode=lambda text: tuple(text.encode("utf-8", "replace")), special_tokens=(), prompt_length=lambda messages: 1
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What was found: lines for people, and whether a run would take the rows."""
+
+    passed: bool
+    lines: tuple[str, ...]
+
+
+def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetConfig:
+    """The configuration that takes all of a file, a tenth of it held out."""
+    return DatasetConfig(
+        contract=contract,
+        adapter=adapter or OWN_ADAPTERS[contract],
+        path=path,
+        num_train=9 * 10**8,
+        num_eval=10**8,
+        max_tokens=_ANY_LENGTH,
+    )
+
+
+def check_data(name: str, config: DatasetConfig, *, seed: int, folder: Path) -> Check:
+    """Gate one data set; the account (``report.json``, ``quarantine.jsonl``) and the rows stay in ``folder``.
+
+    Raises:
+        ConfigError: unknown adapter or option, malformed hub path.
+        StorageError: the folder cannot be written.
+    """
+    if config.adapter == "policy":
+        return Check(passed=True, lines=(f"{name}: sampled from the policy {config.policy!r} in the run",))
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in ("report.json", "quarantine.jsonl"):
+        (folder / old).unlink(missing_ok=True)
+    unbounded = replace(config, max_tokens=_ANY_LENGTH)
+    try:
+        prepare_dataset(DATASET_KINDS[config.contract], unbounded, seed=seed, tokens=_TOKENS, folder=folder)
+    except DataError as error:
+        return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_account(folder)))
+    return Check(passed=True, lines=(f"{name}: {_sentence(read_json(folder / 'report.json'))}", *_account(folder)))
+
+
+def _sentence(report: Mapping[str, Any]) -> str:
+    over = report["accepted"] - report["num_train"] - report["num_eval"]
+    return (
+        f"{report['num_train']:,} for training, {report['num_eval']:,} held out, {over:,} over, "
+        f"{report['quarantined']:,} quarantined ({report['contract']} from {report['source']})"
+    )
+
+
+def _account(folder: Path) -> Iterator[str]:
+    """The quarantine's reasons, its first rows, and the warnings of the gate."""
+    if not (folder / "report.json").is_file():
+        return
+    report = read_json(folder / "report.json")
+    for reason, count in report["reasons"].items():
+        yield f"  {count:,} x {reason}"
+    for line in (folder / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()[:_EXAMPLES]:
+        row = json.loads(line)
+        yield f"    line {row['line']}, {row['field'] or 'row'}: {row['reason']} ({row['excerpt']!r:.80})"
+    asked_for_all = report["num_train"] + report["num_eval"] == report["accepted"]
+    for rule in report["rules"]:
+        is_about_number = rule["name"] == "as_many_rows_as_asked"
+        if rule["severity"] == "warning" and not rule["ok"] and not (is_about_number and asked_for_all):
+            yield f"  warning: {rule['name'].replace('_', ' ')}: {rule['value']:.3g}, {rule['detail']}"
+    if report["quarantined"]:
+        yield f"  all refused rows: {folder / 'quarantine.jsonl'}"
