@@ -26,6 +26,7 @@ import psutil
 
 PATIENCE = 3.5  # seconds
 _MOMENT = 0.5
+_SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
 
 
 class Interruption(KeyboardInterrupt):
@@ -38,8 +39,9 @@ class Interruption(KeyboardInterrupt):
 
 @dataclass
 class _State:
-    """The stages that are under way, each with its work folder; the interruption, and whether it has been told of."""
+    """Whether the command can go on later; the stages that are under way, each with its work folder; how it ended."""
 
+    resumes: bool = False
     stages: list[tuple[str, Path]] = field(default_factory=list)
     interruption: Interruption | None = None
     said: bool = False
@@ -50,17 +52,21 @@ _state = _State()  # signals belong to the process, and so does this
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the block as :class:`Interruption`; in other threads than the main one they do not."""
+    """Let SIGINT and SIGTERM end the block as :class:`Interruption`, where the same command goes on later.
+
+    Signals belong to the main thread; in any other this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     _state.stages.clear()
-    _state.interruption, _state.said = None, False
+    _state.resumes, _state.interruption, _state.said = True, None, False
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         if _state.interruption is None:  # else a second signal shall still end the process at once
+            _state.resumes = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -78,7 +84,9 @@ def under_way(stage: str, work: Path) -> Iterator[None]:
 
 
 def last_words() -> str:
-    """What an interrupted command says: where the same command would go on."""
+    """What an interrupted command says: where the same command would go on, if it would."""
+    if not _state.resumes:
+        return "interrupted"
     if not _state.stages:
         return "interrupted; the same command goes on with what is not finished"
     stage, work = _state.stages[-1]
@@ -103,7 +111,7 @@ def _say_last_words() -> None:
     """Once, to standard error, below the ``^C`` of a terminal."""
     if not _state.said:
         _state.said = True
-        sys.stderr.write(("\n" if sys.stderr.isatty() else "") + last_words() + "\n")
+        sys.stderr.write((f"\n{_SHOW_CURSOR}" if sys.stderr.isatty() else "") + last_words() + "\n")
 
 
 def start_prefect_server() -> None:

@@ -1,0 +1,94 @@
+"""Ctrl-C as a terminal sends it, to all processes of a run: one line, soon; the next run ends with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.flows.conftest import environment, flows_command
+
+SECONDS = 5.0
+MARGIN = 3.0  # on a machine that does other work too
+
+
+def without(home: Path, folder: Path, stage: str) -> Path:
+    """A copy of a home in which a stage was never run."""
+    copied = Path(shutil.copytree(home, folder))
+    shutil.rmtree(copied / "cache" / stage)
+    return copied
+
+
+def digest(home: Path, stage: str) -> str:
+    (path,) = (home / "cache" / stage).glob("*.json")
+    found: str = json.loads(path.read_text())["ref"]["sha256"]
+    return found
+
+
+def start(home: Path, engine: str) -> subprocess.Popen[str]:
+    """A run in a process group of its own, as a shell starts it in a terminal."""
+    variables = environment(home) | {"RLCORE_ENGINE": engine}
+    command = flows_command("run")
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables, start_new_session=True
+    )
+
+
+def interrupt(process: subprocess.Popen[str], after: str, number: signal.Signals) -> tuple[float, list[str]]:
+    """Send a signal to the whole group after a line: seconds until the process has ended, and what it said since."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if after in line:
+            break
+    else:
+        raise AssertionError(f"the run never said {after!r}")
+    started = time.monotonic()
+    os.killpg(process.pid, number)
+    process.wait(60)
+    seconds = time.monotonic() - started
+    return seconds, process.stdout.readlines()
+
+
+@pytest.mark.parametrize(
+    ("engine", "number", "code"),
+    [
+        ("inline", signal.SIGINT, 130),
+        pytest.param("prefect", signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param("prefect", signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_run_ends_soon_with_one_line_and_the_next_one_ends_with_the_same_bytes(
+    micro_home: Path, tmp_path: Path, engine: str, number: signal.Signals, code: int
+) -> None:
+    home = without(micro_home, tmp_path / "home", "grpo")
+    with start(home, engine) as first:
+        seconds, said = interrupt(first, "grpo: iteration 2/4", number)
+        assert first.returncode == code, said
+    assert seconds < SECONDS + MARGIN
+    assert said[-1].startswith("interrupted; the same command goes on from iteration "), said
+    assert said[-1].endswith(" of grpo\n")
+    if number == signal.SIGINT:  # nothing but what was under way tells of anything
+        assert [line for line in said[:-1] if "iteration" not in line or "Crash" in line] == []
+        assert len(said) <= 3, said
+    gone = int(said[-1].split()[-3])
+    assert 2 <= gone <= 5
+    assert not [each for each in psutil.process_iter(["environ"]) if belongs(each, home)]
+
+    second = start(home, engine)
+    output, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, output
+    assert f"goes on after iteration {gone - 1} of 4" in output
+    assert digest(home, "grpo") == digest(micro_home, "grpo")
+
+
+def belongs(process: psutil.Process, home: Path) -> bool:
+    """Whether a process still works for a home."""
+    is_dead = process.status() == psutil.STATUS_ZOMBIE
+    return not is_dead and (process.info["environ"] or {}).get("RLCORE_HOME") == str(home)

@@ -1,0 +1,117 @@
+"""Signals to a process of its own: how it ends, what it says, and what it leaves behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.pipeline.interrupts import Interruption, end_interrupted, interruptible, last_words, under_way
+
+SLEEPER = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
+RUN = """
+import subprocess, sys, time
+from pathlib import Path
+from tasks.pipeline import interrupts
+interrupts.PATIENCE = 0.5
+child = subprocess.Popen({sleeper!r})
+try:
+    with interrupts.interruptible(), interrupts.under_way("grpo", Path({work!r})):
+        print(child.pid, flush=True)
+        try:
+            time.sleep(60)
+        finally:
+            {finish}
+except KeyboardInterrupt as error:
+    interrupts.end_interrupted(error)
+"""
+
+
+def started(tmp_path: Path, finish: str) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A process that is in a stage of two checkpoints, and its child, which takes no SIGTERM."""
+    for step in (2, 11):
+        (tmp_path / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    code = RUN.format(sleeper=SLEEPER, work=str(tmp_path), finish=finish)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, psutil.Process(int(process.stdout.readline()))
+
+
+def ended(process: subprocess.Popen[str], child: psutil.Process, code: int) -> float:
+    """Seconds until it has ended, as it should: with its last words alone, and with no child left."""
+    begun = time.monotonic()
+    _, said = process.communicate(timeout=30)
+    assert said == "interrupted; the same command goes on from iteration 12 of grpo\n"
+    assert process.returncode == code
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_process_with_one_line_and_its_children(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process, child = started(tmp_path, "pass")
+    process.send_signal(number)
+    ended(process, child, code)
+
+
+def test_what_does_not_end_by_itself_is_left_behind_after_a_while(tmp_path: Path) -> None:
+    process, child = started(tmp_path, "time.sleep(60)")
+    process.send_signal(signal.SIGINT)
+    assert ended(process, child, 130) < 10.0
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    process, child = started(tmp_path, "interrupts.PATIENCE = 60; print('tidying up', flush=True); time.sleep(60)")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tidying up\n"
+    process.send_signal(signal.SIGINT)
+    ended(process, child, 130)
+
+
+def test_a_server_that_is_started_here_has_the_signal_of_the_terminal_blocked() -> None:
+    code = """
+import signal, subprocess, sys
+from tasks.pipeline.interrupts import _with_sigint_blocked
+class Server:
+    def start(self):
+        status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
+        (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")]
+        print(bool(int(mask, 16) >> (signal.SIGINT - 1) & 1))
+import threading
+thread = threading.Thread(target=_with_sigint_blocked, args=(Server(),)); thread.start(); thread.join()
+print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_the_last_words_name_the_stage_that_was_under_way_and_no_other(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        with under_way("sft", tmp_path):
+            pass
+        with pytest.raises(ValueError, match="burnt"), under_way("reward_model", tmp_path):
+            raise ValueError("burnt")
+        assert last_words() == "interrupted; the same command goes on with what is not finished"
+        with under_way("grpo", tmp_path):
+            assert last_words() == "interrupted; the same command goes on from the beginning of grpo"
+            raise KeyboardInterrupt
+
+
+def test_a_command_that_does_not_go_on_later_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with interruptible():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert end_interrupted(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_exit_codes_are_those_that_shells_expect() -> None:
+    assert [Interruption(number).code for number in (signal.SIGINT, signal.SIGTERM)] == [130, 143]
