@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from flows.command import data, machine, models, runs, servers, settings
+from flows.command import data, machine, models, runs, servers, settings, show
 from rlcore.errors import ConfigError, RlcoreError
 
 USAGE_ERROR, FAILURE = 2, 1
@@ -54,7 +54,7 @@ _TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Mo
 for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.retrain, data.data)),
     (_MODELS, (runs.promote, models.rollback, models.lineage, models.reproduce)),
-    (_LOOK, (settings.config, servers.ui, machine.doctor)),
+    (_LOOK, (show.show, settings.config, servers.ui, machine.doctor)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

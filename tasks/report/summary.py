@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
 
 from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import StageCache
+from tasks.home.cache import Record, StageCache, describe_machine
 from tasks.home.settings import Home
 from tasks.pipeline.pages import page_folder
+from tasks.tracking.lineage import read_records
+from tasks.tracking.registry import read_version
+
+_TITLE_WITHIN = 2000  # characters of a report's page
+_OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", "sha256")  # tags that are shown
 
 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """A table of the stages with the seconds that each took when it ran, then the comparison's page."""
+    lines = ["", *_stage_lines(home, refs), f"{'this run, in all':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
+    return "\n".join([*lines, "look at it: make ui"]) + "\n"
+
+
+def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], missing: Sequence[str]) -> str:
+    """The results that a preset has here, without running anything; ``missing``: stages that have none."""
+    lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
+    lines += [f"not run yet, or changed since: {', '.join(missing)} (rlcore plan says why)"] if missing else []
+    return "\n".join(lines) + "\n"
+
+
+def show_model(home: Home, model: str) -> str:
+    """A registered version: how it was made, judged and measured, and where its files lie.
+
+    Raises:
+        ModelError: no such version.
+    """
+    tags = read_version(home, model)
+    record = next((each for each in read_records(home) if each.key == tags.get("stage_key")), None)
+    lines = [f"{tags['name']} version {tags['version']}"]
+    lines += [f"  {name + ':':<15}{tags[name]}" for name in _OF_VERSIONS if tags.get(name)]
+    return "\n".join([*lines, *(_record_lines(home, record) if record else ["  made in another home"])]) + "\n"
+
+
+def _record_lines(home: Home, record: Record) -> Iterator[str]:
+    machine = describe_machine(record.ingredients.get("machine", {}))
+    facts = {
+        "made": f"{record.created[:16]} by the stage {record.ingredients['stage']['name']} in {record.seconds:.1f} s",
+        "machine": machine,
+        "files": str(home.root / record.ref.uri / "model"),
+    }
+    yield from (f"  {name + ':':<15}{text}" for name, text in facts.items() if text)
+    width = max(map(len, record.metrics), default=0)
+    yield from (f"  {name:<{width}}  {value:12.5g}" for name, value in sorted(record.metrics.items()))
+
+
+def _stage_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
     cache = StageCache(home.cache)
-    lines = ["", f"{'stage':<24}{'seconds':>9}  artifact"]
+    yield f"{'stage':<24}{'seconds':>9}  artifact"
     for name, ref in refs.items():
         record = cache.find(name, ref.stage_key)
         took = f"{record.seconds:9.1f}" if record else f"{'?':>9}"
-        lines.append(f"{name:<24}{took}  {ref.kind}/{ref.sha256[:12]}")
-    lines.append(f"{'this run, in all':<24}{seconds:9.1f}")
-    if "compare" in refs:
-        page = page_folder(home, preset, "compare", refs["compare"]) / "comparison.md"
-        lines += ["", page.read_text(encoding="utf-8"), f"plots: {page.parent}"]
-    lines.append("look at it: make ui")
-    return "\n".join(lines) + "\n"
+        yield f"{name:<24}{took}  {ref.kind}/{ref.sha256[:12]}"
+
+
+def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> list[str]:
+    if "compare" not in refs:
+        return []
+    page = page_folder(home, preset, "compare", refs["compare"]) / "comparison.md"
+    return ["", page.read_text(encoding="utf-8"), f"plots: {page.parent}"] if page.is_file() else []
+
+
+def _reports(home: Home, preset: str) -> list[str]:
+    """Where the newest report of the preset's runs lies."""
+    title = f"<title>{escape(preset)}: run report</title>"
+    found: list[Path] = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime)
+    own = [path for path in found if title in path.read_text(encoding="utf-8")[:_TITLE_WITHIN]]
+    return [f"report: {own[-1]}"] if own else []

@@ -1,0 +1,46 @@
+"""The command that shows results."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.command.parameters import Overrides, open_home
+
+
+def show(
+    what: Annotated[
+        str, Parameter(help="A preset, or a registered model: tiny-grpo@champion or tiny-grpo/3.")
+    ] = "tiny",
+    /,
+    *,
+    overrides: Overrides = (),
+) -> int:
+    """Show what is there of a preset or a registered model: stages, comparison, report; metrics, verdict, files.
+
+    Nothing is run. Exit code 1 if nothing of a preset is there.
+
+    ```
+    rlcore show mine.toml
+    rlcore show tiny-grpo@champion
+    ```
+    """
+    home = open_home()
+    from tasks.report.summary import show_model, show_preset
+
+    if not what.endswith(".toml") and ("@" in what or "/" in what):
+        sys.stdout.write(show_model(home, what))
+        return 0
+    from flows.presets import open_preset
+    from flows.run import every_target
+    from flows.stages import stages
+    from tasks.pipeline.run import cached_refs
+
+    config = open_preset(what, overrides)
+    targets = every_target(what, overrides)
+    refs = cached_refs(stages(config), config, targets, home=home)
+    missing = [name for name in targets if name not in refs]
+    sys.stdout.write(show_preset(home, config.name, refs, missing))
+    return 0 if refs else 1

@@ -1,0 +1,59 @@
+"""``rlcore show`` on a finished micro run: of the preset, of its model, and where there is nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.flows.conftest import ROOT, environment
+from tests.flows.micro import MICRO
+from tests.flows.warm import run_warm
+
+
+def shown(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_warm(["show", *arguments], environment(home), ROOT)
+
+
+def overrides(*others: str) -> list[str]:
+    return [part for each in (*MICRO, *others) for part in ("--set", each)]
+
+
+def test_a_preset_is_shown_with_its_stages_comparison_and_report(micro_home: Path) -> None:
+    done = shown(micro_home, "tiny", *overrides())
+    assert done.returncode == 0, done.stderr
+    (record,) = (json.loads(path.read_text()) for path in (micro_home / "cache" / "grpo").glob("*.json"))
+    assert f"grpo                    {record['seconds']:9.1f}  policy/{record['ref']['sha256'][:12]}" in done.stdout
+    assert "| grpo" in done.stdout
+    (report,) = [line.removeprefix("report: ") for line in done.stdout.splitlines() if line.startswith("report: ")]
+    assert Path(report).is_file()
+    assert "not run yet" not in done.stdout
+
+
+def test_what_has_changed_is_said_to_be_missing(micro_home: Path) -> None:
+    done = shown(micro_home, "tiny", *overrides("stages.grpo.learning_rate=1e-5"))
+    assert done.returncode == 0
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("not run yet")]
+    assert "grpo" in line
+    assert "prepare_prompts" not in line
+
+
+def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:
+    done = shown(tmp_path, "tiny")
+    assert done.returncode == 1
+    assert "not run yet, or changed since: import_sft, " in done.stdout
+
+
+def test_a_model_is_shown_with_how_it_was_made_and_measured(micro_home: Path) -> None:
+    done = shown(micro_home, "tiny-grpo/1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tiny-grpo version 1\n")
+    (files,) = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  files:")]
+    assert (Path(files) / "model.safetensors").is_file()
+    assert "  reward/mean " in done.stdout
+
+
+def test_a_model_that_is_not_there_is_one_error(micro_home: Path) -> None:
+    done = shown(micro_home, "tiny-grpo@nobody")
+    assert done.returncode == 1
+    assert "there is no registered model 'tiny-grpo@nobody'" in done.stderr
