@@ -34,13 +34,13 @@ def show(
         sys.stdout.write(show_model(home, what))
         return 0
     from flows.presets import open_preset
-    from flows.run import every_target
     from flows.stages import stages
     from tasks.pipeline.run import cached_refs
 
     config = open_preset(what, overrides)
-    targets = every_target(what, overrides)
-    refs = cached_refs(stages(config), config, targets, home=home)
-    missing = [name for name in targets if name not in refs]
+    table = stages(config)
+    names = [stage.name for stage in table]
+    refs = cached_refs(table, config, names, home=home)
+    missing = [name for name in names if name not in refs]
     sys.stdout.write(show_preset(home, config.name, refs, missing))
     return 0 if refs else 1
