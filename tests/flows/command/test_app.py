@@ -95,7 +95,8 @@ def made(tmp_path: Path, *arguments: str) -> list[str]:
     python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     python.chmod(0o755)
     command = ["make", "--no-print-directory", "-o", "setup", f"BIN={python.parent}", *arguments]
-    clean = {name: value for name, value in os.environ.items() if name not in ("PRESET", "SET", "MODEL")}
+    outer = ("MAKE", "PRESET", "SET", "MODEL", "VERSION", "REASON")  # of the make that runs the tests
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=clean, check=True)
     given: list[str] = json.loads(done.stdout)
     return given
