@@ -16,7 +16,7 @@ from tasks.report.reward_page import reward_page
 from tasks.report.training_pages import rl_page, sft_page
 from tasks.steps.base import prepared
 from tasks.steps.online_rl import run_online_rl
-from tasks.steps.recipe import unused_by_rejection, unused_by_rl
+from tasks.steps.recipe import unused_by_stage
 from tasks.steps.rejection import run_rejection
 from tasks.steps.reward_model import run_reward_model
 from tasks.steps.rl_parts import needed_reward_models, outside
@@ -83,7 +83,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         inputs=(start, *data, *needed_reward_models(own.settings)),
         sections=partial(_sections, name, ("evaluation", "hardware", "health"), ()),
         external=outside,
-        unused=unused_by_rl,
+        unused=unused_by_stage,
     )
 
 
@@ -101,7 +101,7 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         inputs=(policy, *data, *reward_models_of(own)),
         sections=partial(_sections, name, ("hardware",), own.data),
         external=outside,
-        unused=unused_by_rejection,
+        unused=unused_by_stage,
     )
 
 

@@ -198,7 +198,7 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
 
 def _compare(config: RunConfig) -> Stage:
     evaluations = (f"evaluate_{name}" for name in checkpoints(config))
-    told = (name for name in stage_order(config) if config.stages[name].kind != "sft")
+    told = (name for name in stage_order(config) if config.stages[name].is_compared)
     return Stage(
         name="compare",
         version=1,

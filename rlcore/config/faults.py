@@ -19,15 +19,17 @@ from rlcore.config.graph import (
 )
 from rlcore.config.stages import (
     BASE,
-    RejectionStage,
+    PRODUCTS,
     RewardModelStage,
     RlStage,
-    SftStage,
+    Rows,
     StageConfig,
+    critic_of,
     data_of,
     reward_models_of,
     rewards_of,
     sampling_of,
+    shares_of,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def _data(config: RunConfig) -> Iterator[str]:
 def _start(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     start = stage.start
     if start in config.stages and config.stages[start].makes != "checkpoint":
-        made = {"reward_model": "a reward model"}.get(config.stages[start].makes, "demonstrations")
+        made = PRODUCTS[config.stages[start].makes]
         known = _listed(_policies(config))
         yield f"{path}.start = {start!r}: this stage makes {made}, no policy; choose one of {known}"
     elif start.startswith(REGISTRY):
@@ -88,26 +90,18 @@ def _start(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
 
 
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    key, wanted = _wanted(stage)
+    key, known = f"{path}.{stage.data_key}", _rows(config, stage.reads)
     if not data_of(stage):
-        yield f"{path}.{key}: names no data; choose among {_listed(_rows(config, wanted))}"
+        yield f"{key}: names no data; choose among {_listed(known)}"
     for name in data_of(stage):
-        at = f"{path}.{key}.{name}" if isinstance(stage, RlStage) else f"{path}.{key} = {name!r}"
+        at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"
         if name not in config.data and name not in config.stages:
-            yield f"{at}: no such data; choose among {_listed(_rows(config, wanted))}"
-        elif name not in _rows(config, wanted):
-            yield f"{at}: holds no {wanted}; choose among {_listed(_rows(config, wanted))}"
+            yield f"{at}: no such data; choose among {_listed(known)}"
+        elif name not in known:
+            yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
 
 
-def _wanted(stage: StageConfig) -> tuple[str, str]:
-    """The key under which a stage names its data, and what rows they must have."""
-    if isinstance(stage, RlStage):
-        return "prompts", "prompts"
-    rows = {SftStage: "demonstrations", RewardModelStage: "preference pairs", RejectionStage: "prompts"}
-    return "data", rows[type(stage)]
-
-
-def _rows(config: RunConfig, wanted: str) -> list[str]:
+def _rows(config: RunConfig, wanted: Rows) -> list[str]:
     """The data sets, and the stages that make some, which have such rows."""
     found = [
         name
@@ -134,22 +128,23 @@ def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
 
 
 def _shares(path: str, stage: StageConfig) -> Iterator[str]:
-    if isinstance(stage, RlStage):
-        least = _SMALLEST_SHARE * sum(stage.prompts.values())
-        for name, share in stage.prompts.items():
-            if share < least:
-                yield f"{path}.prompts.{name} = {share!r}: below a thousandth of all; raise it, or leave it out"
+    shares = shares_of(stage)
+    least = _SMALLEST_SHARE * sum(shares.values())
+    for name, share in shares.items():
+        if share < least:
+            yield f"{path}.{stage.data_key}.{name} = {share!r}: below a thousandth of all; raise it, or leave it out"
 
 
 def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    if not isinstance(stage, RlStage) or stage.settings.critic.initialise_from == POLICY:
+    critic = critic_of(stage)
+    if critic is None or critic.initialise_from == POLICY:
         return
-    source, known = stage.settings.critic.initialise_from, _reward_models(config)
+    source, known = critic.initialise_from, _reward_models(config)
     model = config.stages.get(source)
     if not isinstance(model, RewardModelStage):
         names = _listed([POLICY, *known])
         yield f"{path}.critic.initialise_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
-    elif stage.settings.critic.placement == "adapter" and not model.settings.trunk.adapter.rank:
+    elif critic.placement == "adapter" and not model.settings.trunk.adapter.rank:
         yield (
             f"{path}.critic is an adapter that starts from the reward model's: set "
             f"stages.{source}.trunk.adapter.rank > 0, so that there is one"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from rlcore.config.stages import BASE, RejectionStage, RlStage, StageConfig, data_of, reward_models_of
+from rlcore.config.stages import BASE, RlStage, StageConfig, data_of, reward_models_of
 
 if TYPE_CHECKING:
     from rlcore.config.run import RunConfig
@@ -77,9 +77,7 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
         if stage is None:
             continue
         start = start_of(name, stage)
-        teachers = [
-            teacher.start for each in data_of(stage) if isinstance(teacher := config.stages.get(each), RejectionStage)
-        ]
+        teachers = [config.stages[each].start for each in data_of(stage) if each in config.stages]
         siblings = [
             other
             for other, its in made.items()

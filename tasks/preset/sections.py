@@ -11,18 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcore.config import (
-    DatasetConfig,
-    EngineConfig,
-    EvaluationConfig,
-    ModelConfig,
-    RejectionStage,
-    RlStage,
-    RunConfig,
-    SamplingConfig,
-    StageConfig,
-    to_dict,
-)
+from rlcore.config import DatasetConfig, EngineConfig, EvaluationConfig, ModelConfig, RunConfig, StageConfig, to_dict
+from rlcore.config.stages import STAGE_KINDS, sampling_of
 
 
 @dataclass(frozen=True)
@@ -71,19 +61,14 @@ def section_of(config: RunConfig, name: str) -> Any:
     return replace(section, engine=None) if isinstance(section, EvaluationConfig) else section
 
 
-def _with_engine(config: RunConfig, name: str) -> Any:
+def _with_engine(config: RunConfig, name: str) -> StageConfig:
     stage: StageConfig = config.stages[name]
-    if isinstance(stage, RlStage):
-        sampling = _named(config, stage.settings.sampling)
-        return replace(stage, settings=replace(stage.settings, sampling=sampling))
-    if isinstance(stage, RejectionStage):
-        sampling = _named(config, stage.settings.sampling)
-        return replace(stage, settings=replace(stage.settings, sampling=sampling))
-    return stage
-
-
-def _named(config: RunConfig, sampling: SamplingConfig) -> SamplingConfig:
-    return replace(sampling, engine=config.engine_of(sampling))
+    sampling = sampling_of(stage)
+    if sampling is None:
+        return stage
+    settings: Any = stage.settings  # of a kind that samples
+    named = replace(sampling, engine=config.engine_of(sampling))
+    return replace(stage, settings=replace(settings, sampling=named))
 
 
 def _counted(section: Any) -> Any:
@@ -95,7 +80,7 @@ def _counted(section: Any) -> Any:
         return to_dict(section.numbers)
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}
-    if isinstance(section, RlStage | RejectionStage):
-        values = to_dict(section)
-        return {**values, "sampling": {**values["sampling"], "engine": _counted(section.settings.sampling.engine)}}
-    return to_dict(section)
+    values = to_dict(section)
+    if isinstance(section, tuple(STAGE_KINDS.values())) and (sampling := sampling_of(section)):
+        return {**values, "sampling": {**values["sampling"], "engine": _counted(sampling.engine)}}
+    return values

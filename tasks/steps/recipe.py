@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlcore.config import EngineConfig, EpisodeConfig, RejectionConfig, RlConfig
+from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig
+from rlcore.config.stages import reward_models_of, rewards_of, sampling_of
 from tasks.preset.sections import Sections
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
@@ -51,21 +52,20 @@ _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
 _IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch", "rlcore.models.starting_tokenizer")
 
 
-def unused_by_rl(config: Sections) -> frozenset[str]:
-    """What an RL run does not run."""
-    rl: RlConfig = config.stage.settings
-    rewards = [term.kind for term in rl.rewards]
-    critic = ["reward_model"] if rl.critic.initialise_from != "policy" else []
-    kinds = [*rewards, *critic, *_verifiers(config)]
-    adapters = frozenset() if rl.update.adapter.rank else frozenset(_ADAPTERS)
-    return _unused(kinds, rl.sampling.episodes, rl.sampling.engine) | adapters
+def unused_by_stage(config: Sections) -> frozenset[str]:
+    """What a stage that samples and scores, online RL or rejection sampling, does not run."""
+    sampling = sampling_of(config.stage)
+    assert sampling is not None
+    models = ["reward_model"] if reward_models_of(config.stage) else []
+    verifiers = _verifiers(config) if "evaluation" in config.declared else []
+    kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
+    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_adapters(config.stage.settings)
 
 
-def unused_by_rejection(config: Sections) -> frozenset[str]:
-    """What rejection sampling does not run."""
-    rejection: RejectionConfig = config.stage.settings
-    kinds = [term.kind for term in rejection.rewards]
-    return _unused(kinds, rejection.sampling.episodes, rejection.sampling.engine)
+def _unused_adapters(settings: object) -> frozenset[str]:
+    """The code of adapters, where all weights of the policy learn."""
+    update: UpdateConfig | None = getattr(settings, "update", None)
+    return frozenset(_ADAPTERS) if update and not update.adapter.rank else frozenset()
 
 
 def unused_by_evaluation(config: Sections) -> frozenset[str]:
