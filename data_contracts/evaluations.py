@@ -17,7 +17,8 @@ MODES = ("greedy", "sampled")
 class Evaluations(pa.DataFrameModel):
     """One row per answer.
 
-    ``value``: the verifier's value, null when it could not judge (then ``correct`` is false). ``num_tokens``: length of
+    ``has_reference``: the problem has one, so that the answer counts in accuracies; others are not judged. ``value``:
+    the verifier's value, null when it could not judge (then ``correct`` is false). ``num_tokens``: length of
     the completion; ``finish_reason`` ``length`` means cut by the token limit.
     """
 
@@ -25,6 +26,7 @@ class Evaluations(pa.DataFrameModel):
     task: str
     mode: str
     sample_index: int
+    has_reference: bool
     correct: bool
     value: float = pa.Field(nullable=True)
     completion: str

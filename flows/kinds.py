@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from rlcore.config import BASE, RejectionStage, RewardModelStage, RlStage, RunConfig, SftStage
-from rlcore.config.graph import evaluated_data, prompt_data, start_of
+from rlcore.config.graph import evaluated_data, num_earlier_rl, prompt_data, start_of
 from rlcore.config.stages import reward_models_of
 from tasks.pipeline.stages import Stage
 from tasks.preset.sections import Sections, stage_sections
@@ -73,13 +73,14 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     start = start or stage_of_checkpoint(start_of(name, own))
     evaluated = evaluated_data(config)
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
+    earlier = num_earlier_rl(config, name)
     return Stage(
         name=name,
         version=1,
         kind="policy",
         model=name,
         draw=rl_page,
-        run=partial(run_online_rl, stage=name, start=start, evaluated=evaluated),
+        run=partial(run_online_rl, stage=name, start=start, evaluated=evaluated, earlier=earlier),
         inputs=(start, *data, *needed_reward_models(own.settings)),
         sections=partial(_sections, name, ("evaluation", "hardware", "health"), ()),
         external=outside,

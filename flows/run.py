@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from flows.presets import open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
+from rlcore.errors import RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.disk import full_disk_named
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
 from tasks.pipeline.bridge import report_markdown
-from tasks.pipeline.memory_plan import memory_lines
+from tasks.pipeline.preflight import preflight
 from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
-from tasks.pipeline.run import PlanRow, cached_refs, order_stages, plan, run_pipeline
+from tasks.pipeline.run import PlanRow, cached_refs, plan, recorded_refs, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
 from tasks.report.run_page import publish_report
 from tasks.tracking.described import refresh_cards
@@ -23,6 +24,7 @@ from tasks.tracking.registry import ModelVersion, find_number, roll_back
 from tasks.tracking.runs import open_tracker
 
 logger = logging.getLogger("tasks.promotion")  # below "tasks", whose lines are shown
+plan_logger = logging.getLogger("tasks.plan")
 
 
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
@@ -31,6 +33,7 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
     configure_environment(home)
     configure_logging()
     config = open_preset(preset, overrides)
+    _say(ready_lines(config, targets, home=home))
     with full_disk_named(home.root):
         return dict(
             run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=publish_report)
@@ -44,6 +47,7 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
     configure_logging()
     config = open_preset(preset, overrides)
     config.section("promotion", PromotionConfig)  # refused before any work
+    _say(ready_lines(config, ["promote"], home=home))
     with full_disk_named(home.root):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
@@ -69,6 +73,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     configure_logging()
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused before any work
+    _say(ready_lines(config, ["promote"], home=home))
     with full_disk_named(home.root):
         champion = current_champion(home, config)
         if champion is None:
@@ -126,24 +131,55 @@ def run_roll_back(model: str, version: int, reason: str) -> str:
     return outcome
 
 
+def ready_lines(config: RunConfig, targets: Collection[str] | None, *, home: Home) -> list[str]:
+    """What is known before work, for people; ``targets`` None: everything that the preset describes.
+
+    Raises:
+        ConfigError: everything that can be known to fail, at once, each fault with its full key.
+    """
+    try:
+        table = stages(config)
+        named = [name for name in targets or (each.name for each in table) if name != "promote"]
+        refs = recorded_refs(table, config, named, home=home)
+    except RlcoreError:
+        preflight(config, home, targets, {})  # names it among all others
+        raise
+    return preflight(config, home, targets, refs)
+
+
+def _say(lines: Iterable[str]) -> None:
+    """What people should look at before the work; the memory plan is told when the model is there."""
+    for line in lines:
+        if line.startswith(("unusual:", "evaluation:")):
+            plan_logger.warning("%s", line)
+
+
 def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> tuple[PlanRow, ...]:
-    """What :func:`run_targets` would do, without doing it."""
-    config = open_preset(preset, overrides)
-    return plan(stages(config), config, targets, home=find_home())
+    """What :func:`run_targets` would do, without doing it.
+
+    Raises:
+        ConfigError: everything that can be known to fail, at once, each fault with its full key.
+    """
+    config, home = open_preset(preset, overrides), find_home()
+    ready_lines(config, targets, home=home)
+    return plan(stages(config), config, targets, home=home)
 
 
 def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str]) -> list[str]:
-    """What the targets' stages need of the device's memory, as far as the starting checkpoint is known.
+    """What the targets' stages need of memory and disk, as far as the starting checkpoint is known; what is unusual.
 
     Raises:
-        ConfigError: one of them needs more than the GPU has.
+        ConfigError: as :func:`plan_targets`.
     """
-    config, home = open_preset(preset, overrides), find_home()
-    table = stages(config)
-    needed = [stage.name for stage in order_stages(table, targets)]
-    return memory_lines(config, home, cached_refs(table, config, ["import_sft"], home=home), needed)
+    return ready_lines(open_preset(preset, overrides), targets, home=find_home())
 
 
 def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Everything that a preset describes."""
-    return tuple(stage.name for stage in stages(open_preset(preset, overrides)))
+    """Everything that a preset describes.
+
+    Raises:
+        ConfigError: as :func:`plan_targets`.
+    """
+    config = open_preset(preset, overrides)
+    ready_lines(config, None, home=find_home())
+    return tuple(stage.name for stage in stages(config))

@@ -34,7 +34,8 @@ class Candidate:
     """One sampled answer.
 
     ``value``: its reward, None where the grader failed. ``is_whole``: it ended by itself. ``is_usable``: its text can
-    be a demonstration (not blank, no control token spelled out). ``num_tokens``: its length as sampled.
+    be a demonstration (not blank, no control token spelled out). ``num_tokens``: its length as sampled. ``calls``: the
+    turns before ``text``, the last one, each with what its tool said.
     """
 
     prompt_id: str
@@ -45,6 +46,12 @@ class Candidate:
     value: float | None
     is_whole: bool
     is_usable: bool
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def said(self) -> str:
+        """Every turn of the policy and every output, by which answers are told apart."""
+        return "\n".join([*(text for call in self.calls for text in call), self.text])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +166,8 @@ def _preference(config: RejectionConfig) -> Callable[[Candidate], tuple[float, i
 
 
 def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfig) -> str:
-    text = normalised(one.text)
-    others = [normalised(other.text) for other in kept]
+    text = normalised(one.said)
+    others = [normalised(other.said) for other in kept]
     if text in others:
         return "duplicate"
     if config.max_similarity < 1.0 and any(similarity(text, other) > config.max_similarity for other in others):

@@ -59,6 +59,11 @@ class Prompt:
     task: str
     dataset: str = ""
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is something that a verifier can compare an answer with."""
+        return bool(self.reference.strip())
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:

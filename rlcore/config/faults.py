@@ -16,6 +16,7 @@ from rlcore.config.graph import (
     needed_stages,
     prompt_data,
     rl_stages,
+    stage_order,
 )
 from rlcore.config.stages import (
     BASE,
@@ -48,7 +49,7 @@ def graph_faults(config: RunConfig) -> list[str]:
         faults += [*_shares(path, stage), *_critic(config, path, stage), *_turns(config, path, stage)]
     if cycle := cycle_in(needed_stages(config)):
         faults.append(f"stages.{cycle[0]}: stages need each other: {' -> '.join(cycle)}; let one start elsewhere")
-    return faults or [*_evaluation(config), *_promotion(config)]
+    return faults or [*_episodes(config), *_evaluation(config), *_promotion(config)]
 
 
 def _names(config: RunConfig) -> Iterator[str]:
@@ -71,6 +72,11 @@ def _data(config: RunConfig) -> Iterator[str]:
             yield f"{path}.policy: required by the adapter 'policy'; name one of {_listed(_policies(config))}"
         elif data.policy and not data.is_sampled:
             yield f"{path}.policy = {data.policy!r}: neither adapter nor fallback is 'policy'; leave it out"
+        elif data.is_sampled and (players := _players(config)):
+            yield (
+                f"{path}.adapter = 'policy': a pair holds two answers and no calls of tools, and "
+                f"stages.{players[0]}.sampling.episodes names tools; name a file of pairs"
+            )
         elif data.policy and data.policy not in _policies(config):
             yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {_listed(_policies(config))}"
 
@@ -113,6 +119,8 @@ def _rows(config: RunConfig, wanted: Rows) -> list[str]:
 
 def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     terms, models = rewards_of(stage), _reward_models(config)
+    if sampling_of(stage) and not terms:
+        yield f"{path}.rewards: names no reward; add one, such as {{ kind = 'math' }}"
     for place, term in enumerate(terms):
         at = f"{path}.rewards.{place}"
         for name in term.data:
@@ -158,6 +166,23 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
             f"{path}.sampling.staleness = 1 samples while the update runs; vllm_inprocess and the update take turns: "
             "take engine.kind = 'vllm'"
         )
+
+
+def _episodes(config: RunConfig) -> Iterator[str]:
+    """Stages that sample play the same episodes, so that their policies can be evaluated in the same way."""
+    found = {name: sampling.episodes for name in stage_order(config) if (sampling := sampling_of(config.stages[name]))}
+    first = next(iter(rl_stages(config)), next(iter(found), ""))
+    for name, episodes in found.items():
+        if episodes != found[first]:
+            yield (
+                f"stages.{name}.sampling.episodes differs from stages.{first}.sampling.episodes: give all stages of a "
+                "preset that sample the same tools and limits, so that their evaluations can be compared"
+            )
+
+
+def _players(config: RunConfig) -> list[str]:
+    """The stages whose policies call tools."""
+    return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.tools]
 
 
 def _evaluation(config: RunConfig) -> Iterator[str]:

@@ -6,7 +6,7 @@ Everything here is a function of a preset that has been built; nothing is read o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,39 @@ def evaluated_data(config: RunConfig) -> tuple[str, ...]:
 def rl_stages(config: RunConfig) -> dict[str, RlStage]:
     """The stages of online RL, in their order."""
     return {name: stage for name in stage_order(config) if isinstance(stage := config.stages[name], RlStage)}
+
+
+def ancestors(config: RunConfig, name: str) -> frozenset[str]:
+    """Every stage of the preset that the stage ``name`` needs, directly or not."""
+    needed, found, waiting = needed_stages(config), set[str](), [name]
+    while waiting:
+        new = [each for each in needed[waiting.pop()] if each not in found]
+        found |= set(new)
+        waiting += new
+    return frozenset(found)
+
+
+def num_earlier_rl(config: RunConfig, name: str) -> int:
+    """How many RL stages the stage ``name`` builds on; stages of one start have the same number."""
+    return sum(each in rl_stages(config) for each in ancestors(config, name))
+
+
+def asked_for(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The preset's stages and data sets that a run of ``targets`` needs; everything where a target needs all of them.
+
+    ``targets`` are stages of the pipeline: ``grpo``, ``evaluate_grpo``, ``prepare_prompts``, ``compare``.
+    """
+    names = {target.removeprefix("evaluate_").removeprefix("prepare_") for target in targets}
+    if not names <= {*config.stages, *config.data, *checkpoints(config), "import_sft"}:
+        return tuple(config.stages), tuple(config.data)
+    own = {each for name in names & config.stages.keys() for each in (name, *ancestors(config, name))}
+    sampled = {config.data[name].policy for name in names & config.data.keys()} & config.stages.keys()
+    own |= {each for name in sampled for each in (name, *ancestors(config, name))}
+    is_evaluated = any(target.startswith("evaluate_") for target in targets) or own & rl_stages(config).keys()
+    data = {*names, *(each for name in own for each in data_of(config.stages[name]))}
+    data |= set(evaluated_data(config)) if is_evaluated else set()
+    in_order = (name for name in config.stages if name in own)
+    return tuple(in_order), tuple(name for name in config.data if name in data)
 
 
 def cycle_in(needed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

@@ -38,5 +38,3 @@ class RejectionConfig:
             raise ConfigError("sampling.staleness is of RL alone: rejection sampling has no updates to run ahead of")
         if self.sampling.max_replacements:
             raise ConfigError("sampling.max_replacements is of RL alone: rejection sampling has no groups to replace")
-        if self.sampling.episodes.tools:
-            raise ConfigError("sampling.episodes.tools is of RL alone: a demonstration holds no output of tools")

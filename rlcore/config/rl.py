@@ -155,8 +155,8 @@ class RewardTerm:
     """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
 
     ``data``: the data sets whose rollouts it scores; none named: all. ``stage``: of ``reward_model``, the stage that
-    trained it. With ``gate``, a rollout whose part is below it gets ``below_gate`` as its total, whatever the other
-    parts say.
+    trained it. ``files``: of a function of one's own, the data files that it reads. With ``gate``, a rollout whose part
+    is below it gets ``below_gate`` as its total, whatever the other parts say.
     """
 
     kind: str
@@ -166,8 +166,16 @@ class RewardTerm:
     gate: float | None = None
     below_gate: float = 0.0
     options: Mapping[str, Scalar] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module of a function of one's own; empty for a reward of the table."""
+        return self.kind.partition(":")[0] if ":" in self.kind else ""
 
     def __post_init__(self) -> None:
+        if self.files and not self.module:
+            raise ConfigError(f"files are of a function of one's own (module:function), and this is {self.kind!r}")
         if self.gate is None and self.below_gate != 0.0:
             raise ConfigError("below_gate needs a gate")
         if self.stage and self.kind != "reward_model":

@@ -9,8 +9,10 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from rlcore.config import RewardTerm
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RlcoreError
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.code_tests import CodeOptions, CodeReward
 from rlcore.rewards.format import FormatOptions, FormatReward
@@ -21,7 +23,7 @@ from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
-from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, ScoreTokens
+from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, ScoreTokens, TokenItems
 from rlcore.rewards.user_function import FunctionReward, UserFunction, import_function
 from rlcore.strict import build
 
@@ -82,18 +84,53 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
     """
     if not terms:
         raise ConfigError("a run needs at least one reward", where="rewards")
-    parts = [
-        WeightedPart(_make(term, f"rewards.{place}", resources), term.weight, term.gate, term.below_gate, term.data)
-        for place, term in enumerate(terms)
-    ]
-    for one, other in combinations(parts, 2):
-        if one.reward.name == other.reward.name and _overlap(one.data, other.data):
-            raise ConfigError(
-                f"the reward {one.reward.name!r} is named twice for the same data",
-                where="rewards",
-                fix="keep one, add the weights; or give each data of its own",
-            )
+    parts = [_part(term, f"rewards.{place}", resources) for place, term in enumerate(terms)]
+    for name in _named_twice(parts):
+        raise ConfigError(f"the reward {name!r} is named twice for the same data", where="rewards", fix=_KEEP_ONE)
     return MixedReward(parts)
+
+
+def reward_faults(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") -> list[str]:
+    """What :func:`build_rewards` would refuse, all of it, each fault with its full key; ``path``: that of the terms.
+
+    A reward model that another stage trains is taken to be there. Functions are imported, and no completion is scored.
+    """
+    models = {term.stage: _untrained for term in terms}
+    parts, faults = [], list[str]()
+    for place, term in enumerate(terms):
+        try:
+            parts.append(_part(term, f"{path}.{place}", RewardResources(score_tokens=models, prefill=prefill)))
+        except RlcoreError as error:
+            faults += _lines(error, f"{path}.{place}")
+    with MixedReward(parts):  # ends what they have started
+        twice = _named_twice(parts)
+    return faults + [f"{path}: the reward {name!r} is named twice for the same data; {_KEEP_ONE}" for name in twice]
+
+
+def _lines(error: RlcoreError, path: str) -> list[str]:
+    """An error of a term as lines that begin with full keys; ``where`` is one unless it names a file."""
+    where = error.where if error.where.startswith(path) else path
+    key, _, named = where.partition(" (")  # of options, with the kind behind them
+    if named:
+        return [f"{key}.{line.strip()}" for line in error.what.splitlines()[1:]]
+    return [f"{key}: {error.what}" + (f"; {error.fix}" if error.fix else "")]
+
+
+def _untrained(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
+    raise NotImplementedError  # nothing is scored by it
+
+
+def _part(term: RewardTerm, path: str, resources: RewardResources) -> WeightedPart:
+    return WeightedPart(_make(term, path, resources), term.weight, term.gate, term.below_gate, term.data)
+
+
+def _named_twice(parts: Sequence[WeightedPart]) -> list[str]:
+    """The names of parts that another one has on the same data."""
+    alike = [(one, other) for one, other in combinations(parts, 2) if one.reward.name == other.reward.name]
+    return list(dict.fromkeys(one.reward.name for one, other in alike if _overlap(one.data, other.data)))
+
+
+_KEEP_ONE = "keep one, add the weights; or give each data of its own"
 
 
 def _overlap(one: Collection[str], other: Collection[str]) -> bool:

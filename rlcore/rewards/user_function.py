@@ -127,7 +127,7 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
     module_name, _, name = term.kind.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the module is the user's: whatever its import raises
         fix = "name an importable function as module:function"
         raise ConfigError(f"cannot import the reward {term.kind!r}: {error}", where=f"{path}.kind", fix=fix) from error
     if not callable(function):

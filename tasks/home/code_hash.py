@@ -3,6 +3,9 @@
 The closure of a module is found without importing it: every import statement is followed, at the top of a file or
 inside a function, as long as it leads into the same top-level packages.
 
+A user's module (a reward of one's own) is followed into everything that it imports which is neither the standard
+library's nor an installed distribution's: the helpers beside it, the packages of a source tree.
+
 Limits: ``importlib.import_module`` is followed only for a literal name, and files that are not Python (presets,
 templates) are not code: they enter a stage's key through its configuration or its ``external`` digest.
 """
@@ -14,6 +17,7 @@ import hashlib
 import importlib.util
 import os
 import subprocess
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import metadata
@@ -35,14 +39,15 @@ NEUTRAL = (
     "tasks.tracking",
 )
 _ROOT = Path(__file__).resolve().parents[2]
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
 
 
 def closure(module: str, *, without: Collection[str] = (), root: Path | None = None) -> frozenset[str]:
     """The modules of our packages that ``module`` imports, directly or not, and itself.
 
     ``without``: modules and packages where the search stops, because they are not run. ``root`` is the folder that
-    holds the packages (default: that of this installation). A module outside our packages (a user's stage) is followed
-    within its own top-level package too.
+    holds the packages (default: that of this installation). A module outside our packages (a user's reward) is followed
+    into all of the user's own code, by :func:`is_own`.
 
     Raises:
         StorageError: the source of ``module`` cannot be found.
@@ -90,7 +95,7 @@ def _git(*arguments: str) -> str:
 
 def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    packages = {*PACKAGES, module.partition(".")[0]}
+    top = module.partition(".")[0]
     waiting = [module]
     while waiting:
         name = waiting.pop()
@@ -102,13 +107,23 @@ def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str
         parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", "rlcore") else []
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         imported = _imports(path.read_text(encoding="utf-8"), package)
-        waiting += [target for target in (*parents, *imported) if target.partition(".")[0] in packages]
+        is_users = name.partition(".")[0] not in PACKAGES
+        tops = {target: target.partition(".")[0] for target in (*parents, *imported)}
+        waiting += [t for t, own in tops.items() if own in (*PACKAGES, top) or (is_users and is_own(own))]
     if module not in found:
         raise StorageError(
             f"the source of {module!r} cannot be found, so its results cannot be cached",
             fix="define the stage's function in a module that can be imported",
         )
     return found
+
+
+def is_own(top: str) -> bool:
+    """Whether a top-level module or package is the user's own: neither Python's nor an installed distribution's."""
+    if top in sys.stdlib_module_names or top in PACKAGES:
+        return False
+    path = _foreign(top)
+    return path is not None and not _INSTALLED & set(path.parts)
 
 
 def _lies_in(module: str, packages: Collection[str]) -> bool:

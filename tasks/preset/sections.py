@@ -81,6 +81,6 @@ def _counted(section: Any) -> Any:
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}
     values = to_dict(section)
-    if isinstance(section, tuple(STAGE_KINDS.values())) and (sampling := sampling_of(section)):
+    if type(section) in STAGE_KINDS.values() and (sampling := sampling_of(section)):
         return {**values, "sampling": {**values["sampling"], "engine": _counted(sampling.engine)}}
     return values

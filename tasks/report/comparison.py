@@ -51,8 +51,10 @@ def _draw(
     bars = {
         label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
         for label, row in summaries.items()
+        if "eval/accuracy" in row
     }
-    plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
+    if bars:
+        plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
     plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
     for number, names in enumerate(opponents or ([list(histories)] if histories else [])):
         runs = {each: standings(histories[each]) for each in names}
@@ -106,9 +108,11 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
         ks = sorted(int(key.removeprefix("eval/pass_")) for key in row if re.fullmatch(r"eval/pass_\d+", key))
         first = f"{row[f'eval/pass_{ks[0]}']:.3f}" if ks else "–"
         best = f"{row[f'eval/pass_{ks[-1]}']:.3f} (k={ks[-1]})" if ks else "–"
-        interval = f"[{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]"
+        is_measured = "eval/accuracy" in row
+        interval = f"[{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]" if is_measured else "–"
+        mean = f"{row['eval/accuracy']:.3f}" if is_measured else "not measured: no references"
         lines.append(
-            f"| {label} | {row['eval/accuracy']:.3f} | {interval} | {row['eval/problems']:.0f} "
+            f"| {label} | {mean} | {interval} | {row['eval/problems']:.0f} "
             f"| {first} | {best} | {row['completion/length']:.1f} |"
         )
     return "\n".join(lines)

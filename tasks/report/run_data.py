@@ -118,7 +118,7 @@ def differences(folders: Folders, pairs: Pairs, *, confidence: float) -> list[di
             "word": word_of(paired, confidence),
         }
         for new, old in pairs
-        if new in answers and old in answers
+        if answers.get(new) and answers.get(old)
         for paired in [paired_difference(answers[new], answers[old], confidence=confidence)]
     ]
 

@@ -31,11 +31,12 @@ def run_compare(
             answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence
         )
         for new, old in contrasts
+        if len(answers[new])
     }
     documents = {name: asdict(paired) for name, paired in differences.items()}
     found = {"summaries": summaries, "differences": documents, "opponents": opponents}
     write_json(found, context.folder / "comparison.json")
-    metrics = {f"accuracy/{name}": row["eval/accuracy"] for name, row in summaries.items()}
+    metrics = {f"accuracy/{name}": row["eval/accuracy"] for name, row in summaries.items() if "eval/accuracy" in row}
     metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
     write_json(metrics, context.folder / "metrics.json")
     context.tracker.log_metrics(metrics, step=0)
@@ -48,6 +49,6 @@ def evaluations_in(folders: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def greedy_answers(folder: Path) -> pd.DataFrame:
-    """The greedy answers of one checkpoint, in the order of the problems."""
+    """The greedy answers of one checkpoint to the problems that have a reference, in the order of the problems."""
     table = read_table(folder / "answers.parquet")
-    return table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
+    return table[(table["mode"] == "greedy") & table["has_reference"]].sort_values("prompt_id").reset_index(drop=True)

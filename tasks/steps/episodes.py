@@ -9,8 +9,8 @@ from pathlib import Path
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
 from rlcore.config import EpisodeConfig, RunConfig
-from rlcore.config.graph import rl_stages
-from rlcore.errors import ConfigError, DataError
+from rlcore.config.stages import sampling_of
+from rlcore.errors import DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.episodes import EpisodeSampler
 from rlcore.sandbox.pool import SandboxPool
@@ -39,20 +39,9 @@ def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig)
 
 
 def episodes_of(config: RunConfig) -> EpisodeConfig:
-    """The episodes in which the checkpoints of a run are evaluated: those that its RL runs train on.
-
-    Raises:
-        ConfigError: the RL runs have different ones, so there is no evaluation that is fair to both.
-    """
-    found = {name: stage.settings.sampling.episodes for name, stage in rl_stages(config).items()}
-    first = next(iter(found), "")
-    different = [name for name, episodes in found.items() if episodes != found[first]]
-    if different:
-        raise ConfigError(
-            f"stages.{different[0]}.sampling.episodes differs from stages.{first}.sampling.episodes",
-            fix="give all RL runs of a preset the same tools and limits, so that their evaluations can be compared",
-        )
-    return found[first] if found else EpisodeConfig()
+    """The episodes in which the checkpoints of a run are evaluated: those of its stages that sample, which agree."""
+    found = (sampling for stage in config.stages.values() if (sampling := sampling_of(stage)))
+    return next((sampling.episodes for sampling in found), EpisodeConfig())
 
 
 def evaluation_sections(config: RunConfig) -> Sections:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,9 +12,10 @@ import pandas as pd
 from data_contracts import evaluations as contract
 from rlcore.config import EvaluationConfig
 from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
-from rlcore.rewards.base import RewardFn, score_each
+from rlcore.rewards.base import RewardFn, score_each, ungraded
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import transcript
+from rlcore.sampling.vllm.weights import max_positions
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, is_correct
@@ -24,7 +25,7 @@ from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import verifier
 from tasks.steps.rollout_engine import Workload, longest, open_engine
 from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import read_prompt_sets
+from tasks.steps.tokens import check_context, read_prompt_sets
 
 
 def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:
@@ -33,6 +34,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     config: EvaluationConfig = context.config.evaluation
     tokenizer = ChatTokenizer.load(model / MODEL)
     prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
+    check_context(max_positions(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
@@ -59,33 +61,47 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
             table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
     contract.check_evaluations(table)
     write_table(table, context.folder / "answers.parquet")
-    greedy_rows = table[table["mode"] == "greedy"]
-    by_data = dataset_accuracy([prompt.dataset for prompt in prompts], greedy_rows["correct"].tolist())
+    greedy_rows = table[(table["mode"] == "greedy") & table["has_reference"]]
+    judged = [prompt.dataset for prompt in prompts if prompt.has_reference]
+    by_data = dataset_accuracy(judged, greedy_rows["correct"].tolist())
     summary = summarise(table, config, seed=context.seed) | by_data
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
-    context.progress(
-        f"greedy accuracy {summary['eval/accuracy']:.3f} "
-        f"[{summary['eval/accuracy_low']:.3f}, {summary['eval/accuracy_high']:.3f}] on {len(prompts)} held-out problems"
-    )
+    context.progress(sentence(summary))
     return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
+
+
+def sentence(summary: Mapping[str, float]) -> str:
+    """The greedy accuracy with its interval, and what has none."""
+    without = int(summary["eval/unreferenced"])
+    left_out = f"{without} held-out prompts have no reference, so accuracy is not measured on them"
+    if "eval/accuracy" not in summary:
+        return left_out
+    interval = f"[{summary['eval/accuracy_low']:.3f}, {summary['eval/accuracy_high']:.3f}]"
+    measured = f"greedy accuracy {summary['eval/accuracy']:.3f} {interval} on {summary['eval/problems']:.0f} problems"
+    return f"{measured}; {left_out}" if without else measured
 
 
 def answers(
     sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
 ) -> pd.DataFrame:
-    """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason."""
+    """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason.
+
+    What has no reference is answered and not graded.
+    """
     groups = sampler.sample(prompts, params, seed=seed)
     flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
-    scores = score_each([rollout for _, rollout in flat], grade)
+    judged = iter(score_each([rollout for _, rollout in flat if rollout.prompt.has_reference], grade))
     rows: list[dict[str, Any]] = []
-    for (index, rollout), score in zip(flat, scores, strict=True):
+    for index, rollout in flat:
+        score = next(judged) if rollout.prompt.has_reference else ungraded("the prompt has no reference")
         row: dict[str, Any] = {
             "prompt_id": rollout.prompt.prompt_id,
             "task": rollout.prompt.task,
             "mode": "greedy" if params.greedy else "sampled",
             "sample_index": index,
+            "has_reference": rollout.prompt.has_reference,
             "correct": is_correct(score),
             "value": float("nan") if score.value is None else score.value,
         }
@@ -102,19 +118,28 @@ def answers(
 
 
 def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
-    """Figures over problems: Wilson interval for the greedy accuracy, bootstrap over problems for the sampled ones."""
+    """Figures over problems: Wilson interval for the greedy accuracy, bootstrap over problems for the sampled ones.
+
+    Accuracies are over the problems that have a reference; where none has, there are none.
+    """
     greedy = table[table["mode"] == "greedy"]
-    interval = accuracy(greedy["correct"].tolist(), confidence=config.confidence)
+    judged = greedy[greedy["has_reference"]]
     summary = {
-        "eval/accuracy": interval.mean,
-        "eval/accuracy_low": interval.low,
-        "eval/accuracy_high": interval.high,
-        "eval/problems": float(interval.n),
-        "eval/failed": float((greedy["value"].isna() | (greedy["num_tokens"] == 0)).sum()),
+        "eval/problems": float(len(judged)),
+        "eval/unreferenced": float(len(greedy) - len(judged)),
+        "eval/failed": float(((judged["value"].isna()) | (judged["num_tokens"] == 0)).sum()),
         "completion/length": float(greedy["num_tokens"].mean()),
         "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
     }
-    sampled = table[table["mode"] == "sampled"]
+    if judged.empty:
+        return summary
+    interval = accuracy(judged["correct"].tolist(), confidence=config.confidence)
+    summary |= {
+        "eval/accuracy": interval.mean,
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+    }
+    sampled = table[(table["mode"] == "sampled") & table["has_reference"]]
     if len(sampled):
         right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
         for k in sorted({1, config.num_samples}):

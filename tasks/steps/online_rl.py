@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.models.loading import save_model
+from rlcore.seeding import derive_seed
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.rl_parts import START, open_parts, start_from
@@ -18,15 +20,24 @@ from tasks.steps.rl_records import StageRecorder
 from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
 
 
-def run_online_rl(context: StageContext, *, stage: str, start: str, evaluated: tuple[str, ...]) -> StageResult:
+def run_online_rl(
+    context: StageContext, *, stage: str, start: str, evaluated: tuple[str, ...], earlier: int = 0
+) -> StageResult:
     """All iterations of one run, from the policy of the stage ``start`` or the run's newest checkpoint if there is one.
 
     ``stage``: the name under which its progress is shown. ``evaluated``: data sets whose held-out problems are asked.
+    ``earlier``: how many RL stages came before it; one that builds on another draws prompts in another order.
 
     The artifact is the trained policy.
     """
+    context = replace(context, seed=seed_after(context.seed, earlier))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         return _run(start_from(context, start), stage, evaluated, runtime)
+
+
+def seed_after(seed: int, earlier: int) -> int:
+    """The seed of an RL stage that builds on so many others; the first one's is the run's own."""
+    return derive_seed(seed, "rl stage", earlier) if earlier else seed
 
 
 def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime: Runtime) -> StageResult:

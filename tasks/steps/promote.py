@@ -50,6 +50,12 @@ def run_promote(
     settings: PromotionConfig = context.config.promotion
     ref = context.input_refs[challenger]
     answers = {name: greedy_answers(folder) for name, folder in evaluations(context.inputs, challenger).items()}
+    if answers["challenger"].empty:
+        raise DataError(
+            "no held-out prompt has a reference, so there is no accuracy to decide by",
+            where="promotion",
+            fix="evaluate on data with references (evaluation.data)",
+        )
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
     rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
     if ref.sha256 == champion_sha256:

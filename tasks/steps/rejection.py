@@ -11,6 +11,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from rlcore.sampling.vllm.weights import max_positions
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
-from tasks.home.storage import read_table, write_json
+from tasks.home.storage import read_json, read_table, write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import prepare_source
+from tasks.steps.episodes import with_tools
 from tasks.steps.prepare import held_out_hashes, record, token_view
 from tasks.steps.rewards import open_reward_models, reward_resources
 from tasks.steps.rl_records import write_rollouts
@@ -40,6 +42,7 @@ from tasks.steps.tokens import check_context, read_prompt_sets
 PROMPTS_PER_CHUNK = 64
 MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
 SOURCE = "rejection sampling"
+CALLS = ".calls.json"  # beside a chunk's table, where policies call tools
 
 
 def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ...]) -> StageResult:
@@ -90,7 +93,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
         models, budget = open_reward_models(context, config.rewards, runtime), config.tokens_per_microbatch
         resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
         reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
-        sampler = stack.enter_context(
+        engine = stack.enter_context(
             open_engine(
                 folder,
                 tokenizer,
@@ -103,6 +106,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
                 progress=context.progress,
             )
         )
+        sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
         for number, path in enumerate(paths):
             if path.exists():
                 continue
@@ -111,6 +115,8 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             groups = score_groups(sample_groups(sampler, chunk, config, seed=seed), reward)
             refuse_failing_grader(groups, path)
             mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
+            if config.sampling.episodes.tools:
+                write_json(calls_of(groups), path.with_suffix(CALLS))
             write_rollouts(path, number, groups)
             context.advance("rejection chunks", number + 1, len(paths))
 
@@ -148,24 +154,47 @@ def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path)
         raise RewardError(error.what, where=str(table), fix=error.fix) from error
 
 
+def calls_of(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, dict[str, Any]]:
+    """What a table of rollouts holds as one text: the last turn of each answer, and its calls with what tools said."""
+    return {
+        answer_name(item.rollout.prompt.prompt_id, index): {
+            "text": item.rollout.text,
+            "calls": [[call.text, call.output] for call in item.rollout.tool_calls],
+        }
+        for group in groups
+        for index, item in enumerate(group)
+    }
+
+
+def answer_name(prompt_id: str, sample_index: int) -> str:
+    """The name of an answer, which is that of its demonstration."""
+    return f"{prompt_id}/{sample_index}"
+
+
 def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> list[Candidate]:
     """Every sampled answer, as the pure part wants it."""
     tasks = {prompt.prompt_id: prompt.task for prompt in prompts}
     controls = tuple(tokenizer.special_tokens)
-    return [
-        Candidate(
-            prompt_id=row["prompt_id"],
-            task=tasks[row["prompt_id"]],
-            sample_index=row["sample_index"],
-            text=row["text"],
-            num_tokens=len(row["completion_ids"]),
-            value=None if math.isnan(row["value"]) else row["value"],
-            is_whole=row["finish_reason"] == "stop",
-            is_usable=is_usable(row["text"], controls),
-        )
-        for path in paths
-        for row in read_table(path).to_dict("records")
-    ]
+    found = []
+    for path in paths:
+        turns = read_json(path.with_suffix(CALLS)) if path.with_suffix(CALLS).is_file() else {}
+        for row in read_table(path).to_dict("records"):
+            said = turns.get(answer_name(row["prompt_id"], row["sample_index"]), {"text": row["text"], "calls": []})
+            calls = tuple((turn, output) for turn, output in said["calls"])
+            found.append(
+                Candidate(
+                    prompt_id=row["prompt_id"],
+                    task=tasks[row["prompt_id"]],
+                    sample_index=row["sample_index"],
+                    text=said["text"],
+                    num_tokens=len(row["completion_ids"]),
+                    value=None if math.isnan(row["value"]) else row["value"],
+                    is_whole=row["finish_reason"] == "stop",
+                    is_usable=all(is_usable(text, controls) for text in (said["text"], *chain(*calls))),
+                    calls=calls,
+                )
+            )
+    return found
 
 
 def is_usable(text: str, controls: Sequence[str]) -> bool:
@@ -198,7 +227,8 @@ def write_demonstrations(
     """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
     config: RejectionConfig = context.config.stage.settings
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
-    rows = [demonstration(by_id[one.prompt_id], one, tokenizer.prefill) for one in selection.kept]
+    role, prefill = config.sampling.episodes.tool_role, tokenizer.prefill
+    rows = [demonstration(by_id[one.prompt_id], one, prefill, tool_role=role) for one in selection.kept]
     num_eval = max(1, min(config.num_eval, len(rows) // 10))
     limits = GateLimits(
         num_train=len(rows) - num_eval,
@@ -217,11 +247,18 @@ def write_demonstrations(
     return report
 
 
-def demonstration(prompt: Prompt, kept: Candidate, prefill: str) -> dict[str, Any]:
-    """A kept answer as a row; what the template puts into the assistant's mouth belongs to the demonstration."""
+def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: str = "tool") -> dict[str, Any]:
+    """A kept answer as a row; what the template puts into the assistant's mouth belongs to the demonstration.
+
+    Its calls are turns before it, each with the tool's output in a message of ``tool_role``.
+    """
+    messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    for turn, output in kept.calls:
+        said = {"role": "assistant", "content": prefill + turn}
+        messages += [said, {"role": tool_role, "content": output}]
     return {
-        "demonstration_id": f"{kept.prompt_id}/{kept.sample_index}",
-        "messages": [{"role": message.role, "content": message.content} for message in prompt.messages],
+        "demonstration_id": answer_name(kept.prompt_id, kept.sample_index),
+        "messages": messages,
         "completion": prefill + kept.text,
         "reference": prompt.reference,
         "task": prompt.task,

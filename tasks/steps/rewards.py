@@ -10,12 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import EvaluationConfig, RewardTerm
+from rlcore.errors import DataError
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.packing import TokenSequence
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import TokenItems
 from rlcore.rewards.table import RewardResources, build_rewards
+from tasks.home.artifacts import file_sha256
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.runtime import Runtime
 
@@ -27,6 +29,24 @@ def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
     """
     terms = tuple(each.term for each in config.verifiers)
     return build_rewards(terms, resources=RewardResources(prefill=prefill))
+
+
+def files_of(term: RewardTerm) -> tuple[str, ...]:
+    """The files that a term reads: those that it names for a function of one's own, and a judge's template."""
+    template = term.options.get("template", "") if term.kind == "judge" else ""
+    return (*term.files, *([str(template)] if template else []))
+
+
+def file_digest(path: str) -> str:
+    """SHA-256 of a file that a reward reads.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return file_sha256(Path(path))
+    except OSError as error:
+        raise DataError(f"cannot read a file of a reward: {error.strerror}", where=path) from error
 
 
 def open_reward_models(

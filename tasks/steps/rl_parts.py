@@ -10,7 +10,8 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RejectionConfig, RlConfig, RlStage
+from rlcore.config import RlConfig, RlStage
+from rlcore.config.stages import rewards_of, sampling_of
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.check import check_model
@@ -20,11 +21,12 @@ from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
+from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
-from tasks.steps.rewards import open_reward_models, reward_resources, verifier
+from tasks.steps.rewards import file_digest, files_of, open_reward_models, reward_resources, verifier
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
 from tasks.steps.runtime import Runtime
 from tasks.steps.tokens import check_context, read_prompt_sets
@@ -49,8 +51,9 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
         SamplingError: the engine does not start.
     """
     stage: RlStage = context.config.stage
-    rl, evaluation = stage.settings, context.config.evaluation
-    tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
+    evaluation, tokenizer = context.config.evaluation, ChatTokenizer.load(context.inputs[START] / MODEL)
+    monitored = _monitored(context, evaluated, tokenizer)
+    rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
     learner = _learner(context, rl, runtime)
     policy = learner.policy
     reference = _reference(context, runtime, policy) if rl.kl.coefficient > 0.0 else None
@@ -66,8 +69,6 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
-        count = evaluation.num_monitor_problems
-        monitored = read_prompt_sets(context, evaluated, "eval", tokenizer, limit=count)
         yield Parts(
             seed=context.seed,
             learner=learner,
@@ -87,6 +88,15 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
         )
 
 
+def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTokenizer) -> list[Prompt]:
+    """The held-out problems that are asked while a run trains: those that have a reference to be held against."""
+    asked = read_prompt_sets(context, names, "eval", tokenizer, limit=context.config.evaluation.num_monitor_problems)
+    found = [prompt for prompt in asked if prompt.has_reference]
+    if asked and not found:
+        context.progress("no held-out prompt has a reference: no accuracy is measured while the run trains")
+    return found
+
+
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
     """The stages whose reward models a run needs: as rewards, or to start its critic from.
 
@@ -99,10 +109,19 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
 
 
 def outside(config: Sections) -> str:
-    """Digest of what a run depends on outside of this code: the user's own rewards, the search tool's corpus."""
-    settings: RlConfig | RejectionConfig = config.stage.settings
-    modules = sorted({term.kind.partition(":")[0] for term in settings.rewards if ":" in term.kind})
-    digests = [*(closure_digest(module) for module in modules), corpus_digest(settings.sampling.episodes)]
+    """Digest of what a stage that samples and scores depends on outside of this code.
+
+    The user's own rewards with all that is the user's own of what they import, the files that they and judges read, and
+    the search tool's corpus.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    terms, sampling = rewards_of(config.stage), sampling_of(config.stage)
+    assert sampling is not None
+    modules = sorted({term.module for term in terms if term.module})
+    files = [file_digest(path) for term in terms for path in files_of(term)]
+    digests = [*(closure_digest(module) for module in modules), *files, corpus_digest(sampling.episodes)]
     return " ".join(filter(None, digests))
 
 

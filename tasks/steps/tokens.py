@@ -49,8 +49,12 @@ def read_prompt_sets(
     return found
 
 
-def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+def check_context(
+    positions: int, prompts: Sequence[Prompt], max_new_tokens: int, *, key: str = "sampling.max_new_tokens"
+) -> None:
     """Refuse a run whose longest prompt leaves no room for a whole completion in a model that reads ``positions``.
+
+    ``key``: of the setting ``max_new_tokens``.
 
     Raises:
         ConfigError: names the prompt and the two limits.
@@ -61,6 +65,6 @@ def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int
         raise ConfigError(
             f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
             f"{needed} in all, the model reads {positions}",
-            where="sampling.max_new_tokens",
+            where=key,
             fix="lower max_new_tokens, or max_tokens of the data set so that the gate leaves long prompts out",
         )

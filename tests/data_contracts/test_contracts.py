@@ -40,6 +40,7 @@ EVALUATION = {
     "task": "sum",
     "mode": "greedy",
     "sample_index": 0,
+    "has_reference": True,
     "correct": True,
     "value": 1.0,
     "completion": "",

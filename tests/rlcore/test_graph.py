@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import RlStage, RunConfig, load_preset
-from rlcore.config.graph import checkpoints, contrasts, needed_stages, opponents, registered_starts, stage_order
+from rlcore.config.graph import (
+    asked_for,
+    checkpoints,
+    contrasts,
+    needed_stages,
+    num_earlier_rl,
+    opponents,
+    registered_starts,
+    stage_order,
+)
 from rlcore.errors import ConfigError
 
 PRESET = """
@@ -125,6 +134,25 @@ def test_every_policy_is_a_checkpoint_and_is_held_against_its_start_its_teacher_
     assert opponents(config) == ()
 
 
+def test_an_rl_stage_counts_those_that_it_builds_on_however_far_and_siblings_count_the_same(preset: Path) -> None:
+    config = load_preset(preset)
+    assert {name: num_earlier_rl(config, name) for name in ("first", "second", "copied")} == {
+        "first": 0,
+        "second": 1,
+        "copied": 2,  # by what second answered
+    }
+    siblings = load_preset(preset, ["stages.second.start=base"])
+    assert num_earlier_rl(siblings, "first") == num_earlier_rl(siblings, "second") == 0
+
+
+def test_what_targets_need_are_their_stages_with_all_before_them_and_their_data(config: RunConfig) -> None:
+    assert asked_for(config, ["taste"]) == (("taste",), ("pairs",))
+    assert asked_for(config, ["prepare_sums"]) == ((), ("sums",))
+    assert asked_for(config, ["second"]) == (("second", "first", "taste"), ("sums", "code", "pairs"))
+    assert asked_for(config, ["evaluate_base"]) == ((), ("sums", "code"))
+    assert asked_for(config, ["compare"]) == (tuple(config.stages), tuple(config.data))
+
+
 def test_stages_of_one_start_are_opponents_and_compared_with_each_other(preset: Path) -> None:
     config = load_preset(preset, ["stages.second.start=base"])
     assert [sorted(names) for names in opponents(config)] == [["first", "second"]]
@@ -150,6 +178,13 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.first.prompts.pairs=1.0", "stages.first.prompts.pairs: holds no prompts; choose among sums, code"),
         ("stages.first.prompts.code=0.0", "stages.first.prompts.code = 0.0: must be greater than 0.0"),
         ("stages.first.prompts.code=0.0001", "stages.first.prompts.code = 0.0001: below a thousandth of all"),
+        ("stages.first.rewards=[]", "stages.first.rewards: names no reward; add one, such as { kind = 'math' }"),
+        ("stages.kept.rewards=[]", "stages.kept.rewards: names no reward"),
+        (
+            "stages.kept.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
+            "stages.kept.sampling.episodes differs from stages.first.sampling.episodes",
+        ),
+        ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: files are of a function of one's own"),
         ("stages.first.prompts={}", "stages.first.prompts: names no data"),
         ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
         ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),
@@ -219,3 +254,11 @@ def test_all_faults_of_a_graph_are_listed_at_once_with_their_full_keys(preset: P
         load_preset(preset, ["stages.first.start=no", "stages.taste.data=[]", "stages.kept.start=taste"])
     lines = [line.strip().partition(" ")[0].rstrip(":") for line in caught.value.what.splitlines()[1:]]
     assert sorted(lines) == ["stages.first.start", "stages.kept.start", "stages.taste.data"]
+
+
+def test_pairs_cannot_be_sampled_from_policies_that_call_tools(preset: Path) -> None:
+    tools = "sampling.episodes={tools=['calculator'],max_turn_tokens=8}"
+    sampled = ["data.pairs.adapter=policy", "data.pairs.policy=base"]
+    assert load_preset(preset, sampled)
+    with pytest.raises(ConfigError, match=r"data\.pairs\.adapter = 'policy': a pair holds two answers and no calls"):
+        load_preset(preset, [*sampled, *(f"stages.{name}.{tools}" for name in ("first", "second", "kept"))])

@@ -145,3 +145,37 @@ def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
 
 def test_the_code_version_is_never_empty() -> None:
     assert code_version()
+
+
+# my_rewards -> helpers.words (by a package of the user's) -> deep (beside it); numpy and json are not the user's.
+USERS = {
+    "my_rewards.py": "import json\nimport numpy\nfrom helpers import words\n\n\ndef brief(rollouts):\n    return []\n",
+    "helpers/__init__.py": "",
+    "helpers/words.py": "def f():\n    import deep\n    return deep.X\n",
+    "deep.py": "X = 1\n",
+    "alone.py": "Y = 1\n",
+}
+
+
+def test_a_users_module_is_followed_into_the_users_own_code_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in USERS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert closure("my_rewards") == {"my_rewards", "helpers", "helpers.words", "deep"}
+    before = closure_digest("my_rewards")
+    (tmp_path / "alone.py").write_text("Y = 2\n")
+    assert closure_digest("my_rewards") == before
+    (tmp_path / "deep.py").write_text("X = 2\n")
+    assert closure_digest("my_rewards") != before
+
+
+def test_our_own_modules_are_not_followed_into_what_lies_beside_the_user(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tree / "rlcore/learn.py").write_text("import beside\n")
+    assert "beside" not in closure("tasks.steps.train", root=tree)

@@ -115,9 +115,10 @@ def test_a_folder_is_read_where_it_lies(home: Home, tmp_path: Path) -> None:
 
 
 def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
-    lines = plan_memory("tiny", [], ["grpo"])
+    *lines, disk = plan_memory("tiny", [], ["grpo"])
     assert [line.split()[1] for line in lines] == ["sft", "grpo"]
     assert all(line.startswith("memory: ") for line in lines)
+    assert disk.startswith("disk: the run writes about ")
 
 
 def test_a_plan_that_cannot_fit_is_refused(home: Home, card: None) -> None:

@@ -99,7 +99,7 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     plain = dataclasses.replace(tiny.stages["ppo"], start="sft")
     plain = dataclasses.replace(plain, settings=dataclasses.replace(plain.settings, rewards=(RewardTerm(kind="math"),)))
     with pytest.raises(ConfigError, match=r"stages\.ppo\.sampling\.episodes differs"):
-        episodes_of(dataclasses.replace(agentic, stages={**agentic.stages, "ppo": plain}))
+        dataclasses.replace(agentic, stages={**agentic.stages, "ppo": plain})
 
 
 @pytest.mark.parametrize(

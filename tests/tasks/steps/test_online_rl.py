@@ -11,12 +11,25 @@ import pytest
 from rlcore.config import EvaluationConfig
 from rlcore.loop import HeldOut
 from rlcore.loop.rollouts import evaluate_held_out
+from rlcore.loop.run import window
 from rlcore.metrics import check_names
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Prompt, Rollout, Score
-from tasks.steps.evaluate import answers, summarise
+from tasks.steps.evaluate import answers, sentence, summarise
+from tasks.steps.online_rl import seed_after
 from tests import strategies
+
+
+def test_an_rl_stage_that_builds_on_another_draws_prompts_in_another_order_and_the_first_as_ever() -> None:
+    template = strategies.scored_rollout(0.0).rollout.prompt
+    prompts = [dataclasses.replace(template, prompt_id=str(number)) for number in range(50)]
+    orders = [
+        [prompt.prompt_id for prompt in window(prompts, 0, 50, seed=seed_after(3, earlier))] for earlier in range(3)
+    ]
+    assert orders[0] == [prompt.prompt_id for prompt in window(prompts, 0, 50, seed=3)]
+    assert len(set(map(tuple, orders))) == 3
+    assert [sorted(order) for order in orders] == [sorted(orders[0])] * 3
 
 
 class HalfDeadEngine:
@@ -65,3 +78,27 @@ def test_the_monitor_counts_what_failed_as_wrong_and_says_so_just_as_the_evaluat
     config = EvaluationConfig(num_problems=4, max_new_tokens=8)
     summary = summarise(table, config, seed=0)
     assert {name: summary[name] for name in figures} == figures
+
+
+def test_accuracy_is_of_the_problems_with_a_reference_and_is_not_told_where_none_has_one() -> None:
+    template = strategies.scored_rollout(0.0).rollout.prompt
+    engine: Any = HalfDeadEngine()
+    params = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=1, greedy=True)
+    config = EvaluationConfig(num_problems=4, max_new_tokens=8)
+
+    def evaluated(*references: str) -> dict[str, float]:
+        kinds = zip(("right", "wrong", "right", "wrong"), references, strict=True)
+        prompts = [
+            dataclasses.replace(template, prompt_id=str(number), task=kind, reference=reference)
+            for number, (kind, reference) in enumerate(kinds)
+        ]
+        return summarise(answers(engine, prompts, params, grade, seed=0), config, seed=0)  # type: ignore[arg-type]
+
+    some = evaluated("7", "7", "", " ")
+    check_names(some)
+    assert (some["eval/accuracy"], some["eval/problems"], some["eval/unreferenced"]) == (0.5, 2, 2)
+    assert "on 2 problems; 2 held-out prompts have no reference" in sentence(some)
+    none = evaluated("", "", "", "")
+    assert not [name for name in none if "accuracy" in name or "pass" in name]
+    assert (none["eval/problems"], none["eval/unreferenced"], none["eval/failed"]) == (0, 4, 0)
+    assert sentence(none) == "4 held-out prompts have no reference, so accuracy is not measured on them"

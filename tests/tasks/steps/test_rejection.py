@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_a_demonstration_begins_with_what_the_template_put_into_the_assistants_m
 )
 def test_a_text_that_the_contract_would_refuse_is_not_usable(text: str, usable: bool) -> None:
     assert is_usable(text, ("<|im_start|>", "<|im_end|>")) is usable
+
+
+def test_the_calls_of_a_kept_episode_are_turns_before_its_answer() -> None:
+    prompt = Prompt(
+        prompt_id="q", messages=(Message(role="user", content="1+1"),), token_ids=(1,), reference="2", task="sums"
+    )
+    kept = dataclasses.replace(candidate("q", "#### 2"), calls=(("<tool:calculator>1+1</tool>", "2"),))
+    for role in ("tool", "user"):
+        row = demonstration(prompt, kept, "", tool_role=role)
+        assert row["messages"] == [
+            {"role": "user", "content": "1+1"},
+            {"role": "assistant", "content": "<tool:calculator>1+1</tool>"},
+            {"role": role, "content": "2"},
+        ]
+        assert row["completion"] == "#### 2"
+
+
+def test_answers_that_differ_in_their_calls_alone_are_no_duplicates() -> None:
+    with_call = dataclasses.replace(candidate("q", "#### 2"), calls=(("<tool:calculator>1+1</tool>", "2"),))
+    assert len({with_call.said, candidate("q", "#### 2").said}) == 2
 
 
 def test_too_few_kept_answers_are_an_error_that_says_where_they_went() -> None:

@@ -1,0 +1,248 @@
+"""Preflight: everything about a run that can be known before work, all faults at once, each with its full key.
+
+Rewards are built and data sets, files, templates and registered models looked for; nothing is trained, sampled or
+downloaded. ``sizes.py`` holds texts against the model's positions and a run against the disk, ``unusual.py`` says what
+may be meant and mostly is not.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from data_contracts.convert import is_generator
+from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.config import EngineConfig, ModelConfig, RlStage, RunConfig
+from rlcore.config.graph import asked_for, start_of
+from rlcore.config.stages import BASE, StageConfig, rewards_of, sampling_of
+from rlcore.errors import ConfigError, RlcoreError
+from rlcore.machine import choose_device_and_dtype
+from rlcore.models.loading import find_package_file
+from rlcore.rewards.table import reward_faults
+from rlcore.sampling.vllm.placement import is_installed
+from rlcore.tokenization import ChatTokenizer
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.pipeline.memory_plan import memory_lines, model_of
+from tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
+from tasks.pipeline.sizes import disk_account, position_faults
+from tasks.pipeline.unusual import unusual
+from tasks.steps.base import MODEL
+from tasks.steps.data import POLICY, check_options, resolve_adapter, source_digest
+from tasks.steps.prepare import DATASET_KINDS
+from tasks.steps.rewards import files_of
+from tasks.tracking.registry import read_version
+
+_KEY = re.compile(r"[a-z_]+(\.\w+)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What is known of a run before work: its preset, its home, and the artifacts that its stages have already."""
+
+    config: RunConfig
+    home: Home
+    refs: Mapping[str, ArtifactRef]
+
+    @cached_property
+    def model(self) -> PretrainedConfig | None:
+        """The starting checkpoint's configuration; None where it is yet to be fetched, or cannot be read."""
+        try:
+            return model_of(self.config, self.home, self.refs)
+        except (OSError, ValueError):  # a damaged folder, which the import names
+            return None
+
+    @cached_property
+    def tokenizer(self) -> ChatTokenizer | None:
+        """The tokenizer of the run, as far as it can be had before the import."""
+        model = self.config.model
+        known = self.home.root / self.refs["import_sft"].uri / MODEL if "import_sft" in self.refs else Path(model.path)
+        if "import_sft" not in self.refs and (model.source != "folder" or model.chat_template):
+            return None
+        try:
+            return ChatTokenizer.load(known)
+        except (RlcoreError, OSError):  # which the import says in full
+            return None
+
+
+def preflight(
+    config: RunConfig, home: Home, targets: Collection[str] | None, refs: Mapping[str, ArtifactRef]
+) -> list[str]:
+    """Lines for people: unusual values, the memory plan, the disk. ``targets`` None: all that a preset describes.
+
+    ``refs``: the artifacts of the stages that are not run again.
+
+    Raises:
+        ConfigError: with every fault, one a line.
+    """
+    ready = Ready(config=config, home=home, refs=refs)
+    stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else asked_for(config, targets)
+    faults = [
+        *_model(config.model),
+        *_machine(config),
+        *chain(*(_stage(ready, name) for name in stages)),
+        *chain(*(_data(config, name) for name in data)),
+        *_evaluation(config),
+        *position_faults(config, ready.model, stages, data),
+        *reference_faults(config, stages, data),
+        *(promotion_fault(config) if "promote" in (targets or ()) else ()),
+    ]
+    lines = [*unusual(config, stages), *unmeasured_line(config, data)]
+    if not faults:  # the sizes are those that are meant
+        new = [name for name in stages if name not in refs]
+        faults = _caught("memory", lambda: lines.extend(_memory(ready, stages)))
+        faults += _caught("disk", lambda: lines.append(disk_account(config, ready.model, new, home.root)))
+    if faults:
+        raise ConfigError(
+            "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys(faults)),
+            where=f"preset {config.name}",
+            fix="correct the named keys; nothing has been run",
+        )
+    return list(filter(None, lines))
+
+
+def _memory(ready: Ready, stages: Collection[str]) -> list[str]:
+    """The memory plan; its first line alone where the model is yet to be fetched."""
+    known = ready.refs if ready.model else {}
+    return memory_lines(ready.config, ready.home, known, stages)
+
+
+def _caught(path: str, work: Callable[[], object]) -> list[str]:
+    """What ``work`` refuses, as a line that begins with the full key; ``path``: of the section."""
+    try:
+        work()
+    except RlcoreError as error:
+        where = error.where
+        key = where if where.startswith(path) else f"{path}.{where}" if _KEY.fullmatch(where) else path
+        file = f" ({where})" if where and where not in key else ""
+        return [f"{key}: {error.what}{file}" + (f"; {error.fix}" if error.fix else "")]
+    return []
+
+
+def _model(config: ModelConfig) -> Iterator[str]:
+    path = Path(config.path)
+    if config.source == "hub" and not _COMMIT.fullmatch(config.revision):
+        yield (
+            f"model.revision = {config.revision!r}: not a commit; name the 40 hexadecimal digits of one, since "
+            "branches and tags can be moved"
+        )
+    if config.source == "folder" and not (path / "config.json").is_file():
+        yield f"model.path = {config.path!r}: there is no model in this folder; it needs a config.json"
+    if config.source == "gguf" and not path.is_file():
+        yield f"model.path = {config.path!r}: no such file"
+    if config.source == "package":
+        yield from _caught("model.path", lambda: find_package_file(config.path, config.file))
+    if config.chat_template and not Path(config.chat_template).is_file():
+        yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
+
+
+def _machine(config: RunConfig) -> list[str]:
+    """The device and the engine of the run."""
+    device = _caught("hardware.device", lambda: choose_device_and_dtype(config.hardware))
+    return [*device, *_engine("engine", config.engine)]
+
+
+def _engine(path: str, engine: EngineConfig) -> Iterator[str]:
+    if engine.kind == "native" or engine.urls:
+        return
+    if engine.python and shutil.which(engine.python) is None:
+        yield f"{path}.python = {engine.python!r}: no such program; name the interpreter that has vLLM"
+    elif not engine.python and not is_installed():
+        yield f"{path}.kind = {engine.kind!r}: vLLM is not installed here; install it, or take engine.kind = 'native'"
+
+
+def _stage(ready: Ready, name: str) -> Iterator[str]:
+    path, stage = f"stages.{name}", ready.config.stages[name]
+    yield from _start(ready, name)
+    if isinstance(stage, RlStage):
+        yield from _caught(path, lambda: resolve_algorithm(stage.settings)) or _signal(path, stage)
+    sampling = sampling_of(stage)
+    if sampling:
+        yield from reward_faults(
+            rewards_of(stage), f"{path}.rewards", prefill=ready.tokenizer.prefill if ready.tokenizer else ""
+        )
+        yield from _files(path, stage)
+        corpus = sampling.episodes.corpus
+        if corpus and not Path(corpus).is_file():
+            yield f"{path}.sampling.episodes.corpus = {corpus!r}: no such file"
+        if sampling.engine:
+            yield from _engine(f"{path}.sampling.engine", sampling.engine)
+
+
+def _signal(path: str, stage: RlStage) -> Iterator[str]:
+    """A group of one has no signal where a group's own mean is its baseline: that is computed, not looked up."""
+    if stage.settings.group_size == 1:
+        rewards, zeros = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.zeros(2, 1)
+        alone = Episodes(
+            rewards=rewards,
+            group=torch.tensor([0, 1]),
+            token_rewards=rewards[:, None],
+            values=zeros,
+            mask=torch.ones(2, 1, dtype=torch.bool),
+            next_values=zeros[:, 0],
+        )
+        if not resolve_algorithm(stage.settings).advantage(alone).any():
+            name = stage.settings.algorithm
+            yield f"{path}.group_size = 1: {name} compares answers to one prompt, so one carries no signal; take 8"
+
+
+def _files(path: str, stage: StageConfig) -> Iterator[str]:
+    """The files that a stage's rewards read."""
+    for place, term in enumerate(rewards_of(stage)):
+        for number, file in enumerate(files_of(term)):
+            key = f"files.{number}" if number < len(term.files) else "options.template"
+            if not Path(file).is_file():
+                yield f"{path}.rewards.{place}.{key} = {file!r}: no such file"
+
+
+def _data(config: RunConfig, name: str) -> list[str]:
+    data, path = config.data[name], f"data.{name}"
+    faults = _caught(f"{path}.adapter", lambda: resolve_adapter(data))
+    faults = faults or _caught(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
+    if faults or (adapter := resolve_adapter(data)) == POLICY or is_generator(adapter):
+        return faults
+    if data.path.startswith("hub:"):
+        return _caught(f"{path}.path", lambda: source_digest(data))
+    if not Path(data.path).is_file():
+        return [f"{path}.path = {data.path!r}: no such file, and the adapter {adapter!r} reads one; or set fallback"]
+    return []
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    terms = tuple(verifier.term for verifier in config.evaluation.verifiers)
+    for fault in reward_faults(terms, "evaluation.verifiers"):
+        if "named twice" not in fault:  # which of them decide on a data set, the graph has checked
+            yield fault
+    if config.evaluation.engine:
+        yield from _engine("evaluation.engine", config.evaluation.engine)
+
+
+def _start(ready: Ready, name: str) -> Iterator[str]:
+    """A registered model that a stage starts from: whether it is there, and has the tokenizer of the run."""
+    stage: StageConfig = ready.config.stages[name]
+    if start_of(name, stage) == stage.start:
+        return
+    key = f"stages.{name}.start = {stage.start!r}"
+    try:
+        tags = read_version(ready.home, stage.start.removeprefix("models:/"))
+    except RlcoreError as error:
+        yield f"{key}: {error.what}; train and register it first, or start from one of {BASE} and the preset's stages"
+        return
+    folders = list(
+        ready.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
+    )  # none where another home made it
+    if folders and ready.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(ready.tokenizer):
+        yield (
+            f"{key}: this model has another tokenizer than the run's; start from a model of the same family, or make "
+            "it the base: model.source = 'registry'"
+        )

@@ -1,0 +1,93 @@
+"""Which data sets have no references, as far as their first rows say it, and what cannot be done without any.
+
+Rewards such as a reward model, a judge or a format need none. A verifier does, and so does whatever hangs on accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from data_contracts.convert import is_generator, row_function
+from data_contracts.errors import ContractError, RowFault
+from rlcore.canaries.rewards import VERIFIERS
+from rlcore.config import DatasetConfig, RunConfig
+from rlcore.config.graph import evaluated_data
+from rlcore.config.stages import data_of, rewards_of
+
+ROWS_LOOKED_AT = 200
+_PROMOTING = ("promote", "reward_gate", "drift")
+
+
+def reference_faults(config: RunConfig, stages: Collection[str], data: Collection[str]) -> Iterator[str]:
+    """A verifier as a reward on data without references."""
+    bare = without_references(config, data)
+    for name in stages:
+        stage = config.stages[name]
+        for place, term in enumerate(rewards_of(stage)):
+            on = [each for each in data_of(stage) if not term.data or each in term.data]
+            if term.kind in VERIFIERS and on and all(each in bare for each in on):
+                yield (
+                    f"stages.{name}.rewards.{place}: {term.kind!r} compares answers with references, and the rows of "
+                    f"{', '.join(on)} have none; give them some, or take another reward"
+                )
+
+
+def promotion_fault(config: RunConfig) -> Iterator[str]:
+    """A promotion by accuracy, where accuracy cannot be measured."""
+    names = evaluated_data(config)
+    if names and set(names) == without_references(config, names):
+        yield (
+            f"promotion: is decided by accuracy, and the rows of {', '.join(names)} have no references; evaluate on "
+            "data that have some (evaluation.data)"
+        )
+
+
+def unmeasured_line(config: RunConfig, data: Collection[str]) -> list[str]:
+    """A sentence where evaluations will report no accuracy."""
+    names = [name for name in evaluated_data(config) if name in data]
+    bare = [name for name in names if name in without_references(config, names)]
+    return [f"evaluation: no accuracy on {', '.join(bare)}, whose rows have no references"] if bare else []
+
+
+def without_references(config: RunConfig, names: Collection[str]) -> set[str]:
+    """Those of the data sets whose first rows can be read, and have no reference."""
+    found = {name: _references(config.data[name]) for name in names if config.data[name].has_prompts}
+    return {name for name, references in found.items() if references and not any(references)}
+
+
+def _references(data: DatasetConfig) -> list[str]:
+    """The references of the first rows of a file; empty where there is no file, or none of its rows can be read."""
+    path = Path(data.path)
+    if not data.path or data.path.startswith("hub:") or not path.is_file():
+        return []
+    try:
+        if is_generator(data.adapter):
+            return []
+        read = row_function(data.adapter, "prompts")
+        rows = list(islice(_rows(path), ROWS_LOOKED_AT))
+    except (ContractError, OSError, ValueError):  # what the gate will say in full
+        return []
+    return [str(row["reference"]).strip() for values in rows if (row := _converted(read, values)) is not None]
+
+
+def _converted(read: Any, values: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = read(values)
+    except (RowFault, KeyError, TypeError, ValueError):
+        return None
+    return found if "reference" in found else None
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        for batch in pq.ParquetFile(path).iter_batches(ROWS_LOOKED_AT):
+            yield from batch.to_pylist()
+        return
+    with path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in file if line.strip())

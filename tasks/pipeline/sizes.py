@@ -1,0 +1,84 @@
+"""Sizes that are known before work: texts against the positions of the model, and a run against the free disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from rlcore.config import RlStage, RunConfig
+from rlcore.config.graph import evaluated_data
+from rlcore.config.stages import data_of, sampling_of
+from rlcore.errors import StorageError
+from rlcore.memory_plan import ModelSize, readable
+from rlcore.models.architectures import max_positions
+
+_COPIES = 2  # of each checkpoint that is made: the artifact, and the registered model
+_CHECKPOINTS = 3  # of an RL run while it works: the newest two, and one that is being written
+_MOMENTS = 12  # bytes a weight of those: float32 and Adam's two moments
+_ROLLOUT_BYTES = 24  # of a token in a table: its id, its log-probability, its mask, its text
+
+
+def position_faults(
+    config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], data: Collection[str]
+) -> Iterator[str]:
+    """Where the longest row that the gate lets through, and the answer to it, are beyond what the model reads."""
+    positions = max_positions(model) if model else None
+    if positions is None:
+        return
+    for name in data:
+        if config.data[name].max_tokens > positions:
+            yield f"data.{name}.max_tokens = {config.data[name].max_tokens}: the model reads {positions}; lower it"
+    asked = [
+        (f"stages.{name}.sampling.max_new_tokens", sampling.max_new_tokens, data_of(config.stages[name]))
+        for name in stages
+        if (sampling := sampling_of(config.stages[name]))
+    ]
+    for key, room, names in (
+        *asked,
+        ("evaluation.max_new_tokens", config.evaluation.max_new_tokens, evaluated_data(config)),
+    ):
+        longest = max((config.data[name].max_tokens for name in names if name in data), default=0)
+        if longest and longest + room > positions:
+            of_data = next(name for name in names if name in data and config.data[name].max_tokens == longest)
+            yield (
+                f"{key} = {room}: with a prompt of data.{of_data}.max_tokens = {longest} that is {longest + room} "
+                f"tokens, and the model reads {positions}; lower one of the two"
+            )
+
+
+def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> int:
+    """Bytes that a run writes, about: checkpoints with their copies, those of RL while it works, and all rollouts."""
+    weights = 4 * ModelSize.of(model).num_parameters
+    own = [config.stages[name] for name in stages]
+    made = 1 + sum(stage.makes != "demonstrations" for stage in own)
+    rl = [stage.settings for stage in own if isinstance(stage, RlStage)]
+    working = max((_CHECKPOINTS * _MOMENTS * weights // 4 * (2 if r.algorithm == "ppo" else 1) for r in rl), default=0)
+    tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
+    return made * _COPIES * weights + working + _ROLLOUT_BYTES * tokens
+
+
+def disk_account(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
+    """What ``stages`` write beside what is free on the disk of ``folder``, in a sentence; empty where it is not known.
+
+    Raises:
+        StorageError: it is more than what is free.
+    """
+    if model is None or not stages:
+        return ""
+    need, free = disk_need(config, model, stages), free_bytes(folder)
+    if need > free:
+        raise StorageError(
+            f"the run writes about {readable(need)}, and {readable(free)} are free",
+            where=str(folder),
+            fix="make room there, or set RLCORE_HOME to a larger disk",
+        )
+    return f"disk: the run writes about {readable(need)}, {readable(free)} are free"
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk of a folder, which need not be there yet."""
+    there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+    return shutil.disk_usage(there).free

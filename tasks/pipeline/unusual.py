@@ -1,0 +1,53 @@
+"""Values that are allowed and mostly not meant: a line for each, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.config.stages import StageConfig, data_of
+
+# The largest values that recipes of the literature and ours have, with room above.
+LARGEST = {
+    "learning_rate": 0.1,
+    "head_learning_rate": 1.0,
+    "critic.learning_rate": 0.1,
+    "group_size": 1024,
+    "num_samples": 1024,
+    "sampling.temperature": 2.0,
+    "kl.coefficient": 10.0,
+    "update.epochs": 64,
+}
+
+
+def unusual(config: RunConfig, stages: Collection[str]) -> list[str]:
+    """A sentence for each value of these stages that is beyond what recipes have, or than there are rows."""
+    found = []
+    for name in stages:
+        stage, path = config.stages[name], f"stages.{name}"
+        for key, largest in LARGEST.items():
+            value = _value(stage.settings, key)
+            if value is not None and value > largest:
+                found.append(f"unusual: {path}.{key} = {value!r}: recipes have at most {largest!r}; is it meant?")
+        found += _beyond_the_data(config, path, stage)
+    return found
+
+
+def _value(settings: Any, key: str) -> float | None:
+    """The setting at a dotted key; None where this kind of stage has no such setting."""
+    for part in key.split("."):
+        settings = getattr(settings, part, None)
+    return settings if isinstance(settings, int | float) else None
+
+
+def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    """More rows at a time than all data sets have; rows that a stage makes are not known before."""
+    names = data_of(stage)
+    if not all(name in config.data for name in names):
+        return
+    rows = sum(config.data[name].num_train for name in names)
+    for key in ("prompts_per_iteration", "batch_size"):
+        value = _value(stage.settings, key)
+        if value is not None and value > rows:
+            yield f"unusual: {path}.{key} = {value!r}: more than the {rows} training rows of {', '.join(names)}"
