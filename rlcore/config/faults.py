@@ -209,8 +209,8 @@ def _promotion(config: RunConfig) -> Iterator[str]:
     if promotion and promotion.challenger not in made:
         named = promotion.challenger
         yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {_listed(made)}"
-    elif promotion and promotion.max_kl is not None and promotion.challenger not in rl_stages(config):
-        yield f"promotion.max_kl: the challenger {promotion.challenger!r} has no KL to a reference, it is not from RL"
+    elif promotion and promotion.max_kl is not None:
+        yield from _max_kl(config, promotion.challenger)
     if not config.retrain:
         return
     challenger = config.stages.get(promotion.challenger) if promotion else None
@@ -218,6 +218,17 @@ def _promotion(config: RunConfig) -> Iterator[str]:
         yield f"retrain: needs [promotion] with a challenger among the RL stages {_listed(list(rl_stages(config)))}"
     elif len(reward_models_of(challenger)) > 1:
         yield "retrain: gates one reward model, and the challenger uses several; leave all but one out"
+
+
+def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
+    stage = rl_stages(config).get(challenger)
+    if stage is None:
+        yield f"promotion.max_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
+    elif not stage.settings.kl.coefficient:
+        yield (
+            f"promotion.max_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set it "
+            "above 0, or leave max_kl out"
+        )
 
 
 def _policies(config: RunConfig) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -21,7 +21,16 @@ from transformers import PretrainedConfig
 from data_contracts.convert import is_generator
 from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import EngineConfig, ModelConfig, RlStage, RunConfig
+from rlcore.config import (
+    EngineConfig,
+    EpisodeConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RewardTerm,
+    RlStage,
+    RunConfig,
+    SamplingConfig,
+)
 from rlcore.config.graph import asked_for, start_of
 from rlcore.config.stages import BASE, StageConfig, rewards_of, sampling_of
 from rlcore.errors import ConfigError, RlcoreError
@@ -43,6 +52,7 @@ from tasks.steps.rewards import files_of
 from tasks.tracking.registry import read_version
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)*")
+_SANDBOX = "make sandbox (or: apt-get install bubblewrap)"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -87,12 +97,13 @@ def preflight(
     """
     ready = Ready(config=config, home=home, refs=refs)
     stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else asked_for(config, targets)
+    is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
     faults = [
         *_model(config.model),
-        *_machine(config),
+        *(_device(config) if stages or is_evaluated else ()),
         *chain(*(_stage(ready, name) for name in stages)),
         *chain(*(_data(config, name) for name in data)),
-        *_evaluation(config),
+        *(_evaluation(config) if is_evaluated else ()),
         *position_faults(config, ready.model, stages, data),
         *reference_faults(config, stages, data),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
@@ -146,10 +157,18 @@ def _model(config: ModelConfig) -> Iterator[str]:
         yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
 
 
-def _machine(config: RunConfig) -> list[str]:
-    """The device and the engine of the run."""
-    device = _caught("hardware.device", lambda: choose_device_and_dtype(config.hardware))
-    return [*device, *_engine("engine", config.engine)]
+def _evaluates(config: RunConfig, target: str) -> bool:
+    """Whether a stage of the pipeline is or needs an evaluation."""
+    return target not in (*config.stages, "import_sft") and not target.startswith("prepare_")
+
+
+def _device(config: RunConfig) -> list[str]:
+    return _caught("hardware.device", lambda: choose_device_and_dtype(config.hardware))
+
+
+def _engine_of(config: RunConfig, path: str, section: SamplingConfig | EvaluationConfig) -> Iterator[str]:
+    """The engine of a section: its own, or the run's."""
+    return _engine(f"{path}.engine" if section.engine else "engine", config.engine_of(section))
 
 
 def _engine(path: str, engine: EngineConfig) -> Iterator[str]:
@@ -172,11 +191,25 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
             rewards_of(stage), f"{path}.rewards", prefill=ready.tokenizer.prefill if ready.tokenizer else ""
         )
         yield from _files(path, stage)
-        corpus = sampling.episodes.corpus
-        if corpus and not Path(corpus).is_file():
-            yield f"{path}.sampling.episodes.corpus = {corpus!r}: no such file"
-        if sampling.engine:
-            yield from _engine(f"{path}.sampling.engine", sampling.engine)
+        yield from _sandbox(f"{path}.rewards", rewards_of(stage))
+        yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
+        yield from _engine_of(ready.config, f"{path}.sampling", sampling)
+
+
+def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
+    """What tools need."""
+    if episodes.corpus and not Path(episodes.corpus).is_file():
+        yield f"{path}.corpus = {episodes.corpus!r}: no such file"
+    if "python" in episodes.tools and shutil.which("bwrap") is None:
+        yield f"{path}.tools: 'python' runs in a sandbox, and bubblewrap is not installed; {_SANDBOX}"
+
+
+def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
+    """Programs of a policy are judged in a sandbox, unless a term does without."""
+    for place, term in enumerate(terms):
+        is_walled = term.kind == "code" and term.options.get("backend", "bubblewrap") == "bubblewrap"
+        if is_walled and shutil.which("bwrap") is None:
+            yield f"{path}.{place}: programs run in a sandbox, and bubblewrap is not installed; {_SANDBOX}"
 
 
 def _signal(path: str, stage: RlStage) -> Iterator[str]:
@@ -209,8 +242,13 @@ def _data(config: RunConfig, name: str) -> list[str]:
     data, path = config.data[name], f"data.{name}"
     faults = _caught(f"{path}.adapter", lambda: resolve_adapter(data))
     faults = faults or _caught(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
-    if faults or (adapter := resolve_adapter(data)) == POLICY or is_generator(adapter):
+    if faults:
         return faults
+    adapter = resolve_adapter(data)
+    if adapter == POLICY:
+        return list(_engine("engine", config.engine))
+    if is_generator(adapter):
+        return []
     if data.path.startswith("hub:"):
         return _caught(f"{path}.path", lambda: source_digest(data))
     if not Path(data.path).is_file():
@@ -223,8 +261,8 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
     for fault in reward_faults(terms, "evaluation.verifiers"):
         if "named twice" not in fault:  # which of them decide on a data set, the graph has checked
             yield fault
-    if config.evaluation.engine:
-        yield from _engine("evaluation.engine", config.evaluation.engine)
+    yield from _sandbox("evaluation.verifiers", terms)
+    yield from _engine_of(config, "evaluation", config.evaluation)
 
 
 def _start(ready: Ready, name: str) -> Iterator[str]:

@@ -212,6 +212,8 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
             "promotion={challenger='taste'}",
             "promotion.challenger = 'taste': no checkpoint of this preset; choose one of",
         ),
+        ("promotion={challenger='second',max_kl=0.1}", "promotion.max_kl: stages.second.kl.coefficient is 0, so no KL"),
+        ("promotion={challenger='copied',max_kl=0.1}", "promotion.max_kl: the challenger 'copied' has no KL"),
         ("retrain={}", "retrain: needs [promotion] with a challenger among the RL stages first, second"),
     ],
 )

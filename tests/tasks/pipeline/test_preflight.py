@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -152,6 +153,17 @@ def test_a_flow_of_one_stage_is_refused_for_what_that_stage_needs_alone() -> Non
     assert not faults(*broken, targets=("sft",))
     assert [line.partition(":")[0] for line in faults(*broken, targets=("grpo",))] == ["stages.grpo.rewards.0.kind"]
     assert len(faults(*broken, targets=("grpo", "reward_model"))) == 2
+    elsewhere = ("hardware.device=cuda", "engine={kind='vllm',python='no-python'}", "evaluation.max_new_tokens=60")
+    assert not faults(*elsewhere, targets=("prepare_prompts",))
+    assert [line.partition(":")[0] for line in faults(*elsewhere, targets=("sft",))] == ["hardware.device"]
+
+
+def test_programs_that_no_sandbox_can_hold_are_known_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.pipeline.preflight.shutil.which", lambda program: None)
+    (found,) = faults("stages.grpo.sampling.episodes={tools=['python'],max_turn_tokens=40}", "without=['stages.ppo']")
+    assert found.startswith("stages.grpo.sampling.episodes.tools: 'python' runs in a sandbox, and bubblewrap is not")
+    keys = [line.partition(":")[0] for line in faults(preset="rlvr_code")]
+    assert keys == ["stages.grpo.rewards.0", "evaluation.verifiers.0"]
 
 
 def test_a_template_that_writes_the_thinking_is_known_to_an_example_that_repeats_it(tmp_path: Path) -> None:
@@ -164,7 +176,7 @@ def test_every_committed_preset_passes_on_its_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(FOLDER.parents[1])
     for file in sorted(FOLDER.glob("*.toml")):
         found = faults(preset=file.stem)
-        assert [line for line in found if "engine.python" not in line] == []
+        assert [line for line in found if not re.search("engine.python|bubblewrap is not", line)] == []
 
 
 @pytest.mark.parametrize(
