@@ -48,7 +48,6 @@ from tasks.pipeline.unusual import unusual
 from tasks.steps.base import MODEL
 from tasks.steps.data import POLICY, check_options, resolve_adapter, source_digest
 from tasks.steps.prepare import DATASET_KINDS
-from tasks.steps.rewards import files_of
 from tasks.tracking.registry import read_version
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)*")
@@ -128,14 +127,18 @@ def _memory(ready: Ready, stages: Collection[str]) -> list[str]:
     return memory_lines(ready.config, ready.home, known, stages)
 
 
-def _caught(path: str, work: Callable[[], object]) -> list[str]:
-    """What ``work`` refuses, as a line that begins with the full key; ``path``: of the section."""
+def _caught(path: str, work: Callable[[], object], *, within: bool = False) -> list[str]:
+    """What ``work`` refuses, as a line that begins with the full key ``path``, or with one that the error knows better.
+
+    ``within``: keys of its errors are those within ``path``.
+    """
     try:
         work()
     except RlcoreError as error:
-        where = error.where
-        key = where if where.startswith(path) else f"{path}.{where}" if _KEY.fullmatch(where) else path
-        file = f" ({where})" if where and where not in key else ""
+        where, section = error.where, path.partition(".")[0]
+        is_key = bool(_KEY.fullmatch(where))
+        key = f"{path}.{where}" if within and is_key else where if where.startswith(f"{section}.") else path
+        file = f" ({where})" if where and not is_key else ""
         return [f"{key}: {error.what}{file}" + (f"; {error.fix}" if error.fix else "")]
     return []
 
@@ -184,7 +187,7 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
     path, stage = f"stages.{name}", ready.config.stages[name]
     yield from _start(ready, name)
     if isinstance(stage, RlStage):
-        yield from _caught(path, lambda: resolve_algorithm(stage.settings)) or _signal(path, stage)
+        yield from _caught(path, lambda: resolve_algorithm(stage.settings), within=True) or _signal(path, stage)
     sampling = sampling_of(stage)
     if sampling:
         yield from reward_faults(
@@ -230,12 +233,11 @@ def _signal(path: str, stage: RlStage) -> Iterator[str]:
 
 
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
-    """The files that a stage's rewards read."""
+    """The files that functions of one's own read."""
     for place, term in enumerate(rewards_of(stage)):
-        for number, file in enumerate(files_of(term)):
-            key = f"files.{number}" if number < len(term.files) else "options.template"
+        for number, file in enumerate(term.files):
             if not Path(file).is_file():
-                yield f"{path}.rewards.{place}.{key} = {file!r}: no such file"
+                yield f"{path}.rewards.{place}.files.{number} = {file!r}: no such file"
 
 
 def _data(config: RunConfig, name: str) -> list[str]:

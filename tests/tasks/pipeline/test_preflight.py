@@ -44,7 +44,7 @@ def math(**more: str) -> str:
 
 FAULTS = [
     ("stages.grpo.rewards.0.kind=mth", "stages.grpo.rewards.0.kind: unknown reward 'mth'; did you mean 'math'?"),
-    (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; did you mean last_number?"),
+    (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; known: last_number"),
     (math(options="{partial='much'}"), "stages.grpo.rewards.0.options.partial = 'much': must be a number"),
     ("stages.grpo.rewards=[{kind='math'},{kind='math'}]", "stages.grpo.rewards: the reward 'math' is named twice"),
     ("stages.grpo.rewards.0.kind=no_such:f", "stages.grpo.rewards.0.kind: cannot import the reward 'no_such:f'"),
@@ -60,7 +60,7 @@ FAULTS = [
     ),
     (
         "stages.grpo.rewards=[{kind='judge',options={base_url='http://h/v1',model='m',template='no.txt'}}]",
-        "stages.grpo.rewards.0.options.template = 'no.txt': no such file",
+        "stages.grpo.rewards.0: the judge's template cannot be read: ",
     ),
     ("evaluation.verifiers=[{kind='math',options={last=true}}]", "evaluation.verifiers.0.options.last: unknown key"),
     ("data.prompts.adapter=arithmetik", "data.prompts.adapter: unknown adapter 'arithmetik'"),
@@ -77,7 +77,7 @@ FAULTS = [
     ("model={source='hub',path='a/b',revision='main'}", "model.revision = 'main': not a commit"),
     ("model={source='folder',path='nothing'}", "model.path = 'nothing': there is no model in this folder"),
     ("model={source='gguf',path='no.gguf'}", "model.path = 'no.gguf': no such file"),
-    ("model={source='package',path='json',file='no.gguf'}", "model.path: "),
+    ("model={source='package',path='json',file='no.gguf'}", "model.file: the package 'json' has no file 'no.gguf'"),
     ("model.chat_template=no.jinja", "model.chat_template = 'no.jinja': no such file"),
     ("hardware.device=cuda", "hardware.device: hardware.device is 'cuda', but no CUDA device is available"),
     ("engine={kind='vllm',python='no-python'}", "engine.python = 'no-python': no such program"),
