@@ -139,7 +139,8 @@ def ready_lines(config: RunConfig, targets: Collection[str] | None, *, home: Hom
     """
     try:
         table = stages(config)
-        named = [name for name in targets or (each.name for each in table) if name != "promote"]
+        known = [each.name for each in table]
+        named = known if targets is None or not set(targets) <= set(known) else targets  # a promotion needs all
         refs = recorded_refs(table, config, named, home=home)
     except RlcoreError:
         preflight(config, home, targets, {})  # names it among all others

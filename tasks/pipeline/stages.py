@@ -156,6 +156,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
         ):
             tracker.show = show
             context = StageContext(
+                stage=stage.name,
                 folder=folder,
                 work=work,
                 inputs={name: run.store.path(inputs[name]) for name in stage.inputs},

@@ -37,11 +37,13 @@ class Turn(Protocol):
 class StageContext:
     """What a step is given.
 
+    ``stage`` is the name of its stage, which begins the keys that its errors name (``stages.grpo.…``).
     ``folder`` becomes the artifact; ``work`` survives a kill, and a resumed step finds it as it was left; ``inputs``
     are the folders of the upstream artifacts, by the name of their stage, to be read only; ``config`` has the sections
     that the stage declared; ``tracker`` is the stage's own MLflow run; ``progress`` shows a line to people.
     """
 
+    stage: str
     folder: Path
     work: Path
     inputs: Mapping[str, Path]

@@ -39,7 +39,7 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
     if not own.is_same_as(base):
         raise ModelError(
             f"the model {model!r} has another tokenizer than the base",
-            where="start of the stage that names it",
+            where=f"stages.{context.stage.removeprefix('start_')}.start",
             fix="start from a model of the same family, or make it the base: model.source = 'registry'",
         )
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})

@@ -61,7 +61,7 @@ def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ..
     sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
     selection = select(candidates, config, seed=context.seed)
-    require_enough(selection, len(candidates))
+    require_enough(selection, len(candidates), where=f"stages.{context.stage}")
     report = write_demonstrations(context, selection, prompts, tokenizer, held_out)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
     return give_account(context, candidates, selection, report)
@@ -87,7 +87,8 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     done = sum(path.exists() for path in paths)
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
-    check_context(max_positions(folder), prompts, config.sampling.max_new_tokens)
+    key = f"stages.{context.stage}.sampling.max_new_tokens"
+    check_context(max_positions(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         models, budget = open_reward_models(context, config.rewards, runtime), config.tokens_per_microbatch
@@ -202,7 +203,7 @@ def is_usable(text: str, controls: Sequence[str]) -> bool:
     return bool(text.strip()) and "\0" not in text and not any(control in text for control in controls)
 
 
-def require_enough(selection: Selection, sampled: int) -> None:
+def require_enough(selection: Selection, sampled: int, *, where: str) -> None:
     """Refuse a selection that cannot be divided into training and held-out prompts.
 
     Raises:
@@ -212,7 +213,7 @@ def require_enough(selection: Selection, sampled: int) -> None:
         went = ", ".join(f"{count} {reason}" for reason, count in selection.dropped.items() if count)
         raise DataError(
             f"rejection sampling kept {len(selection.kept)} of {sampled} answers: {went}",
-            where="rejection",
+            where=where,
             fix="train the policy longer, raise num_samples or max_new_tokens, lower threshold, or choose = 'best'",
         )
 

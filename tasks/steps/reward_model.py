@@ -65,7 +65,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
         context.tracker.log_artifact(context.folder / name, "reward_model")
     accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
     context.progress(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
-    _require_accuracy(accuracy, config.min_accuracy)
+    _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
@@ -147,10 +147,10 @@ def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
     }
 
 
-def _require_accuracy(found: float, wanted: float) -> None:
+def _require_accuracy(found: float, wanted: float, *, where: str) -> None:
     if found < wanted:
         raise TrainingError(
             f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
-            where="min_accuracy of the stage",
+            where=where,
             fix="train longer, look at the pairs in the preference snapshot, or lower the bound",
         )

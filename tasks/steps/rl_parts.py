@@ -60,7 +60,12 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     reward_models = open_reward_models(context, rl.rewards, runtime, policy)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
     held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
-    check_context(max_positions(policy.config) or sys.maxsize, [*prompts, *held_out], rl.sampling.max_new_tokens)
+    check_context(
+        max_positions(policy.config) or sys.maxsize,
+        [*prompts, *held_out],
+        rl.sampling.max_new_tokens,
+        key=f"stages.{context.stage}.sampling.max_new_tokens",
+    )
     budget = rl.update.tokens_per_microbatch
     resources = reward_resources(reward_models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     with ExitStack() as stack:

@@ -49,9 +49,7 @@ def read_prompt_sets(
     return found
 
 
-def check_context(
-    positions: int, prompts: Sequence[Prompt], max_new_tokens: int, *, key: str = "sampling.max_new_tokens"
-) -> None:
+def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int, *, key: str) -> None:
     """Refuse a run whose longest prompt leaves no room for a whole completion in a model that reads ``positions``.
 
     ``key``: of the setting ``max_new_tokens``.

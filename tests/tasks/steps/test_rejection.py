@@ -72,9 +72,11 @@ def test_answers_that_differ_in_their_calls_alone_are_no_duplicates() -> None:
 def test_too_few_kept_answers_are_an_error_that_says_where_they_went() -> None:
     dropped = dict.fromkeys(REASONS, 0) | {"below_threshold": 7, "truncated": 1}
     with pytest.raises(DataError, match=r"kept 2 of 10 answers: 1 truncated, 7 below_threshold") as caught:
-        require_enough(Selection(kept=(candidate("a"), candidate("a", "other")), dropped=dropped), 10)
+        require_enough(
+            Selection(kept=(candidate("a"), candidate("a", "other")), dropped=dropped), 10, where="stages.kept"
+        )
     assert "num_samples" in caught.value.fix
-    require_enough(Selection(kept=(candidate("a"), candidate("b")), dropped=dropped), 10)
+    require_enough(Selection(kept=(candidate("a"), candidate("b")), dropped=dropped), 10, where="stages.kept")
 
 
 def asked(item: ScoredRollout) -> ScoredRollout:

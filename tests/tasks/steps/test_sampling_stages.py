@@ -78,6 +78,7 @@ def run_stage(
     folder.mkdir()
     work.mkdir()
     context: Any = StageContext(
+        stage=name,
         folder=folder,
         work=work,
         inputs=inputs,
