@@ -131,8 +131,8 @@ def run_roll_back(model: str, version: int, reason: str) -> str:
     return outcome
 
 
-def ready_lines(config: RunConfig, targets: Collection[str] | None, *, home: Home) -> list[str]:
-    """What is known before work, for people; ``targets`` None: everything that the preset describes.
+def ready_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:
+    """What is known before work, for people.
 
     Raises:
         ConfigError: everything that can be known to fail, at once, each fault with its full key.
@@ -140,7 +140,7 @@ def ready_lines(config: RunConfig, targets: Collection[str] | None, *, home: Hom
     try:
         table = stages(config)
         known = [each.name for each in table]
-        named = known if targets is None or not set(targets) <= set(known) else targets  # a promotion needs all
+        named = targets if set(targets) <= set(known) else known  # a promotion needs all
         refs = recorded_refs(table, config, named, home=home)
     except RlcoreError:
         preflight(config, home, targets, {})  # names it among all others
@@ -182,5 +182,5 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
         ConfigError: as :func:`plan_targets`.
     """
     config = open_preset(preset, overrides)
-    ready_lines(config, None, home=find_home())
+    preflight(config, find_home(), None, None)
     return tuple(stage.name for stage in stages(config))

@@ -85,16 +85,17 @@ class Ready:
 
 
 def preflight(
-    config: RunConfig, home: Home, targets: Collection[str] | None, refs: Mapping[str, ArtifactRef]
+    config: RunConfig, home: Home, targets: Collection[str] | None, refs: Mapping[str, ArtifactRef] | None
 ) -> list[str]:
     """Lines for people: unusual values, the memory plan, the disk. ``targets`` None: all that a preset describes.
 
-    ``refs``: the artifacts of the stages that are not run again.
+    ``refs``: the artifacts of the stages that are not run again; None where nobody has looked, which takes as long as
+    to read all sources: then memory and disk are left out.
 
     Raises:
         ConfigError: with every fault, one a line.
     """
-    ready = Ready(config=config, home=home, refs=refs)
+    ready = Ready(config=config, home=home, refs=refs or {})
     stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else asked_for(config, targets)
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
     faults = [
@@ -108,7 +109,7 @@ def preflight(
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]
     lines = [*unusual(config, stages), *unmeasured_line(config, data)]
-    if not faults:  # the sizes are those that are meant
+    if not faults and refs is not None:  # the sizes are those that are meant
         new = [name for name in stages if name not in refs]
         faults = _caught("memory", lambda: lines.extend(_memory(ready, stages)))
         faults += _caught("disk", lambda: lines.append(disk_account(config, ready.model, new, home.root)))
