@@ -1,15 +1,37 @@
-"""Line charts as inline SVG: no script, no outside resource, colours from the page's style sheet (light and dark)."""
+"""Line charts as SVG inside a page: matplotlib draws them, the page's style sheet colours them (light and dark).
+
+The drawing has no script and no outside resource, its words are text, and the same points give the same bytes.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from xml.etree import ElementTree
 
-WIDTH, HEIGHT = 360, 200
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 26
-_MAX_DOTS = 24  # longer curves are drawn without a dot per point
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+NUM_COLOURS = 6  # the style sheet's variables --c0 to --c5
+_WIDTH, _HEIGHT = 360, 200  # of the drawing's own coordinates: a page scales it
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 30
+_MAX_DOTS = 24  # longer curves have smaller dots
+_STEPS = (1, 2, 2.5, 5, 10)
+# Colours that matplotlib is given in place of the page's variables: it cannot write a variable itself.
+_VARIABLES = {f"#0000c{number}": f"var(--c{number})" for number in range(NUM_COLOURS)}
+_VARIABLES |= {"#0000d0": "var(--line)", "#0000d1": "var(--soft)"}
+_LINE, _SOFT = "#0000d0", "#0000d1"
+_SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that a drawing is the same on every machine
+    "font.size": 10,
+    "path.simplify": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,86 +46,95 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A curve; ``colour`` is the number of a class ``c0`` to ``c5`` of the page's style sheet."""
+    """A curve; ``colour`` is the number of the variable ``--c0`` to ``--c5`` of the page's style sheet."""
 
     label: str
     colour: int
     points: Sequence[Point]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Frame:
-    """From values to places in the picture."""
-
-    x0: float
-    x1: float
-    y0: float
-    y1: float
-
-    def x(self, value: float) -> float:
-        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
-
-
 def line_chart(series: Sequence[Series], *, title: str) -> str:
-    """An SVG element; each point tells its value where the pointer rests on it. Empty without a point."""
-    points = [point for each in series for point in each.points]
-    if not points:
+    """An SVG element; each point tells its value where the pointer rests on it. Empty without a finite point."""
+    drawn = [replace(each, points=points) for each in series if (points := _finite(each.points))]
+    if not drawn:
         return ""
+    with mpl.rc_context({**_SETTINGS, "svg.hashsalt": title}):  # a salt for each chart: no two share an id in a page
+        figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
+        axes = _axes(figure)
+        for number, each in enumerate(drawn):
+            _draw(axes, f"series-{number}", each)
+        _limit(axes, [point for each in drawn for point in each.points])
+        root = _svg(figure, title)
+    groups = {group.get("id"): group for group in root.iter("g")}
+    for number, each in enumerate(drawn):
+        _tell_values(groups[f"series-{number}"], each)
+    for group in root.iter("g"):  # every chart of a page has an "axes_1", and nothing refers to it
+        group.attrib.pop("id", None)
+    text = ElementTree.tostring(root, encoding="unicode")
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    return text
+
+
+def _finite(points: Sequence[Point]) -> list[Point]:
+    return [point for point in points if math.isfinite(point.y)]
+
+
+def _axes(figure: Figure) -> Axes:
+    width, height = 1 - (_LEFT + _RIGHT) / _WIDTH, 1 - (_TOP + _BOTTOM) / _HEIGHT
+    axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, width, height))
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="y", color=_LINE, linewidth=1, clip_on=False)
+    axes.tick_params(length=0, labelcolor=_SOFT)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("iteration", color=_SOFT, labelpad=1)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10), integer=True))
+    axes.yaxis.set_major_formatter("{x:.4g}")
+    return axes
+
+
+def _draw(axes: Axes, name: str, series: Series) -> None:
+    points, colour = series.points, f"#0000c{series.colour}"
+    known = [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    if len(known) > 1:
+        x, low, high = zip(*known, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, clip_on=False)
+    size = 4.4 if len(points) <= _MAX_DOTS else 2.4
+    places, values = [p.x for p in points], [p.y for p in points]
+    (line,) = axes.plot(places, values, color=colour, linewidth=2, marker="o", markersize=size, clip_on=False)
+    line.set(gid=name, markeredgewidth=0)
+
+
+def _limit(axes: Axes, points: Sequence[Point]) -> None:
+    """Round numbers at both ends; a flat curve stands half way up."""
+    first, last = min(p.x for p in points), max(p.x for p in points)
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
-    ticks = nice_ticks(min(ends), max(ends))
-    x0, x1 = min(p.x for p in points), max(p.x for p in points)
-    frame = _Frame(x0=x0, x1=x1 if x1 > x0 else x0 + 1.0, y0=ticks[0], y1=ticks[-1])
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, {chr(34): "&quot;"})}">',
-        *_axes(frame, ticks),
-        *(_band(each, frame) for each in series),
-        *(line for each in series for line in _curve(each, frame)),
-        "</svg>",
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def nice_ticks(low: float, high: float, *, count: int = 4) -> list[float]:
-    """A few round numbers, evenly spaced, that reach from at most ``low`` to at least ``high``."""
+    low, high = min(ends), max(ends)
     if high - low < 1e-12 * max(1.0, abs(low)):
-        low, high = (0.0, 2.0 * high or 1.0) if low >= 0.0 else (2.0 * low, 0.0)  # a flat curve, half way up
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+        low, high = (0.0, 2.0 * high or 1.0) if low >= 0.0 else (2.0 * low, 0.0)
+    ticks = MaxNLocator(4, steps=_STEPS).tick_values(low, high)
+    axes.set_yticks(ticks)
+    axes.set_ylim(ticks[0], ticks[-1])
+    axes.set_xlim(first, last if last > first else first + 1.0)
 
 
-def _axes(frame: _Frame, ticks: Sequence[float]) -> Iterator[str]:
-    for tick in ticks:
-        y = frame.y(tick)
-        yield f'<line class="gridline" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{tick:.4g}</text>'
-    for value, anchor in ((frame.x0, "start"), (frame.x1, "end")):
-        yield f'<text class="tick" x="{frame.x(value):.1f}" y="{HEIGHT - 10}" text-anchor="{anchor}">{value:.0f}</text>'
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    yield f'<text class="tick" x="{middle:.1f}" y="{HEIGHT - 10}" text-anchor="middle">iteration</text>'
+def _svg(figure: Figure, title: str) -> ElementTree.Element:
+    """The drawing as an element of an HTML page: named, without namespaces, a size or a style sheet of its own."""
+    file = io.BytesIO()
+    about = {"Title": title, "Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(file, format="svg", transparent=True, metadata=about)
+    root = ElementTree.fromstring(file.getvalue())
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+    for element in [each for each in root if each.tag == "metadata" or each.find("style") is not None]:
+        root.remove(element)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": title}
+    return root
 
 
-def _band(series: Series, frame: _Frame) -> str:
-    known = [(p.x, p.low, p.high) for p in series.points if p.low is not None and p.high is not None]
-    if len(known) < 2:
-        return ""
-    upper = [f"{frame.x(x):.1f},{frame.y(high):.1f}" for x, _, high in known]
-    lower = [f"{frame.x(x):.1f},{frame.y(low):.1f}" for x, low, _ in reversed(known)]
-    return f'<polygon class="band c{series.colour}" points="{" ".join(upper + lower)}"/>'
-
-
-def _curve(series: Series, frame: _Frame) -> Iterator[str]:
-    path = " ".join(f"{frame.x(p.x):.1f},{frame.y(p.y):.1f}" for p in series.points)
-    yield f'<polyline class="curve c{series.colour}" points="{path}"/>'
-    radius = 2.2 if len(series.points) <= _MAX_DOTS else 1.2
-    for p in series.points:
+def _tell_values(curve: ElementTree.Element, series: Series) -> None:
+    """Give each dot of a curve the title that a browser shows where the pointer rests on it."""
+    for dot, p in zip(curve.iter("use"), series.points, strict=True):
         interval = f" [{p.low:.4g}, {p.high:.4g}]" if p.low is not None and p.high is not None else ""
-        yield (
-            f'<circle class="dot c{series.colour}" cx="{frame.x(p.x):.1f}" cy="{frame.y(p.y):.1f}" r="{radius}">'
-            f"<title>{escape(series.label)}, iteration {p.x:.0f}: {p.y:.4g}{interval}</title></circle>"
-        )
+        ElementTree.SubElement(dot, "title").text = f"{series.label}, iteration {p.x:.0f}: {p.y:.4g}{interval}"
