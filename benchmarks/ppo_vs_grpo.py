@@ -18,6 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
+from flows.presets import open_preset
 from flows.run import run_targets
 from tasks.home.settings import configure_environment, find_home
 from tasks.report.head_to_head import Budget, Standing, at_equal, head_to_head_curves, head_to_head_table, standings
@@ -33,15 +34,16 @@ def main() -> int:
     options = parser.parse_args()
     home = find_home()
     configure_environment(home)
+    level = open_preset(options.preset).evaluation.confidence
     every: dict[int, dict[str, list[Standing]]] = {}
     for seed in options.seeds:
         refs = run_targets(options.preset, (f"seed={seed}",), list(RUNS.values()))
         folders = {label: home.root / refs[name].uri for label, name in RUNS.items()}
         histories = {label: json.loads((folder / "history.json").read_text()) for label, folder in folders.items()}
         every[seed] = {label: standings(history) for label, history in histories.items()}
-        sys.stdout.write(f"Seed {seed}\n\n{head_to_head_table(histories)}\n")
+        sys.stdout.write(f"Seed {seed}\n\n{head_to_head_table(histories, confidence=level)}\n")
     sys.stdout.write(_summary(every) + f"\nMachine: {platform.machine()}, {os.cpu_count()} cores.\n")
-    head_to_head_curves(_by_seed(every), options.figure, title="PPO and GRPO, every seed")
+    head_to_head_curves(_by_seed(every), options.figure, title="PPO and GRPO, every seed", confidence=level)
     return 0
 
 

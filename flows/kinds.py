@@ -100,7 +100,7 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         draw=rejection_page,
         run=partial(run_rejection, policy=policy, held_out=held_out),
         inputs=(policy, *data, *reward_models_of(own)),
-        sections=partial(_sections, name, ("hardware",), own.data),
+        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
         external=outside,
         unused=unused_by_stage,
     )

@@ -100,8 +100,15 @@ def is_verified(candidate: Candidate, config: RejectionConfig) -> bool:
     return candidate.value is not None and candidate.value >= config.threshold
 
 
-def account(candidates: Sequence[Candidate], kept: Iterable[Candidate], config: RejectionConfig, *, seed: int) -> Yield:
-    """The figures of one set of answers, at least one.
+def account(
+    candidates: Sequence[Candidate],
+    kept: Iterable[Candidate],
+    config: RejectionConfig,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+) -> Yield:
+    """The figures of one set of answers, at least one; ``confidence`` is that of the intervals.
 
     Raises:
         DataError: there are no candidates.
@@ -114,8 +121,8 @@ def account(candidates: Sequence[Candidate], kept: Iterable[Candidate], config: 
         sampled=len(candidates),
         verified=sum(map(sum, shares)),
         kept=len(list(kept)),
-        pass_rate=mean_share([sum(share) / len(share) for share in shares], seed=seed),
-        solved=accuracy([any(share) for share in shares]),
+        pass_rate=mean_share([sum(share) / len(share) for share in shares], seed=seed, confidence=confidence),
+        solved=accuracy([any(share) for share in shares], confidence=confidence),
     )
 
 

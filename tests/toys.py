@@ -10,12 +10,20 @@ from tasks.preset.sections import Sections
 
 
 @dataclass(frozen=True, kw_only=True)
+class Level:
+    """The part of an evaluation that pages read."""
+
+    confidence: float = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToyConfig:
     """What the pipeline itself reads of a configuration; a test's own stages read what a subclass adds."""
 
     name: str = "toy"
     seed: int = 0
     retrain: None = None
+    evaluation: Level = field(default_factory=Level)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     @classmethod

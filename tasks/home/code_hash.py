@@ -47,7 +47,7 @@ def closure(module: str, *, without: Collection[str] = (), root: Path | None = N
 
     ``without``: modules and packages where the search stops, because they are not run. ``root`` is the folder that
     holds the packages (default: that of this installation). A module outside our packages (a user's reward) is followed
-    into all of the user's own code, by :func:`is_own`.
+    into all of the user's own code, by :func:`is_own`. Of a module that draws, the room of drawings counts.
 
     Raises:
         StorageError: the source of ``module`` cannot be found.
@@ -96,10 +96,11 @@ def _git(*arguments: str) -> str:
 def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     top = module.partition(".")[0]
+    stops = [each for each in (*NEUTRAL, *without) if not _lies_in(module, (each,))]  # its own room counts
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = None if name in found or _lies_in(name, (*NEUTRAL, *without)) else _source(name, root)
+        path = None if name in found or _lies_in(name, stops) else _source(name, root)
         if path is None:
             continue
         found[name] = path

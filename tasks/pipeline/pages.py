@@ -1,7 +1,8 @@
 """Pages and plots of stages: drawn from their artifacts by functions of the report room, after the stage.
 
 No key counts how a page is drawn. It lies beside the artifacts, in ``pages/<preset>/<stage>/<digest>/``, and is drawn
-when it is not there yet: also for a stage that came from the cache under another preset's name.
+when it is not there yet, also for a stage that came from the cache under another preset's name; and drawn anew when
+the code that draws has changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.home.artifacts import ArtifactRef
+from tasks.home.code_hash import closure_digest
 from tasks.home.settings import Home
+from tasks.home.storage import write_bytes
 from tasks.pipeline.bridge import report_markdown
 from tasks.tracking.runs import RunTracker
 
@@ -21,10 +24,14 @@ _DIGITS = 12  # of the artifact's digest, in the name of a page's folder
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a page is drawn from: the stage's files in ``data``, and those of its inputs, by the stage's name."""
+    """What a page is drawn from: the stage's files in ``data``, and those of its inputs, by the stage's name.
+
+    ``confidence``: the level of every interval in these files.
+    """
 
     preset: str
     stage: str
+    confidence: float
     data: Path
     inputs: Mapping[str, Path]
 
@@ -38,19 +45,32 @@ def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:
     return home.pages / preset / stage / ref.sha256[:_DIGITS]
 
 
+def is_drawn(draw: Draw, folder: Path) -> bool:
+    """Whether ``folder`` holds the pages as ``draw`` draws them now."""
+    mark = _mark(folder)
+    return folder.is_dir() and mark.is_file() and mark.read_text(encoding="utf-8") == closure_digest(draw.__module__)
+
+
+def _mark(folder: Path) -> Path:
+    """The file with the digest of the code that has drawn ``folder``."""
+    return folder.with_suffix(".code")
+
+
 def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> None:
     """Draw into ``folder``, log what is there to the pipeline's run, and show the page on the flow run's."""
     unfinished = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
     unfinished.mkdir(parents=True)
     page = draw(result, unfinished)
+    shutil.rmtree(folder, ignore_errors=True)  # of code that drew otherwise
     unfinished.rename(folder)
+    write_bytes(closure_digest(draw.__module__).encode(), _mark(folder))
     run.log_artifacts(folder, f"pages/{result.stage}")
     if page:
         report_markdown(result.stage, page)
 
 
-def show_refusal(draw: Draw | None, result: Result, folder: Path) -> None:
+def show_refusal(draw: Draw, result: Result, folder: Path) -> None:
     """Draw the page of a gate that refused into ``folder``; nothing where the stage failed without an account."""
-    if draw is not None and (result.data / f"{result.stage}.json").is_file():
+    if (result.data / f"{result.stage}.json").is_file():
         report_markdown(result.stage, draw(result, folder))

@@ -19,8 +19,8 @@ from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link, report
 from tasks.pipeline.keys import key_of, why
 from tasks.pipeline.leases import heal, hold_lease
 from tasks.pipeline.models import complete_cards, register
-from tasks.pipeline.pages import Result, page_folder, show_pages
-from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, run_stage
+from tasks.pipeline.pages import is_drawn, page_folder, show_pages
+from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, result_of, run_stage
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 logger = logging.getLogger(__name__)
@@ -173,19 +173,20 @@ def _run_stage_task(
 ) -> ArtifactRef:
     ref = run_stage(stage, config, inputs, run)
     with file_lock(run.home.work / f"publish-{ref.sha256}.lock"):
-        _publish(stage, config.name, ref, inputs, run)
+        _publish(stage, config, ref, inputs, run)
     return ref
 
 
-def _publish(stage: Stage, preset: str, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> None:
+def _publish(
+    stage: Stage, config: RunConfig, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], run: PipelineRun
+) -> None:
     """Register the model and draw the page of a stage, under the preset's name, where that is not done yet."""
     if stage.model:
-        register(stage, ref, inputs, preset=preset, run=run)
-    folder = page_folder(run.home, preset, stage.name, ref)
-    if stage.draw is not None and not folder.is_dir():
+        register(stage, ref, inputs, preset=config.name, run=run)
+    folder = page_folder(run.home, config.name, stage.name, ref)
+    if stage.draw is not None and not is_drawn(stage.draw, folder):
         folders = {name: run.store.path(each) for name, each in inputs.items()}
-        result = Result(preset=preset, stage=stage.name, data=run.store.path(ref), inputs=folders)
-        show_pages(stage.draw, result, folder, run.parent)
+        show_pages(stage.draw, result_of(stage, config, run.store.path(ref), folders), folder, run.parent)
 
 
 def _look_up(

@@ -197,9 +197,16 @@ def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageRe
     try:
         return stage.run(context)
     except RlcoreError:
-        account = Result(preset=config.name, stage=stage.name, data=context.folder, inputs=context.inputs)
-        show_refusal(stage.draw, account, context.work)
+        if stage.draw is not None:
+            account = result_of(stage, config, context.folder, context.inputs)
+            show_refusal(stage.draw, account, context.work)
         raise
+
+
+def result_of(stage: Stage, config: RunConfig, data: Path, inputs: Mapping[str, Path]) -> Result:
+    """What the stage's page is drawn from: its files in ``data``, and those of its inputs."""
+    level = config.evaluation.confidence
+    return Result(preset=config.name, stage=stage.name, confidence=level, data=data, inputs=inputs)
 
 
 def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:

@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -26,12 +26,6 @@ _STEPS = (1, 2, 2.5, 5, 10)
 _VARIABLES = {f"#0000c{number}": f"var(--c{number})" for number in range(NUM_COLOURS)}
 _VARIABLES |= {"#0000d0": "var(--line)", "#0000d1": "var(--soft)"}
 _LINE, _SOFT = "#0000d0", "#0000d1"
-_SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that a drawing is the same on every machine
-    "font.size": 10,
-    "path.simplify": False,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +52,14 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
     drawn = [replace(each, points=points) for each in series if (points := _finite(each.points))]
     if not drawn:
         return ""
-    with mpl.rc_context({**_SETTINGS, "svg.hashsalt": title}):  # a salt for each chart: no two share an id in a page
+    settings = {
+        "svg.hashsalt": title,  # one for each chart: no two share an id in a page
+        "svg.fonttype": "none",
+        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: a drawing is the same on every machine
+        "font.size": 10,
+        "path.simplify": False,
+    }
+    with mpl.rc_context(cast(Any, settings)):
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
         axes = _axes(figure)
         for number, each in enumerate(drawn):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,73 +15,68 @@ from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots
 from tasks.report.found import rejections, reward_models, rl_runs
-from tasks.report.head_to_head import head_to_head_curves, head_to_head_table, standings
+from tasks.report.head_to_head import History, head_to_head_curves, head_to_head_table, standings
+from tasks.report.levels import level
 from tasks.steps.compare import evaluations_in, greedy_answers
 
 
 def comparison_page(result: Result, folder: Path) -> str:
     """Writes ``comparison.md`` and its figures."""
-    inputs, compared = result.inputs, read_json(result.data / "comparison.json")
-    summaries: dict[str, dict[str, float]] = compared["summaries"]
-    differences = {name: build(PairedDifference, each) for name, each in compared["differences"].items()}
-    histories: dict[str, list[dict[str, float]]] = {
-        name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()
-    }
+    inputs, compared, confidence = result.inputs, read_json(result.data / "comparison.json"), result.confidence
+    histories: dict[str, History] = {name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()}
     answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
-    page = render(result.preset, summaries, differences, histories, answers, compared["opponents"])
+    page = render(result.preset, compared, histories, answers, confidence=confidence)
     page += "".join(
-        "\n" + reward_model_section(name, read_json(each / "metrics.json"))
+        "\n" + reward_model_section(name, read_json(each / "metrics.json"), confidence=confidence)
         for name, each in reward_models(inputs).items()
     )
     page += "".join(
-        "\n" + rejection_section(name, read_json(each / "rejection.json")) for name, each in rejections(inputs).items()
+        "\n" + rejection_section(name, read_json(each / "rejection.json"), confidence=confidence)
+        for name, each in rejections(inputs).items()
     )
     (folder / "comparison.md").write_text(page, encoding="utf-8")
-    _draw(result.preset, folder, summaries, histories, compared["opponents"])
+    _draw(result, folder, compared, histories)
     return page
 
 
-def _draw(
-    name: str,
-    folder: Path,
-    summaries: Mapping[str, Mapping[str, float]],
-    histories: Mapping[str, list[dict[str, float]]],
-    opponents: Sequence[Sequence[str]],
-) -> None:
+def _draw(result: Result, folder: Path, compared: Mapping[str, Any], histories: Mapping[str, History]) -> None:
+    name, confidence = result.preset, result.confidence
     bars = {
         label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
-        for label, row in summaries.items()
+        for label, row in compared["summaries"].items()
         if "eval/accuracy" in row
     }
     if bars:
-        plots.accuracy_bars(bars, folder / "accuracy.png", title=f"{name}: held-out greedy accuracy")
+        title = f"{name}: held-out greedy accuracy, {level(confidence)} interval"
+        plots.accuracy_bars(bars, folder / "accuracy.png", title=title)
     plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
-    for number, names in enumerate(opponents or ([list(histories)] if histories else [])):
+    for number, names in enumerate(compared["opponents"] or ([list(histories)] if histories else [])):
         runs = {each: standings(histories[each]) for each in names}
-        file = f"head_to_head{number or ''}.png"
-        head_to_head_curves(runs, folder / file, title=f"{name}: held-out accuracy by cost")
+        file = folder / f"head_to_head{number or ''}.png"
+        head_to_head_curves(runs, file, title=f"{name}: held-out accuracy by cost", confidence=confidence)
 
 
 def render(
     name: str,
-    summaries: Mapping[str, Mapping[str, float]],
-    differences: Mapping[str, PairedDifference],
-    histories: Mapping[str, list[dict[str, float]]],
+    compared: Mapping[str, Any],
+    histories: Mapping[str, History],
     answers: Mapping[str, pd.DataFrame],
-    opponents: Sequence[Sequence[str]],
+    *,
+    confidence: float,
 ) -> str:
-    """The page, as Markdown."""
+    """The page, as Markdown. ``compared``: ``comparison.json``."""
+    differences = {each: build(PairedDifference, found) for each, found in compared["differences"].items()}
     parts = [
         f"# {name}: what each step was worth",
-        accuracy_table(summaries),
+        accuracy_table(compared["summaries"], confidence=confidence),
         "## Differences on the same problems (paired score interval, exact McNemar test)",
-        difference_table(differences),
+        difference_table(differences, confidence=confidence),
         "## Cost of the RL runs",
         cost_table(histories),
         *(
             f"## {' against '.join(names)} at equal samples and at equal compute\n\n"
-            + head_to_head_table({each: histories[each] for each in names})
-            for names in opponents
+            + head_to_head_table({each: histories[each] for each in names}, confidence=confidence)
+            for names in compared["opponents"]
         ),
         *(
             f"## Problems that {new} solves and {old} did not\n\n{changed_answers(answers[old], answers[new])}"
@@ -98,10 +93,10 @@ def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
     return list({new: (new, old) for new, old in reversed(pairs)}.values())[::-1]
 
 
-def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
+def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: float) -> str:
     """Accuracy with interval, pass@k where sampled, length."""
     lines = [
-        "| checkpoint | greedy accuracy | 95 % interval | problems | pass@1 | pass@k | length |",
+        f"| checkpoint | greedy accuracy | {level(confidence)} interval | problems | pass@1 | pass@k | length |",
         "|---|---|---|---|---|---|---|",
     ]
     for label, row in summaries.items():
@@ -118,9 +113,9 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def difference_table(differences: Mapping[str, PairedDifference]) -> str:
+def difference_table(differences: Mapping[str, PairedDifference], *, confidence: float) -> str:
     """Difference in points with its interval and p value."""
-    lines = ["| contrast | difference | interval | p |", "|---|---|---|---|"]
+    lines = [f"| contrast | difference | {level(confidence)} interval | p |", "|---|---|---|---|"]
     for name, paired in differences.items():
         d = paired.difference
         lines.append(f"| {name} | {d.mean:+.3f} | [{d.low:+.3f}, {d.high:+.3f}] | {paired.p_value:.2g} |")
@@ -152,18 +147,18 @@ def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5
     return "\n".join(lines) if len(changed) else "None."
 
 
-def reward_model_section(name: str, metrics: Mapping[str, float]) -> str:
+def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence: float) -> str:
     """A reward model's held-out figures."""
     return (
         f"## {name} on held-out pairs\n\n"
         f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
-        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] "
+        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] ({level(confidence)}) "
         f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
         f"calibration error {metrics['rm/ece']:.3f}.\n"
     )
 
 
-def rejection_section(name: str, account: Mapping[str, Any]) -> str:
+def rejection_section(name: str, account: Mapping[str, Any], *, confidence: float) -> str:
     """How many answers of the policy became demonstrations, and how often it was right."""
     total, rate = account["all"], account["all"]["pass_rate"]
     went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
@@ -171,7 +166,8 @@ def rejection_section(name: str, account: Mapping[str, Any]) -> str:
         f"## {name}: rejection sampling\n\n"
         f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
         f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
-        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]. Not kept: {went or 'none'}.\n"
+        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({level(confidence)}). "
+        f"Not kept: {went or 'none'}.\n"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
+from tasks.report.levels import level
 from tasks.report.plots import COLOURS
 
 History = Sequence[Mapping[str, float]]
@@ -69,13 +70,13 @@ def at_equal(runs: Mapping[str, Sequence[Standing]], budget: Budget) -> dict[str
     }
 
 
-def head_to_head_table(histories: Mapping[str, History]) -> str:
+def head_to_head_table(histories: Mapping[str, History], *, confidence: float) -> str:
     """The runs at equal samples and at equal compute, as Markdown; a sentence where nothing can be compared."""
     runs = {label: standings(history) for label, history in histories.items()}
     if len(runs) < 2 or not all(runs.values()):
         return "Needs two RL runs with `eval_every` above 0.\n"
     names = ["at equal", "run", "iteration", "samples", "tokens", "seconds", "reward"]
-    names += ["held-out accuracy", "95 % interval", "MiB in an update"]
+    names += ["held-out accuracy", f"{level(confidence)} interval", "MiB in an update"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     budgets: tuple[Budget, ...] = ("samples", "seconds")
     for budget in budgets:
@@ -93,7 +94,7 @@ def _cells(one: Standing | None) -> str:
     )
 
 
-def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, title: str) -> None:
+def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, title: str, confidence: float) -> None:
     """Held-out accuracy with its interval against the completions sampled, and against the seconds spent."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -106,7 +107,7 @@ def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, t
             axis.fill_between(cost, [one.low for one in run], [one.high for one in run], color=colour, alpha=0.15)
     left.set_xlabel("completions sampled")
     right.set_xlabel("seconds (rollouts, scoring, update, sync)")
-    left.set_ylabel("held-out greedy accuracy, 95 % interval")
+    left.set_ylabel(f"held-out greedy accuracy, {level(confidence)} interval")
     left.set_ylim(0, 1.02)
     left.legend()
     figure.suptitle(title)

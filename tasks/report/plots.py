@@ -11,18 +11,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tasks.report.levels import level
+
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
 BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
 COLOURS = (BLUE, ORANGE, GREY, "#2c8a63", "#8a4fb0", "#a88400")
 
 
-def training_curves(history: History, path: Path, *, title: str) -> None:
+def training_curves(history: History, path: Path, *, title: str, confidence: float) -> None:
     """Reward with its interval, held-out accuracy, KL, length, clip fraction, entropy, explained variance."""
     figure = Figure(figsize=(13, 6), layout="constrained")
     axes = figure.subplots(2, 4).flatten()
     _reward(axes[0], history)
-    _accuracy(axes[1], history)
+    _accuracy(axes[1], history, confidence)
     panels = ("kl/ref", "completion/length", "clip/fraction", "entropy", "value/explained_variance", "gradient_norm")
     for axis, name in zip(axes[2:], panels, strict=True):
         _line(axis, history, name)
@@ -78,12 +80,12 @@ def _reward(axis: Axes, history: History) -> None:
     axis.legend(fontsize=7)
 
 
-def _accuracy(axis: Axes, history: History) -> None:
+def _accuracy(axis: Axes, history: History, confidence: float) -> None:
     steps, mean = _series(history, "eval/accuracy")
     _, low = _series(history, "eval/accuracy_low")
     _, high = _series(history, "eval/accuracy_high")
     axis.plot(steps, mean, color=ORANGE, marker="o", markersize=3)
-    axis.fill_between(steps, low, high, color=ORANGE, alpha=0.2, label="95 % interval")
+    axis.fill_between(steps, low, high, color=ORANGE, alpha=0.2, label=f"{level(confidence)} interval")
     axis.set_title("eval/accuracy")
     axis.set_ylim(0, 1.02)
     axis.legend(fontsize=7)

@@ -13,6 +13,7 @@ from rlcore.promotion import Verdict
 from rlcore.strict import build
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
+from tasks.report.levels import level
 from tasks.steps.compare import greedy_answers
 from tasks.steps.promote import evaluations
 
@@ -45,8 +46,8 @@ def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, 
 
 def check_table(verdict: Verdict) -> str:
     """One row per check; the interval has the confidence of the look."""
-    confidence = f"{100 * (1 - 2 * verdict.alpha):.2f}".rstrip("0").rstrip(".")
-    lines = [f"| check | estimate | {confidence} % interval | limit | p | passed |", "|---|---|---|---|---|---|"]
+    interval = f"{level(1 - 2 * verdict.alpha)} interval"
+    lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
     return "\n".join(lines + [_row(check) for check in verdict.checks])
 
 

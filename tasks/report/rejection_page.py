@@ -9,21 +9,27 @@ from rlcore.rejection import Yield
 from rlcore.strict import build
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
+from tasks.report.levels import level
 
 
 def rejection_page(result: Result, folder: Path) -> str:
     """Writes ``rejection.md``."""
     account = read_json(result.data / "rejection.json")
     yields = {"all": account["all"], **account["tasks"]}
-    page = render({task: build(Yield, document) for task, document in yields.items()}, account["dropped"])
+    page = render(
+        {task: build(Yield, document) for task, document in yields.items()},
+        account["dropped"],
+        confidence=result.confidence,
+    )
     (folder / "rejection.md").write_text(f"{page}\n", encoding="utf-8")
     return page
 
 
-def render(yields: Mapping[str, Yield], dropped: Mapping[str, int]) -> str:
+def render(yields: Mapping[str, Yield], dropped: Mapping[str, int], *, confidence: float) -> str:
     """The account as Markdown."""
     lines = [
-        "| task | prompts | sampled | verified | kept | accepted | pass rate | 95 % interval | prompts solved |",
+        "| task | prompts | sampled | verified | kept | accepted | pass rate "
+        f"| {level(confidence)} interval | prompts solved |",
         "|---" * 9 + "|",
     ]
     lines += [

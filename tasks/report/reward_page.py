@@ -10,6 +10,7 @@ from rlcore.training.reward_quality import ReliabilityBin
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots
+from tasks.report.levels import level
 
 LENGTHS = ("longer", "shorter", "equal")
 
@@ -17,7 +18,7 @@ LENGTHS = ("longer", "shorter", "equal")
 def reward_page(result: Result, folder: Path) -> str:
     """Writes ``reward_model.md`` and ``loss.png``."""
     rows = [build(ReliabilityBin, document) for document in read_json(result.data / "reliability.json")]
-    page = render(read_json(result.data / "metrics.json"), rows)
+    page = render(read_json(result.data / "metrics.json"), rows, confidence=result.confidence)
     (folder / "reward_model.md").write_text(page, encoding="utf-8")
     plots.loss_curve(read_json(result.data / "history.json"), "rm/loss", folder / "loss.png", title="Reward model")
     return page
@@ -35,7 +36,7 @@ def _bounds(metrics: Mapping[str, float], name: str) -> str:
     return f"{metrics[name]:.3f} [{metrics[f'{name}_low']:.3f}, {metrics[f'{name}_high']:.3f}]"
 
 
-def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin]) -> str:
+def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin], *, confidence: float) -> str:
     """The page, as Markdown: each figure with its interval, and how sure the model was where it was right."""
     figures = {
         "accuracy": "rm/eval_accuracy",
@@ -45,7 +46,7 @@ def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin]) -> str:
         "the same within a prompt": "rm/length_correlation_within",
     }
     figures |= {f"accuracy where the chosen answer is {name}": f"rm/accuracy_when_{name}" for name in LENGTHS}
-    lines = ["| held-out pairs | figure |", "|---|---|"]
+    lines = [f"| held-out pairs | figure, {level(confidence)} interval |", "|---|---|"]
     lines += [f"| {label} | {_bounds(metrics, name)} |" for label, name in figures.items() if name in metrics]
     lines += ["", "| certainty | pairs | stated | hit rate |", "|---|---|---|---|"]
     lines += [

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from rlcore.evaluation import PairedDifference, paired_difference
 from tasks.home.storage import read_json, read_table
 from tasks.report.charts import Point, Series, line_chart
 from tasks.report.found import Folders, rl_runs
+from tasks.report.levels import level
 from tasks.steps.compare import evaluations_in, greedy_answers
 from tasks.steps.rows import read_prompts
 
@@ -24,9 +26,9 @@ CURVES = (
     (
         "reward/mean",
         "reward",
-        "mean of the rollouts; band: 1.96 standard errors as if rollouts of a prompt were independent",
+        "mean of the rollouts; band: {level} interval as if rollouts of a prompt were independent",
     ),
-    ("eval/accuracy", "held-out accuracy", "greedy, in the run's own evaluations; band: Wilson interval"),
+    ("eval/accuracy", "held-out accuracy", "greedy, in the run's own evaluations; band: {level} Wilson interval"),
     ("kl/ref", "KL to the reference", "nats per token"),
     ("completion/length", "completion length", "tokens"),
     ("entropy", "entropy", "nats per token"),
@@ -36,7 +38,6 @@ CURVES = (
 )
 _PART, _DATA = "reward/part/", ("reward/data/", "eval/data/")
 _PREPARE = "prepare_"
-_NORMAL = 1.959963984540054  # standard errors on each side of a mean
 _SHOWN = 3  # samples of each kind
 
 
@@ -45,28 +46,29 @@ def histories_of(folders: Folders) -> dict[str, History]:
     return {name: read_json(folder / "history.json") for name, folder in rl_runs(folders).items()}
 
 
-def curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
+def curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, str]]:
     """One chart per metric, with a curve for each run that has it."""
     found = []
     for name, title, note in CURVES:
         series = [
             Series(label=label, colour=number, points=points)
             for number, (label, history) in enumerate(histories.items())
-            if (points := _points(history, name))
+            if (points := _points(history, name, confidence))
         ]
         if series:
-            found.append({"title": title, "note": note, "metric": name, "svg": line_chart(series, title=title)})
+            said = note.format(level=level(confidence))
+            found.append({"title": title, "note": said, "metric": name, "svg": line_chart(series, title=title)})
     return found
 
 
-def data_curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
+def data_curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, str]]:
     """For each run that draws from several data sets the rewards of each, and its held-out accuracy on each."""
     found = []
     for label, history in histories.items():
         for prefix, title in zip(_DATA, ("reward", "held-out accuracy"), strict=True):
             names = sorted({name for row in history for name in row if name.startswith(prefix)})
             series = [
-                Series(label=name.removeprefix(prefix), colour=number % 6, points=_points(history, name))
+                Series(label=name.removeprefix(prefix), colour=number % 6, points=_points(history, name, confidence))
                 for number, name in enumerate(names)
             ]
             if series:
@@ -76,14 +78,14 @@ def data_curves(histories: Mapping[str, History]) -> list[dict[str, str]]:
     return found
 
 
-def reward_parts(histories: Mapping[str, History]) -> list[dict[str, Any]]:
+def reward_parts(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, Any]]:
     """For each run a chart and a table of its reward's terms, before weighting, from first to last iteration."""
     found = []
     for label, history in histories.items():
         names = sorted({name for row in history for name in row if name.startswith(_PART)})
         terms = [name.removeprefix(_PART) for name in names]
         series = [
-            Series(label=term, colour=number % 6, points=_points(history, name))
+            Series(label=term, colour=number % 6, points=_points(history, name, confidence))
             for number, (term, name) in enumerate(zip(terms, names, strict=True))
         ]
         values = [[row[name] for row in history if name in row] for name in names]
@@ -205,16 +207,16 @@ def tokens_of(stage: str, folder: Path) -> float | None:
     return None
 
 
-def _points(history: History, name: str) -> list[Point]:
+def _points(history: History, name: str, confidence: float) -> list[Point]:
     # With a critic, groups of equal rewards teach too.
     unused = name == "groups/zero_signal" and any("value/explained_variance" in row for row in history)
     rows = [row for row in history if name in row and not unused]
-    return [Point(x=row["iteration"], y=row[name], **_interval(row, name)) for row in rows]
+    return [Point(x=row["iteration"], y=row[name], **_interval(row, name, confidence)) for row in rows]
 
 
-def _interval(row: Mapping[str, float], name: str) -> dict[str, float]:
+def _interval(row: Mapping[str, float], name: str, confidence: float) -> dict[str, float]:
     if name == "reward/mean" and row.get("rollouts/count"):
-        half = _NORMAL * row["reward/std"] / math.sqrt(row["rollouts/count"])
+        half = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * row["reward/std"] / math.sqrt(row["rollouts/count"])
         return {"low": row[name] - half, "high": row[name] + half}
     if f"{name}_low" in row:
         return {"low": row[f"{name}_low"], "high": row[f"{name}_high"]}

@@ -95,7 +95,7 @@ def hourly_price(config: RunConfig) -> float:
 
 def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: list[StageLine], *, started: str) -> str:
     """The page. Whatever a model wrote is text in it: every value is escaped, only our own drawings are not."""
-    histories = data.histories_of(folders)
+    histories, confidence = data.histories_of(folders), config.evaluation.confidence
     content: dict[str, Any] = {
         "config": config,
         "started": started,
@@ -105,12 +105,12 @@ def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: li
         "lines": lines,
         "totals": totals(lines),
         "accuracies": data.accuracies(folders),
-        "contrasts": data.differences(folders, contrasts(config), confidence=config.evaluation.confidence),
+        "contrasts": data.differences(folders, contrasts(config), confidence=confidence),
         "health": data.health(folders),
         "labels": list(histories),
-        "curves": data.curves(histories),
-        "data_curves": data.data_curves(histories),
-        "parts": data.reward_parts(histories),
+        "curves": data.curves(histories, confidence=confidence),
+        "data_curves": data.data_curves(histories, confidence=confidence),
+        "parts": data.reward_parts(histories, confidence=confidence),
         "standings": {label: final[-1] for label, history in histories.items() if (final := standings(history))},
         "samples": data.changed_samples(folders, contrasts(config)),
         "extremes": data.extreme_rollouts(folders),

@@ -17,6 +17,7 @@ def sft_page(result: Result, folder: Path) -> str:
 
 def rl_page(result: Result, folder: Path) -> str:
     """Writes ``curves.png``; a run that a health rule has stopped says so."""
-    plots.training_curves(read_json(result.data / "history.json"), folder / "curves.png", title=result.stage)
+    history = read_json(result.data / "history.json")
+    plots.training_curves(history, folder / "curves.png", title=result.stage, confidence=result.confidence)
     stopped = read_json(result.data / "health.json")["stopped"]
     return "" if stopped is None else str(stopped["text"])

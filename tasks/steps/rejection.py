@@ -11,6 +11,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -271,14 +272,11 @@ def give_account(
 ) -> StageResult:
     """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
     config: RejectionConfig = context.config.stage.settings
-    seed = context.seed
-    total = account(candidates, selection.kept, config, seed=seed)
+    figure = partial(account, config=config, seed=context.seed, confidence=context.config.confidence)
+    total = figure(candidates, selection.kept)
     tasks = {
-        task: account(
-            [one for one in candidates if one.task == task],
-            [one for one in selection.kept if one.task == task],
-            config,
-            seed=seed,
+        task: figure(
+            [one for one in candidates if one.task == task], [one for one in selection.kept if one.task == task]
         )
         for task in sorted({one.task for one in candidates})
     }

@@ -26,6 +26,7 @@ OVERRIDES = (
     *(setting for setting in MICRO if not setting.startswith("stages.ppo.")),
     "stages.grpo.num_iterations=2",
     "evaluation.num_samples=0",
+    "evaluation.confidence=0.9",
     "stages.rejection.num_prompts=160",
     "stages.rejection.num_samples=4",
     "stages.rejection.num_eval=4",
@@ -219,3 +220,10 @@ def test_a_stage_without_the_one_it_builds_on_is_refused_by_its_full_key() -> No
     ):
         with pytest.raises(ConfigError, match=complaint):
             open_preset("reasoning", [f'without=["{left_out}"]'])
+
+
+def test_every_page_says_the_level_of_its_intervals_that_the_preset_asks_for(home: Path) -> None:
+    pages = [*home.glob("pages/reasoning/*/*/*.md"), *home.glob("reports/*/report.html")]
+    texts = {path.name: path.read_text() for path in pages}
+    assert {"comparison.md", "rejection.md", "report.html"} <= texts.keys()
+    assert [name for name, text in texts.items() if "90 %" not in text or "95 %" in text] == []

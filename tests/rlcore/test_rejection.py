@@ -202,4 +202,6 @@ def test_the_account_counts_answers_and_weighs_every_prompt_alike() -> None:
     assert (found.num_prompts, found.sampled, found.verified, found.kept) == (3, 7, 3, 2)
     assert found.pass_rate.mean == pytest.approx(5 / 12)
     assert found.pass_rate.low < 5 / 12 < found.pass_rate.high
+    surer = account(candidates, [], config(), seed=0, confidence=0.99)
+    assert surer.pass_rate.low < found.pass_rate.low and surer.solved.high > found.solved.high
     assert found.solved.mean == pytest.approx(2 / 3)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlcore.errors import DataError
+from tasks.home.code_hash import closure
 from tasks.home.settings import Home
 from tasks.pipeline.pages import Result, page_folder
 from tasks.pipeline.run import run_pipeline
@@ -71,3 +74,27 @@ def test_a_stage_that_fails_without_an_account_has_no_page(tracked_home: Home) -
     with pytest.raises(DataError, match="no data"):
         run(tracked_home, replace(GATE, run=fail))
     assert ran == []
+
+
+def test_a_plot_that_is_drawn_otherwise_is_drawn_anew_and_no_stage_runs_again(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "rlcore_drawing_of_a_test.py"
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def drawing(words: str) -> Stage:
+        """The stage, with the drawing that a version of the code has."""
+        source.write_text(f"def draw(result, folder):\n    (folder / 'page.md').write_text({words!r})\n    return ''\n")
+        monkeypatch.delitem(sys.modules, source.stem, raising=False)
+        importlib.invalidate_caches()
+        return replace(GATE, draw=importlib.import_module(source.stem).draw)
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions within a second would share it
+    first, second, again = (run(tracked_home, drawing(words)) for words in ("old", "newer", "newer"))
+    assert (first, second, again) == ("old", "newer", "newer")
+    assert ran == ["measure"]
+
+
+def test_the_room_of_drawings_counts_in_the_digest_of_a_drawing_and_in_no_key() -> None:
+    assert {"tasks.report.comparison", "tasks.report.plots"} <= closure("tasks.report.comparison")
+    assert not any(name.startswith("tasks.report") for name in closure("tasks.steps.compare"))

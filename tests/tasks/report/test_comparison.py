@@ -20,15 +20,17 @@ SUMMARY = {
 
 
 def test_an_accuracy_stands_with_its_interval_and_its_pass_at_k() -> None:
-    row = accuracy_table({"SFT": SUMMARY}).splitlines()[-1]
+    row = accuracy_table({"SFT": SUMMARY}, confidence=0.9).splitlines()[-1]
     assert row == "| SFT | 0.250 | [0.200, 0.300] | 600 | 0.400 | 0.900 (k=8) | 12.0 |"
 
 
 def test_a_difference_stands_with_its_interval_and_p_value() -> None:
     # 10 problems, 8 right against 2 right, 6 of them only by the new one: McNemar p = 2 * 0.5^6 = 0.031.
     paired = paired_difference([1] * 8 + [0] * 2, [1] * 2 + [0] * 8)
-    assert difference_table({"GRPO - SFT": paired}).splitlines()[-1].startswith("| GRPO - SFT | +0.600 | [")
-    assert difference_table({"GRPO - SFT": paired}).endswith("| 0.031 |")
+    table = difference_table({"GRPO - SFT": paired}, confidence=0.9)
+    assert table.startswith("| contrast | difference | 90 % interval |")
+    assert table.splitlines()[-1].startswith("| GRPO - SFT | +0.600 | [")
+    assert table.endswith("| 0.031 |")
 
 
 def test_seconds_are_summed_over_the_iterations_by_part() -> None:
@@ -59,7 +61,7 @@ def test_rejection_sampling_stands_with_its_counts_its_pass_rate_and_what_went()
         "train": 5,
         "eval": 1,
     }
-    assert rejection_section("rejection", account).splitlines()[-1] == (
-        "40 answers to 10 prompts, 12 verified, 6 kept (5 to train on, 1 held out); pass rate 0.300 [0.200, 0.400]. "
-        "Not kept: 1 truncated, 27 below_threshold, 6 over_prompt_cap."
+    assert rejection_section("rejection", account, confidence=0.9).splitlines()[-1] == (
+        "40 answers to 10 prompts, 12 verified, 6 kept (5 to train on, 1 held out); "
+        "pass rate 0.300 [0.200, 0.400] (90 %). Not kept: 1 truncated, 27 below_threshold, 6 over_prompt_cap."
     )

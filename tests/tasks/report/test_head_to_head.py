@@ -46,14 +46,16 @@ def test_at_equal_seconds_a_run_that_was_not_evaluated_in_time_has_no_standing()
 
 
 def test_the_table_has_both_comparisons_and_a_run_alone_is_said() -> None:
-    table = head_to_head_table({"GRPO": SLOW, "PPO": FAST})
+    table = head_to_head_table({"GRPO": SLOW, "PPO": FAST}, confidence=0.9)
     assert "| samples | GRPO | 2 | 200 | 2000 | 20.0 | 0.500 | 0.300 | [0.200, 0.400] | 3.0 |" in table
     assert "| seconds | GRPO | – |" in table
     assert "| seconds | PPO | 4 | 320 | 3200 | 16.0 | 0.500 | 0.400 | [0.300, 0.500] | 3.0 |" in table
-    assert "eval_every" in head_to_head_table({"GRPO": SLOW})
-    assert "eval_every" in head_to_head_table({"GRPO": SLOW, "PPO": []})
+    assert "eval_every" in head_to_head_table({"GRPO": SLOW}, confidence=0.9)
+    assert "eval_every" in head_to_head_table({"GRPO": SLOW, "PPO": []}, confidence=0.9)
 
 
 def test_the_figure_is_written(tmp_path: Path) -> None:
-    head_to_head_curves({"GRPO": standings(SLOW), "PPO": standings(FAST)}, tmp_path / "h.png", title="t")
+    head_to_head_curves(
+        {"GRPO": standings(SLOW), "PPO": standings(FAST)}, tmp_path / "h.png", title="t", confidence=0.9
+    )
     assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")

@@ -24,8 +24,10 @@ ROW = {
 def test_curves_of_a_run_without_critic_and_reference_are_drawn_and_say_what_is_missing(tmp_path: Path) -> None:
     with_all = tmp_path / "all.png"
     without = tmp_path / "without.png"
-    plots.training_curves([ROW | {"kl/ref": 0.1, "value/explained_variance": 0.3}], with_all, title="ppo")
-    plots.training_curves([ROW], without, title="grpo")
+    plots.training_curves(
+        [ROW | {"kl/ref": 0.1, "value/explained_variance": 0.3}], with_all, title="ppo", confidence=0.95
+    )
+    plots.training_curves([ROW], without, title="grpo", confidence=0.95)
     assert with_all.read_bytes().startswith(PNG)
     assert without.read_bytes().startswith(PNG)
     assert with_all.read_bytes() != without.read_bytes()

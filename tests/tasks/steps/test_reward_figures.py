@@ -41,7 +41,7 @@ def test_the_figures_of_six_pairs() -> None:
     assert metrics["rm/accuracy_when_equal"] == 0.5
     assert abs(metrics["rm/disagreement"] - 0.1) < 1e-6
     assert [row["num_pairs"] for row in found.reliability] == [6]
-    page = render(metrics, [build(ReliabilityBin, row) for row in found.reliability])
+    page = render(metrics, [build(ReliabilityBin, row) for row in found.reliability], confidence=0.9)
     assert "0.833 [" in page.splitlines()[0]
     assert "| accuracy where the chosen answer is shorter | 1.000 [" in page
 
