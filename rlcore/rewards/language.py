@@ -1,7 +1,8 @@
-"""Is a completion in the wanted language? The script of its letters, and for a few languages its most common words.
+"""Is a completion in the wanted language? The script of its letters, and its words.
 
-What this cannot tell: languages of one script without a list of words (Finnish from Turkish), dialects, code from
-prose.
+Its words are judged by lists of the most common ones of a few languages, which cannot tell other languages of one
+script apart (Finnish from Turkish), or by a library that knows many (:mod:`rlcore.rewards.language_identifier`).
+Neither tells dialects, or code from prose.
 Mathematics, digits and LaTeX commands have no language and do not count. A completion without letters scores 1: there
 is nothing in another language in it.
 """
@@ -15,10 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Literal
 
 from rlcore.config import Fraction, NonNegativeInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import graded
+from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Rollout, Score
 
 PROMPT = "prompt"
@@ -41,6 +44,7 @@ SCRIPTS: Mapping[str, frozenset[str]] = MappingProxyType(
         "ja": frozenset({_HAN, *_KANA}),
     }
 )
+_OTHER_SCRIPTS = MappingProxyType({"uk": "CYRILLIC", "bg": "CYRILLIC", "fa": "ARABIC"})  # and LATIN of all the rest
 # fmt: off - a line per language: words that are common in it and not in the others
 STOP_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -62,42 +66,70 @@ STOP_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageOptions:
-    """``language``: a code of ``SCRIPTS``, or ``prompt`` for the script in which the last user turn is mostly written.
+    """``language``: a code, or ``prompt`` for that of the last user turn: its script, or what ``identifier`` finds.
 
-    Where the language has a list of common words, and the completion ``min_words`` words or more, these decide too:
-    if another language's common words are more frequent, the score is multiplied by ``other_language``.
+    A completion of ``min_words`` words or more is judged by its words too: where they are another language's, the
+    score is multiplied by ``other_language``. ``identifier`` says how they are judged. ``words``: by the most common
+    words of the languages of ``STOP_WORDS``; it is for texts of a dozen words and more. ``py3langid``: by the library
+    of that name, for the languages of ``LANGUAGES``; it is for texts of three words and more.
     """
 
     language: str = PROMPT
+    identifier: Literal["words", "py3langid"] = "words"
     min_words: NonNegativeInt = 12
     other_language: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        if self.language != PROMPT and self.language not in SCRIPTS:
-            known = ", ".join((PROMPT, *SCRIPTS))
+        codes = SCRIPTS if self.identifier == "words" else LANGUAGES
+        if self.language != PROMPT and self.language not in codes:
+            known = ", ".join((PROMPT, *codes))
             raise ConfigError(f"language = {self.language!r}: must be one of {known}")
 
 
 class LanguageReward:
-    """The share of letters in the wanted script, 0..1, times ``other_language`` where the words speak against it."""
+    """The share of letters in the wanted script, 0..1, times ``other_language`` where the words speak against it.
+
+    Raises:
+        ConfigError: the library that ``identifier`` names is not installed.
+    """
 
     name = "language"
 
     def __init__(self, options: LanguageOptions | None = None) -> None:
         self._options = options or LanguageOptions()
+        self._identify = None if self._options.identifier == "words" else open_identifier()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [graded(self.name, self._value(rollout)) for rollout in rollouts]
 
     def _value(self, rollout: Rollout) -> float:
-        options = self._options
-        if options.language != PROMPT:
-            share = script_share(rollout.text, SCRIPTS[options.language])
-            is_other = len(_words(rollout.text)) >= options.min_words and speaks_another(rollout.text, options.language)
-            return share * options.other_language if is_other else share
         asked = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
+        language = self._wanted(asked)
+        scripts = _scripts_of(language, asked)
+        share = 1.0 if scripts is None else script_share(rollout.text, scripts)
+        return share * self._options.other_language if self._is_other(rollout.text, language) else share
+
+    def _wanted(self, asked: str) -> str:
+        """The code of the wanted language; empty where the question says no more than a script."""
+        if self._options.language != PROMPT:
+            return self._options.language
+        return self._identify(asked) if self._identify and self._has_words(asked) else ""
+
+    def _is_other(self, text: str, language: str) -> bool:
+        if not language or not self._has_words(text):
+            return False
+        return self._identify(text) != language if self._identify else speaks_another(text, language)
+
+    def _has_words(self, text: str) -> bool:
+        return len(_words(text)) >= max(1, self._options.min_words)
+
+
+def _scripts_of(language: str, asked: str) -> frozenset[str] | None:
+    """The scripts of the wanted language; None where any will do."""
+    if not language:
         script = main_script(asked)
-        return 1.0 if script is None else script_share(rollout.text, _companions(script))
+        return None if script is None else _companions(script)
+    return SCRIPTS.get(language) or frozenset({_OTHER_SCRIPTS.get(language, "LATIN")})
 
 
 def script_share(text: str, scripts: frozenset[str]) -> float:

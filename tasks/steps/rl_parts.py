@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from importlib import metadata
 
 from transformers import PreTrainedModel
 
@@ -116,8 +117,8 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
 def outside(config: Sections) -> str:
     """Digest of what a stage that samples and scores depends on outside of this code.
 
-    The user's own rewards with all that is the user's own of what they import, the files that they and judges read, and
-    the search tool's corpus.
+    The user's own rewards with all that is the user's own of what they import, the files that they and judges read, the
+    search tool's corpus, and the version of a library that a reward names.
 
     Raises:
         DataError: a file cannot be read.
@@ -127,7 +128,16 @@ def outside(config: Sections) -> str:
     modules = sorted({term.module for term in terms if term.module})
     files = [file_digest(path) for term in terms for path in files_of(term)]
     digests = [*(closure_digest(module) for module in modules), *files, corpus_digest(sampling.episodes)]
+    if any(term.kind == "language" and term.options.get("identifier") == "py3langid" for term in terms):
+        digests.append(f"py3langid {_version('py3langid')}")
     return " ".join(filter(None, digests))
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:  # the reward says what to install
+        return ""
 
 
 def _engine(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 from collections.abc import Callable
 from itertools import combinations
 
@@ -18,7 +20,9 @@ from rlcore.rewards.language import (
     script_share,
     speaks_another,
 )
+from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Message, Rollout
+from tests.rlcore.rewards.answers_in_languages import ANSWERS
 
 TEXTS = {
     "en": "First we add the two numbers, and then we see that the sum is seven, which is what was asked.",
@@ -83,6 +87,47 @@ def test_with_prompt_the_script_of_the_question_is_wanted(make_rollout: Callable
     assert answered("3 + 4 = ?", TEXTS["ru"]) == 1.0  # a question without letters asks for no script
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("form", ["short", "sentence", "formula"])
+def test_the_library_tells_every_language_that_it_offers_from_all_others(
+    make_rollout: Callable[..., Rollout], language: str, form: str
+) -> None:
+    texts = {code: forms[form] for code, forms in ANSWERS.items()}
+    values = {
+        wanted: value(make_rollout, texts[language], language=wanted, identifier="py3langid", min_words=3)
+        for wanted in LANGUAGES
+    }
+    if len(re.findall(r"[^\W\d_]+", texts[language])) >= 3:
+        assert values == {wanted: float(wanted == language) for wanted in LANGUAGES}
+    else:  # a short text without blanks: its script alone decides
+        assert values[language] == 1.0
+
+
+def test_with_prompt_the_library_wants_the_language_of_the_question(make_rollout: Callable[..., Rollout]) -> None:
+    def answered(question: str, answer: str) -> float | None:
+        rollout = make_rollout(answer)
+        turns = (Message(role="user", content=question),)
+        asked = dataclasses.replace(rollout, prompt=dataclasses.replace(rollout.prompt, messages=turns))
+        return LanguageReward(LanguageOptions(identifier="py3langid", min_words=3))([asked])[0].value
+
+    english, german = ANSWERS["en"]["sentence"], ANSWERS["de"]["sentence"]
+    assert [answered(english, english), answered(english, german), answered(german, german)] == [1.0, 0.0, 1.0]
+    assert answered("3 + 4 = ?", german) == 1.0  # a question without words asks for no language
+
+
+def test_a_short_word_is_no_proof_of_a_language_and_a_formula_has_none(make_rollout: Callable[..., Rollout]) -> None:
+    for text in ("Paris", "12 + 5 = 17", r"\boxed{7}", ""):
+        assert value(make_rollout, text, language="en", identifier="py3langid", min_words=3) == 1.0
+        assert value(make_rollout, text, language="en", identifier="py3langid", min_words=0) in (0.0, 1.0)
+
+
+def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_identifier.cache_clear()
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    with pytest.raises(ConfigError, match=r'pip install "rlcore\[language\]"'):
+        LanguageReward(LanguageOptions(identifier="py3langid"))
+
+
 def test_no_word_is_common_in_two_of_the_languages() -> None:
     shared = {(a, b): STOP_WORDS[a] & STOP_WORDS[b] for a, b in combinations(STOP_WORDS, 2)}
     assert {pair: words for pair, words in shared.items() if words} == {}
@@ -94,6 +139,13 @@ def test_the_parts_by_themselves() -> None:
     assert not speaks_another(TEXTS["ru"], "ru")
 
 
-def test_an_unknown_language_is_refused() -> None:
+@pytest.mark.parametrize("identifier", ["words", "py3langid"])
+def test_an_unknown_language_is_refused(identifier: str) -> None:
     with pytest.raises(ConfigError, match="must be one of prompt, en, de"):
-        LanguageOptions(language="tlh")
+        LanguageOptions(language="tlh", identifier=identifier)  # type: ignore[arg-type]
+
+
+def test_finnish_is_offered_by_the_library_alone() -> None:
+    assert LanguageOptions(language="fi", identifier="py3langid").language == "fi"
+    with pytest.raises(ConfigError, match="must be one of"):
+        LanguageOptions(language="fi")
