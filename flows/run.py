@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import tomllib
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 
-from flows.presets import open_preset
+from flows.presets import FOLDER, open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
-from rlcore.errors import RlcoreError
+from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.disk import full_disk_named
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
@@ -16,8 +20,9 @@ from tasks.pipeline.bridge import report_markdown
 from tasks.pipeline.preflight import preflight
 from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
-from tasks.pipeline.run import PlanRow, cached_refs, plan, recorded_refs, run_pipeline
+from tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.report.run_facts import Origin
 from tasks.report.run_page import publish_report
 from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import ModelVersion, find_number, roll_back
@@ -34,10 +39,29 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
     configure_logging()
     config = open_preset(preset, overrides)
     _say(ready_lines(config, targets, home=home))
+    report = _report("run", preset, overrides)
     with full_disk_named(home.root):
-        return dict(
-            run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=publish_report)
-        )
+        return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=report))
+
+
+def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
+    """The report of a run that says which command makes it, and which preset it is a change of."""
+    words = ["python", "-m", "flows", command, "--preset", preset]
+    words += [word for override in overrides for word in ("--set", override)]
+    base_name = _extended(preset)
+    try:
+        base = open_preset(base_name) if overrides or base_name != preset else None
+    except ConfigError:  # not whole by itself
+        base = None
+    return partial(publish_report, origin=Origin(command=shlex.join(words), base_name=base_name, base=base))
+
+
+def _extended(preset: str) -> str:
+    """The preset that one extends, as :func:`open_preset` takes it; itself where it extends none."""
+    path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
+    base = tomllib.loads(path.read_text(encoding="utf-8")).get("extends")
+    beside = path.with_name(f"{base}.toml")
+    return preset if base is None else str(beside) if preset.endswith(".toml") and beside.is_file() else str(base)
 
 
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:
@@ -51,7 +75,8 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
     with full_disk_named(home.root):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
-        refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=publish_report))
+        report = _report("promote", preset, overrides)
+        refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
         outcome = settle(home, config, refs, over=champion)
     logger.info("%s", outcome)
     report_markdown("outcome of the promotion", outcome)
@@ -75,18 +100,18 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     config.section("retrain", RetrainConfig)  # refused before any work
     _say(ready_lines(config, ["promote"], home=home))
     with full_disk_named(home.root):
-        champion = current_champion(home, config)
+        champion, report = current_champion(home, config), _report("retrain", preset, overrides)
         if champion is None:
             logger.info("there is no champion yet: the preset's chain is run from its model, to make the first one")
-            done = _judged(home, config, promotion_stages(config, None), None)
+            done = _judged(home, config, promotion_stages(config, None), None, report=report)
         else:
-            done = _retrain_champion(home, config, champion)
+            done = _retrain_champion(home, config, champion, report=report)
     logger.info("%s", done.outcome)
     report_markdown("outcome of the retraining", f"{done.outcome}\n\n{done.page}")
     return done
 
 
-def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion) -> Retraining:
+def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion, *, report: Report) -> Retraining:
     past = past_of(home, champion)
     table = retrain_stages(config, champion, past)
     by_name = {stage.name: stage for stage in table}
@@ -98,16 +123,18 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion) -> 
     if recipe_of(home, ingredients_of(rl, config, refs)) == past.recipe:
         outcome = f"nothing to do: version {champion.version} of {champion.name} was made from these very inputs"
         return Retraining(result="unchanged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs)
-    return _judged(home, config, table, champion)
+    return _judged(home, config, table, champion, report=report)
 
 
-def _judged(home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None) -> Retraining:
+def _judged(
+    home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None, *, report: Report
+) -> Retraining:
     """Run what is not cached and move the aliases; a verdict that was reached before is acted on once more."""
     targets = [stage.name for stage in table if stage.name in ("drift", "reward_gate", "promote")]
     refs = cached_refs(table, config, targets, home=home)
     known = "promote" in refs
     if not known:
-        refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=publish_report)
+        refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=report)
     outcome = settle(home, config, refs, over=champion)
     if known:
         outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"

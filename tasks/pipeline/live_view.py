@@ -23,6 +23,7 @@ from tasks.pipeline.bridge import PROGRESS_LOGGER, Progress
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 24  # characters of a sparkline
 _BAR = 24
+_SHARES = {"completion/truncated": "cut", "reward/part/format": "well-formed"}  # shown beside the reward
 
 
 class LiveView(logging.Handler):
@@ -56,6 +57,7 @@ class LiveView(logging.Handler):
         ]
         if "reward/mean" in metrics:
             cells += [Text(sparkline(self._rewards), style="cyan"), f"reward {metrics['reward/mean']:.3f}"]
+        cells += [f"{words} {metrics[name]:.0%}" for name, words in _SHARES.items() if name in metrics]
         if "tokens_per_second" in metrics:
             cells.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
         cells.append(f"{duration(seconds / turns * (shown.total - shown.done))} left" if turns else "")

@@ -155,7 +155,7 @@ def run_pipeline(
                 _show_memory(config, home, refs, [each.name for each in ordered])
         complete_cards(ordered, refs, preset=config.name, run=run)
         if report is not None:
-            logger.info("report: %s", report(run, config, refs, started=started))
+            report(run, config, refs, started=started)
     _report(refs, parent)
     return refs
 

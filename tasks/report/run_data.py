@@ -17,6 +17,7 @@ from tasks.home.storage import read_json, read_table
 from tasks.report.charts import Point, Series, line_chart
 from tasks.report.found import Folders, rl_runs
 from tasks.report.levels import level
+from tasks.report.run_facts import held_out_shape
 from tasks.steps.compare import evaluations_in, greedy_answers
 from tasks.steps.rows import read_prompts
 
@@ -32,6 +33,7 @@ CURVES = (
     ("kl/ref", "KL to the reference", "nats per token"),
     ("completion/length", "completion length", "tokens"),
     ("entropy", "entropy", "nats per token"),
+    ("completion/truncated", "cut off", "share of completions that reached the limit of tokens"),
     ("clip/fraction", "clipped", "share of tokens"),
     ("groups/zero_signal", "groups without signal", "share of groups"),
     ("value/explained_variance", "explained variance", "of the critic; at most 1"),
@@ -104,7 +106,8 @@ def accuracies(folders: Folders) -> list[dict[str, Any]]:
         summary = read_json(folder / "summary.json")
         samples = [key for key in summary if key.startswith("eval/pass_") and key.count("_") == 1]
         best = max(samples, key=lambda key: int(key.rpartition("_")[2]), default="")
-        rows.append({"label": name, **summary, "pass": summary.get(best), "k": best.rpartition("_")[2]})
+        shape = held_out_shape(folder)
+        rows.append({"label": name, **summary, "pass": summary.get(best), "k": best.rpartition("_")[2], "shape": shape})
     return rows
 
 

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlcore.config import RunConfig
-from rlcore.config.graph import contrasts
+from rlcore.config.graph import contrasts, evaluated_data
 from rlcore.machine import choose_device_and_dtype
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.code_hash import code_version
-from tasks.pipeline.bridge import report_link, report_markdown
+from tasks.home.storage import read_json
+from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
 from tasks.pipeline.keys import versions
 from tasks.pipeline.stages import PipelineRun
 from tasks.report import run_data as data
+from tasks.report import run_facts as facts
+from tasks.report.comparison import accuracy_table
 from tasks.report.head_to_head import standings
+from tasks.report.levels import level
+from tasks.report.run_facts import Origin
+from tasks.report.settings import from_defaults, from_preset
+from tasks.steps.compare import evaluations_in
 
 FILE = "report.html"
+DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's interface shows as a run's description
+_MAX_DESCRIPTION = 5000  # characters, MLflow's limit for a tag
 Refs = Mapping[str, ArtifactRef]
 
 
@@ -41,26 +50,56 @@ class StageLine:
     cost: float | None
 
 
-def publish_report(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str) -> Path:
+def publish_report(
+    run: PipelineRun, config: RunConfig, refs: Refs, *, started: str, origin: Origin | None = None
+) -> Path:
     """Write the page of a finished run, attach it to the run in MLflow, and link it in Prefect; returns its path.
 
+    The run in MLflow gets the page's table as its description, the accuracies as metrics, and links.
+
     ``started``: when the pipeline began, as records keep the time; a stage whose record is older was cached.
+    ``origin``: the command and the preset that it comes from; the addresses of its runs are added here.
     """
     folder = run.home.root / "reports" / run.parent.run_id
     folder.mkdir(parents=True, exist_ok=True)
     lines = stage_lines(run, config, refs, started=started)
     folders = {name: run.store.path(ref) for name, ref in refs.items()}
     path = folder / FILE
-    path.write_text(render(config, refs, folders, lines, started=started), encoding="utf-8")
+    flow_run = current_flow_run()
+    place = {"run_id": run.parent.run_id, "mlflow": run.parent.url, "prefect": flow_run.url if flow_run else ""}
+    known = replace(origin or Origin(), **place)
+    path.write_text(render(config, refs, folders, lines, started=started, origin=known), encoding="utf-8")
     run.parent.log_artifact(path, "report")
+    _describe_run(run, config, folders, path, known)
     if run.parent.url:
         report_link("run report", f"{run.parent.url}/artifacts/report/{FILE}")
-    headline = "; ".join(
+    report_markdown("run report", f"{_headline(config, folders) or 'no comparison in this run'}\n\n`{path}`")
+    return path
+
+
+def _describe_run(run: PipelineRun, config: RunConfig, folders: Mapping[str, Path], path: Path, origin: Origin) -> None:
+    summaries = {name: read_json(each / "summary.json") for name, each in evaluations_in(folders).items()}
+    table = accuracy_table(summaries, confidence=config.evaluation.confidence) if summaries else ""
+    page = f"[report/{FILE}]({origin.mlflow}/artifacts/report/{FILE})" if origin.mlflow else f"`report/{FILE}`"
+    parts = [
+        _headline(config, folders),
+        table,
+        f"Report: {page} among the artifacts, and `{path}`.",
+        f"Prefect: {origin.prefect}" if origin.prefect else "",
+        f"Made by `{origin.command}`" if origin.command else "",
+    ]
+    run.parent.set_tags({DESCRIPTION: "\n\n".join(filter(None, parts))[:_MAX_DESCRIPTION]})
+    figures = {"accuracy": "eval/accuracy", "cut": "completion/truncated", "problems": "eval/problems"}
+    run.parent.log_metrics(
+        {f"{label}/{name}": row[key] for name, row in summaries.items() for label, key in figures.items() if key in row}
+    )
+
+
+def _headline(config: RunConfig, folders: Mapping[str, Path]) -> str:
+    return "; ".join(
         f"{row['new']} against {row['old']}: {row['word']} ({row['difference'].mean:+.3f})"
         for row in data.differences(folders, contrasts(config), confidence=config.evaluation.confidence)
     )
-    report_markdown("run report", f"{headline or 'no comparison in this run'}\n\n`{path}`")
-    return path
 
 
 def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str) -> list[StageLine]:
@@ -93,10 +132,18 @@ def hourly_price(config: RunConfig) -> float:
     return config.report.price_per_core_hour * cores
 
 
-def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: list[StageLine], *, started: str) -> str:
+def render(
+    config: RunConfig,
+    refs: Refs,
+    folders: Mapping[str, Path],
+    lines: list[StageLine],
+    *,
+    started: str,
+    origin: Origin | None = None,
+) -> str:
     """The page. Whatever a model wrote is text in it: every value is escaped, only our own drawings are not."""
-    histories, confidence = data.histories_of(folders), config.evaluation.confidence
-    content: dict[str, Any] = {
+    content = {**_facts(config, folders, origin or Origin()), **_results(config, folders)}
+    content |= {
         "config": config,
         "started": started,
         "code": code_version(),
@@ -104,7 +151,36 @@ def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: li
         "datasets": {name: ref for name, ref in refs.items() if ref.kind == "dataset"},
         "lines": lines,
         "totals": totals(lines),
+    }
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(content)
+
+
+def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> dict[str, Any]:
+    """What the run was made of."""
+    data_sets = [config.data[name] for name in evaluated_data(config)]
+    return {
+        "origin": origin,
+        "level": level(config.evaluation.confidence),
+        "explain": facts.explain,
+        "facts": facts.model_facts(config, folders) | facts.machine_facts(config),
+        "stages": facts.stage_facts(config),
+        "changed": from_defaults(config),
+        "against": from_preset(config, origin.base) if origin.base else [],
+        "monitored": sum(min(config.evaluation.num_monitor_problems, each.num_eval) for each in data_sets),
+        "marked": facts.asks_for_marks(config),
+    }
+
+
+def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """What came of it."""
+    histories, confidence = data.histories_of(folders), config.evaluation.confidence
+    return {
         "accuracies": data.accuracies(folders),
+        "shapes": facts.rollout_shapes(folders),
+        "reward_models": facts.reward_model_facts(folders),
         "contrasts": data.differences(folders, contrasts(config), confidence=confidence),
         "health": data.health(folders),
         "labels": list(histories),
@@ -116,10 +192,6 @@ def render(config: RunConfig, refs: Refs, folders: Mapping[str, Path], lines: li
         "extremes": data.extreme_rollouts(folders),
         "gates": data.gates(folders),
     }
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(content)
 
 
 def totals(lines: list[StageLine]) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Record, StageCache, describe_machine
 from tasks.home.settings import Home
 from tasks.pipeline.pages import page_folder
+from tasks.report.outcome import place_lines, rl_lines
 from tasks.tracking.lineage import read_records
 from tasks.tracking.registry import read_version
 
@@ -20,7 +22,8 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """A table of the stages with the seconds that each took when it ran, then the comparison's page."""
     lines = ["", *_stage_lines(home, refs), f"{'this run, in all':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    return "\n".join([*lines, "look at it: make ui"]) + "\n"
+    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds), "look at it: make ui"]
+    return "\n".join(lines) + "\n"
 
 
 def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], missing: Sequence[str]) -> str:
@@ -68,7 +71,7 @@ def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> lis
     if "compare" not in refs:
         return []
     page = page_folder(home, preset, "compare", refs["compare"]) / "comparison.md"
-    return ["", page.read_text(encoding="utf-8"), f"plots: {page.parent}"] if page.is_file() else []
+    return ["", page.read_text(encoding="utf-8").rstrip(), "", f"{'plots':<24}{page.parent}"] if page.is_file() else []
 
 
 def _reports(home: Home, preset: str) -> list[str]:
@@ -76,4 +79,4 @@ def _reports(home: Home, preset: str) -> list[str]:
     title = f"<title>{escape(preset)}: run report</title>"
     found: list[Path] = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime)
     own = [path for path in found if title in path.read_text(encoding="utf-8")[:_TITLE_WITHIN]]
-    return [f"report: {own[-1]}"] if own else []
+    return [f"{'report':<24}{own[-1]}"] if own else []

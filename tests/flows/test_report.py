@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sqlite3
+import time
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,8 +16,10 @@ import pytest
 from rlcore.config import RunConfig, load_preset
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import StageCache
-from tasks.home.storage import read_table, write_table
+from tasks.home.settings import Home
+from tasks.home.storage import read_json, read_table, write_table
 from tasks.report import run_page as report
+from tasks.report.summary import summarise
 from tests.flows.conftest import ROOT
 from tests.quick import within_seconds
 
@@ -63,8 +69,13 @@ def page_of(home: Path, folders: dict[str, Path] | None = None, *overrides: str)
     return report.render(config, refs, places, lines, started="2026-01-02T03:04:05")
 
 
+def report_of(home: Path) -> Path:
+    """The page of the home's first run."""
+    return min((home / "reports").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+
+
 def test_a_finished_run_leaves_its_report_in_the_home_and_in_mlflow(micro_home: Path) -> None:
-    page = min((micro_home / "reports").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+    page = report_of(micro_home)
     # Runs in copies of this home log their artifacts here too: MLflow's records hold the folder's whole path.
     (copy,) = (micro_home / "mlartifacts").glob(f"*/{page.parent.name}/artifacts/report/report.html")
     assert page.read_bytes() == copy.read_bytes()
@@ -72,6 +83,66 @@ def test_a_finished_run_leaves_its_report_in_the_home_and_in_mlflow(micro_home: 
     for word in ("grpo and ppo", "Verdict", "Health", "Parts of the reward", "mended", "Data", "prompts/v1", "cached"):
         assert word in text, word
     assert "USD" not in text  # no price, no cost
+
+
+def test_the_report_says_model_rewards_settings_machine_and_the_command_that_makes_the_run(micro_home: Path) -> None:
+    tags = parsed(report_of(micro_home).read_text())
+    for words in (
+        "python -m flows run --preset tiny --set hardware.num_threads=1",
+        "a new Llama",
+        "LlamaForCausalLM, 2 layers of width 64",
+        "million, F32",
+        "1 × math (evaluated_only = True) + 0.1 × reward_model",
+        "settings that differ from the preset tiny",
+        "stages.grpo.num_iterations",
+        "well-formed",
+        "calibration error",
+        "quarantined",
+        "The curve of the held-out accuracy is of the first 8 held-out problems",
+    ):
+        assert words in tags.text, words
+    explained = [attributes["title"] for tag, attributes in tags.found if tag == "abbr"]
+    assert len(explained) > 10 and all(text and "Formula: " in text for text in explained)
+
+
+def test_every_accuracy_stands_with_its_number_of_problems(micro_home: Path) -> None:
+    text = " ".join(parsed(report_of(micro_home).read_text()).text.split())
+    assert text.count("accuracy on 40 held-out problems") == 4  # base, SFT, GRPO, PPO
+    assert "Accuracies on 8 held-out problems" in text
+    assert "of 32 held-out pairs" in text
+
+
+def test_the_run_in_mlflow_has_the_table_as_its_description_and_the_accuracies_as_metrics(micro_home: Path) -> None:
+    page = report_of(micro_home)
+    with closing(sqlite3.connect(micro_home / "mlflow.db")) as database:
+        query = "SELECT value FROM tags WHERE run_uuid = ? AND key = 'mlflow.note.content'"
+        ((note,),) = database.execute(query, (page.parent.name,)).fetchall()
+        rows = database.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (page.parent.name,))
+        metrics = dict(rows.fetchall())
+    assert "| grpo | " in note and "greedy accuracy" in note
+    assert str(page) in note and "python -m flows run --preset tiny" in note
+    assert page.parent.name in page.read_text()  # the link the other way
+    summary = read_json(micro_home / refs_of(micro_home)["evaluate_grpo"].uri / "summary.json")
+    assert metrics["accuracy/grpo"] == summary["eval/accuracy"]
+    assert metrics["problems/grpo"] == 40.0
+
+
+def test_the_terminal_ends_with_the_shape_of_the_rollouts_and_where_everything_lies(micro_home: Path) -> None:
+    refs = refs_of(micro_home)
+    config = load_preset(ROOT / "flows" / "presets" / "tiny.toml")
+    age = time.time() - report_of(micro_home).stat().st_mtime
+    lines = summarise(Home(root=micro_home), config.name, refs, seconds=age + 1.0).splitlines()
+    (head,) = [number for number, line in enumerate(lines) if line.startswith("first -> last iteration")]
+    assert lines[head].split()[-3:] == ["cut", "off", "well-formed"]
+    assert re.fullmatch(r"grpo +-?[\d.]+ -> -?[\d.]+ +[\d.]+% -> [\d.]+% +[\d.]+% -> [\d.]+%", lines[head + 1])
+    models = [line.split()[-1] for line in lines if line.startswith("model ")]
+    assert len(models) == 5 and all((Path(path) / "config.json").is_file() for path in models)
+    assert lines[-2].split() == [
+        "report",
+        str(max((micro_home / "reports").glob("*/report.html"), key=os.path.getmtime)),
+    ]
+    said = [line for line in lines if line and not line.startswith(("|", " "))]
+    assert len(said) == len(set(said))  # nothing twice
 
 
 def test_the_report_needs_nothing_from_outside(micro_home: Path) -> None:

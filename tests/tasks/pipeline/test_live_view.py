@@ -21,7 +21,7 @@ logging.getLogger("tasks").addHandler(handler)
 logging.getLogger("tasks").setLevel(logging.INFO)
 with live_view():
     for number in range(1, 4):
-        metrics = {"reward/mean": 0.25 * number, "tokens_per_second": 1234.0}
+        metrics = {"reward/mean": 0.25 * number, "completion/truncated": 0.04, "tokens_per_second": 1234.0}
         report_progress("grpo iterations", number, 4, metrics)
         logging.getLogger("tasks.steps.online_rl").info("iteration %d is done", number)
         time.sleep(0.6)
@@ -52,7 +52,7 @@ def run_on_terminal() -> str:
 
 def test_a_terminal_shows_progress_speed_reward_and_the_time_left_below_the_lines() -> None:
     screen = run_on_terminal()
-    for part in ("grpo iterations", "3/4", "reward 0.750", "1,234 tokens/s", "▁", "█", "left", "\x1b["):
+    for part in ("grpo iterations", "3/4", "reward 0.750", "cut 4%", "1,234 tokens/s", "▁", "█", "left", "\x1b["):
         assert part in screen, part
     for line in ("iteration 1 is done", "iteration 2 is done", "iteration 3 is done", "after the view"):
         assert screen.count(line) == 1

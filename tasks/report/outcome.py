@@ -1,0 +1,38 @@
+"""What came of a run, in a few lines for the terminal: reward, shape of the rollouts, and where everything lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tasks.home.artifacts import ArtifactRef
+from tasks.home.settings import Home
+from tasks.home.storage import read_json
+from tasks.report.run_facts import rollout_shapes
+from tasks.steps.base import MODEL
+
+_FILE = "report.html"
+
+
+def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
+    """A line for each RL run: its mean reward, and the shares of rollouts cut and well-formed, first and last."""
+    folders = {name: home.root / ref.uri for name, ref in refs.items()}
+    shapes = rollout_shapes(folders)
+    if shapes:
+        yield ""
+        yield f"{'first -> last iteration':<24}{'reward':>16}{'cut off':>16}{'well-formed':>16}"
+    for name, (first, last) in shapes.items():
+        history = read_json(folders[name] / "history.json")
+        reward = f"{history[0]['reward/mean']:.3f} -> {history[-1]['reward/mean']:.3f}"
+        cut, marked = (f"{a:.1%} -> {b:.1%}" for a, b in ((first.cut, last.cut), (first.marked, last.marked)))
+        yield f"{name:<24}{reward:>16}{cut:>16}{marked:>16}"
+
+
+def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, since: float) -> Iterator[str]:
+    """Where the models lie, and the report of a run that began at ``since``, seconds of the clock."""
+    for name, ref in refs.items():
+        folder = home.root / ref.uri / MODEL
+        if ref.kind != "dataset" and folder.is_dir():
+            yield f"{'model ' + name:<24}{folder}"
+    reports = [path for path in (home.root / "reports").glob(f"*/{_FILE}") if path.stat().st_mtime >= since]
+    if reports:
+        yield f"{'report':<24}{max(reports, key=lambda path: path.stat().st_mtime)}"
