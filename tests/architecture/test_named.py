@@ -1,0 +1,111 @@
+"""What the documents name exists: make targets, presets, files, settings by their dotted keys, metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.config import RunConfig
+from rlcore.config.stages import STAGE_KINDS
+from rlcore.metrics import METRICS, find_metric
+from rlcore.strict import INLINE
+from tests.architecture.source_files import ROOT
+from tests.architecture.test_documents import DOCUMENTS
+
+TOP_FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "infra", "tests", "benchmarks", "docs")
+OLDER = "CHANGELOG.md"  # names what was
+MADE_BY_ITS_USER = {"infra/compose.env"}
+FILES = (".py", ".md", ".toml", ".json", ".jsonl")
+ROOTS = ("stages", "data", "model", "hardware", "engine", "evaluation", "health", "promotion", "retrain", "report")
+each_document = pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if path.name != OLDER], ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+def code_spans(path: Path) -> list[str]:
+    """What stands between backticks, outside of blocks of code."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+@cache
+def targets() -> frozenset[str]:
+    """The targets of the Makefile."""
+    return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def keys_of(kind: Any) -> Iterator[str]:
+    """The dotted keys of a dataclass of settings; a table with names of its own has ``*`` for each."""
+    for field in dataclasses.fields(kind):
+        held = typing.get_type_hints(kind)[field.name]
+        inner = [each for each in (held, *typing.get_args(held)) if dataclasses.is_dataclass(each)]
+        if field.metadata == INLINE:
+            yield from keys_of(inner[0])
+            continue
+        yield field.name
+        star = "*." if typing.get_origin(held) is not None and "Mapping" in str(held) else ""
+        for each in inner:
+            yield from (f"{field.name}.{star}{key}" for key in keys_of(each))
+
+
+@cache
+def settings() -> frozenset[str]:
+    """Every key of a preset; stages and data sets are ``stages.*`` and ``data.*``."""
+    stages = {f"stages.*.{key}" for kind in STAGE_KINDS.values() for key in keys_of(kind)}
+    return frozenset({*keys_of(RunConfig), *stages})
+
+
+def is_setting(key: str) -> bool:
+    """Whether a preset has the key, given whole or from any of its tables on: ``update.objective.clip_high``."""
+    first, *rest = key.split(".")
+    whole = ".".join([first, "*", *rest[1:]]) if first in ("stages", "data") else key
+    return any(known == whole or known.endswith(f".{whole}") for known in settings())
+
+
+TABLES = frozenset(part for key in settings() for part in key.split(".")[:-1]) - {"*"}
+
+
+@each_document
+def test_every_target_that_a_document_names_is_in_the_makefile(path: Path) -> None:
+    named = set(re.findall(r"(?:^|`|&& |/python )make ([a-z][a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named - targets() == set()
+
+
+@each_document
+def test_every_preset_that_a_document_names_is_committed(path: Path) -> None:
+    named = set(re.findall(r"PRESET=([a-z0-9_]+)(?![a-z0-9_.])", path.read_text(encoding="utf-8")))
+    assert named - {preset.stem for preset in (ROOT / "flows/presets").glob("*.toml")} == set()
+
+
+@each_document
+def test_every_file_that_a_document_names_exists(path: Path) -> None:
+    named = {span for span in code_spans(path) if re.fullmatch(rf"({'|'.join(TOP_FOLDERS)})/[\w./-]+", span)}
+    assert sorted(span for span in named - MADE_BY_ITS_USER if not (ROOT / span).exists()) == []
+
+
+@each_document
+def test_every_setting_that_a_document_names_can_be_set(path: Path) -> None:
+    spans = (re.match(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+(?=$| = | > |=)", span) for span in code_spans(path))
+    keys = {match[0] for match in spans if match and match[0].split(".")[0] in TABLES}
+    assert sorted(key for key in keys if not is_setting(key) and not key.endswith(FILES)) == []
+
+
+@each_document
+def test_every_metric_that_a_document_names_is_in_the_glossary(path: Path) -> None:
+    groups = {name.split("/")[0] for name in METRICS if "/" in name} - set(TOP_FOLDERS)
+    spans = {span for span in code_spans(path) if re.fullmatch(r"([a-z_]+)/(?!\1$)[a-z_<>/]+", span)}  # no a/a: a flow
+    assert sorted(span for span in spans if span.split("/")[0] in groups and find_metric(span) is None) == []
+
+
+def test_the_keys_of_settings_are_found() -> None:
+    assert {"hardware.dtype", "stages.*.update.tokens_per_microbatch", "data.*.num_train"} <= settings()
+    assert is_setting("stages.grpo.update.objective.clip_high")
+    assert is_setting("update.objective.clip_high")
+    assert not is_setting("update.objective.clip_highest")
