@@ -23,6 +23,8 @@ _DIGITS = 12
 _NOT_YET = "Not judged yet: no promotion has compared it with a champion."
 _INTENDED = """It answers questions of the kind of its training data, in the chat format of its tokenizer. It is a
 checkpoint of a training pipeline: the results above say what was measured, and nothing else was."""
+_SCORES = """It scores answers to questions of the kind of its training data, as a reward or to rank them. A score is no
+probability that an answer is right."""
 _LIMITS = """- The results hold for these held-out problems. Other tasks, languages and formats were not measured.
 - No test for harmful, biased or untrue answers was made unless the table of results names one.
 - Training rewards what its rewards can see: a model may have learned to please them without being better.
@@ -37,12 +39,12 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
     licence = str(base.get("licence", ""))
     sections = {
         "": _what(name, record, base),
-        "How to load it": _loading(name),
+        "How to load it": _loading(name, record),
         "Results": _results(records, record),
         "Verdict": _verdict(tags),
         "Training data": _data_table(data) + "\n\nMore of each data set is in `data_card.md`.",
         "Licence": _licence(licence),
-        "Intended use": _INTENDED,
+        "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
         "Lineage": "```text\n" + "\n".join(tree_lines(root)) + "\n```",
         "Training": _training(record),
@@ -79,7 +81,7 @@ def _header(licence: str, base: Mapping[str, Any], record: Record) -> str:
     fields: dict[str, object] = {
         "license": licence.lower() if licence else "unknown",
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "text-classification" if _is_reward_model(record) else "text-generation",
         "tags": ["rlcore", record.ingredients["stage"]["name"]],
     }
     if base.get("source") == "hub":
@@ -141,9 +143,23 @@ def _licence(name: str) -> str:
     return f"The base model's: {plain(name)}." if name else "None was declared for the base model: find out before use."
 
 
-def _loading(name: str) -> str:
+def _loading(name: str, record: Record) -> str:
     uri = json.dumps(f"models:/{name}@champion")
-    return f"```python\nimport mlflow\n\nchat = mlflow.transformers.load_model({uri})\n```"
+    if _is_reward_model(record):
+        return (
+            f"Where rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = mlflow.pyfunc.load_model({uri})\n```"
+        )
+    return f"""```python
+import mlflow
+
+chat = mlflow.transformers.load_model({uri})  # a pipeline that takes messages
+```
+
+An exported folder is loaded by its path, with `AutoModelForCausalLM` and `AutoTokenizer` of transformers or by vLLM."""
+
+
+def _is_reward_model(record: Record) -> bool:
+    return record.ref.kind == "reward_model"
 
 
 def _data_table(data: Sequence[Mapping[str, Any]]) -> str:

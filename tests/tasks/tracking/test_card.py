@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tasks.home.settings import Home
-from tasks.tracking.card import body_of, cell, code, plain
+from tasks.tracking.card import body_of, cell, code, plain, write_cards
 from tasks.tracking.described import refresh_cards
+from tasks.tracking.lineage import read_records
 from tasks.tracking.registry import ModelVersion, find_number, set_tags
 from tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import register_toy
@@ -54,6 +57,15 @@ def test_a_verdict_and_a_roll_back_are_added_and_a_repeated_call_writes_nothing(
     path.unlink()
     refresh_cards(tracked_home, tracker, [version])
     assert not path.exists()
+
+
+def test_the_card_of_a_reward_model_says_how_to_load_one(tracker: Tracker, tracked_home: Home) -> None:
+    records = read_records(tracked_home)
+    sft = next(each for each in records if each.ref.kind == "checkpoint")
+    scorer = replace(sft, ref=replace(sft.ref, kind="reward_model"))
+    cards = [write_cards(tracked_home, records, each, name="m", tags={}).model for each in (sft, scorer)]
+    assert ["mlflow.transformers.load_model" in card for card in cards] == [True, False]
+    assert ["mlflow.pyfunc.load_model" in card for card in cards] == [False, True]
 
 
 def test_a_long_card_is_cut_at_a_line_in_mlflows_page(tracker: Tracker, tracked_home: Home) -> None:
