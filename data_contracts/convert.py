@@ -142,7 +142,7 @@ def _completed(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
     """
     if split and row.get("split", split) != split:
         raise RowFault("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])
-    given = {"split": split} if split else {}
+    given: dict[str, Any] = {"split": split} if split else {}
     messages = row["messages"]
     if system and not (messages and messages[0]["role"] == "system"):
         given["messages"] = [{"role": "system", "content": system}, *messages]

@@ -150,8 +150,11 @@ class DatasetConfig:
     @property
     def without_folders(self) -> DatasetConfig:
         """The same, files by their names alone: keys count their content, wherever they lie."""
-        paths = (each if each.startswith(HUB) else Path(each).name for each in (self.path, self.eval_path))
-        return replace(self, **dict(zip(("path", "eval_path"), paths, strict=True)))
+        return replace(self, path=_without_folder(self.path), eval_path=_without_folder(self.eval_path))
+
+
+def _without_folder(path: str) -> str:
+    return path if path.startswith(HUB) else Path(path).name
 
 
 def anchored(document: Mapping[str, Any], folder: Path, *, source: object) -> dict[str, Any]:

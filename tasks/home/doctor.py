@@ -205,9 +205,7 @@ def _half_precision() -> str:
     from rlcore.machine import find_machine, why_slow
 
     fast = [
-        name
-        for name in ("bfloat16", "float16")
-        if not why_slow(find_machine(HardwareConfig(device="cpu", dtype=name)))  # type: ignore[arg-type]
+        name for name in ("bfloat16", "float16") if not why_slow(find_machine(HardwareConfig(device="cpu", dtype=name)))
     ]
     return f"fast in {', '.join(['float32', *fast])}"
 

@@ -35,7 +35,7 @@ from rlcore.config.graph import asked_for, start_of
 from rlcore.config.stages import BASE, StageConfig, rewards_of, sampling_of
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.machine import choose_device_and_dtype
-from rlcore.models.loading import find_package_file
+from rlcore.models.gguf import find_package_file
 from rlcore.rewards.table import reward_faults
 from rlcore.sampling.vllm.placement import is_installed
 from rlcore.tokenization import ChatTokenizer

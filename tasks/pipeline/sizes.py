@@ -51,12 +51,14 @@ def position_faults(
 
 def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> int:
     """Bytes that a run writes, about: checkpoints with their copies, those of RL while it works, and all rollouts."""
-    weights = 4 * ModelSize.of(model).num_parameters
+    weights: int = 4 * ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
-    made = 1 + sum(stage.makes != "demonstrations" for stage in own)
+    made: int = 1 + sum(stage.makes != "demonstrations" for stage in own)
     rl = [stage.settings for stage in own if isinstance(stage, RlStage)]
-    working = max((_CHECKPOINTS * _MOMENTS * weights // 4 * (2 if r.algorithm == "ppo" else 1) for r in rl), default=0)
-    tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
+    working: int = max(
+        (_CHECKPOINTS * _MOMENTS * weights // 4 * (2 if r.algorithm == "ppo" else 1) for r in rl), default=0
+    )
+    tokens: int = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
     return made * _COPIES * weights + working + _ROLLOUT_BYTES * tokens
 
 

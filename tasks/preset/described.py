@@ -122,7 +122,7 @@ def origins(path: Path, library: Path, overrides: Iterable[str] = ()) -> dict[st
 
 def origin_of(key: str, found: Mapping[str, str]) -> str:
     """Where a key was set, as :func:`origins` found it: itself, or what stands in it; empty: it has its default."""
-    return found.get(key) or next((file for each, file in reversed(found.items()) if _is_in(each, key)), "")
+    return found.get(key) or next((file for each, file in reversed(list(found.items())) if _is_in(each, key)), "")
 
 
 def _set(found: Mapping[str, str], document: Mapping[str, Any], source: str) -> dict[str, str]:

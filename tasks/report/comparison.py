@@ -122,7 +122,7 @@ def difference_table(differences: Mapping[str, PairedDifference], *, confidence:
     return "\n".join(lines)
 
 
-def cost_table(histories: Mapping[str, list[dict[str, float]]]) -> str:
+def cost_table(histories: Mapping[str, History]) -> str:
     """Seconds by part, summed over the iterations."""
     names = ("rollout", "score", "update", "sync", "evaluate")
     lines = [

@@ -66,8 +66,8 @@ def publish_report(
     folders = {name: run.store.path(ref) for name, ref in refs.items()}
     path = folder / FILE
     flow_run = current_flow_run()
-    place = {"run_id": run.parent.run_id, "mlflow": run.parent.url, "prefect": flow_run.url if flow_run else ""}
-    known = replace(origin or Origin(), **place)
+    prefect = flow_run.url if flow_run else ""
+    known = replace(origin or Origin(), run_id=run.parent.run_id, mlflow=run.parent.url, prefect=prefect)
     path.write_text(render(config, refs, folders, lines, started=started, origin=known), encoding="utf-8")
     run.parent.log_artifact(path, "report")
     _describe_run(run, config, folders, path, known)
