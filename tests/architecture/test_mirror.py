@@ -39,7 +39,13 @@ DRIVEN_BY = {
         "data_contracts/rules",
     ),
     "data_contracts/test_reading": ("data_contracts/strict_json",),
-    "flows/test_bad_input": ("flows/__main__",),
+    "flows/command/test_app": (
+        "flows/command/machine",
+        "flows/command/models",
+        "flows/command/runs",
+        "flows/command/servers",
+        "flows/command/settings",
+    ),
     "flows/test_post_train": (
         "flows/compare",
         "flows/evaluate",
