@@ -342,6 +342,7 @@ rewards = [{ kind = "judge", options = { template = "judge.txt" } }]
 [stages.grpo.sampling.episodes]
 tools = ["search"]
 corpus = "/data/passages.jsonl"
+max_turn_tokens = 8
 """
 
 
