@@ -16,6 +16,6 @@ def run_prepare_sampled(
     path = context.work / "pairs.parquet"
     config = context.config.data[name]
     write_sampled_pairs(context, config, path, policy=policy, prompts=prompts)
-    none = {"eval_path": "", "fallback": "", "policy": "", "options": {}}
-    read = dataclasses.replace(config, adapter="preferences", path=str(path), **none)
+    read = dataclasses.replace(config, adapter="preferences", path=str(path), eval_path="", fallback="", policy="")
+    read = dataclasses.replace(read, options={})
     return prepare(context, read, tokenizer=context.inputs[policy] / MODEL, held_out=held_out)
