@@ -15,7 +15,8 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout
 
-SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128)
+# Heads of 32: the smallest that vLLM takes on a CPU.
+SHAPE = ShapeConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96, max_positions=128)
 QUESTIONS = ("3+4", "12+30-7", "1", "8-2+5-1+6")
 MAX_NEW_TOKENS = 24
 

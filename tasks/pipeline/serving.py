@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from rlcore.errors import ConfigError, ModelError
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
@@ -59,7 +61,8 @@ def serve_model(
         if not is_chat_model(registered.folder):
             raise ModelError(f"{model} is a reward model, which answers nothing", fix="name a policy")
         if interpreter and engine != "transformers":
-            command = vllm_command(interpreter, registered, host=host, port=port)
+            eager = not torch.cuda.is_available()
+            command = vllm_command(interpreter, registered, host=host, port=port, eager=eager)
         else:
             command = _transformers_command(registered, Path(folder), host=host, port=port)
         sys.stdout.write(f"{registered.tags['name']} version {registered.tags['version']}: http://{host}:{port}/v1\n")
@@ -67,9 +70,9 @@ def serve_model(
         return _run(command, Path(folder), _variables(Path(folder), command[0]))
 
 
-def vllm_command(python: str, registered: Registered, *, host: str, port: int) -> list[str]:
+def vllm_command(python: str, registered: Registered, *, host: str, port: int, eager: bool) -> list[str]:
     """vLLM's server on a checkpoint: it reads the template from the tokenizer and the EOS ids from the generation
-    configuration beside the weights.
+    configuration beside the weights. ``eager``: it compiles nothing, which takes minutes on a CPU.
     """
     options = {
         "model": registered.folder,
@@ -79,7 +82,7 @@ def vllm_command(python: str, registered: Registered, *, host: str, port: int) -
         "generation-config": "auto",
     }
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs]
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *(["--enforce-eager"] if eager else [])]
 
 
 def _vllm_python(named: str) -> str:

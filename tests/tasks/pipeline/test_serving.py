@@ -77,7 +77,7 @@ def test_a_model_that_a_server_keeps_is_loaded_through_it(
 
 def test_vllm_is_given_the_checkpoint_under_the_models_name_with_its_generation_configuration() -> None:
     registered = Registered(tags={"name": "toy-sft", "version": "1"}, folder=Path("/models/toy"))
-    command = vllm_command("python", registered, host="0.0.0.0", port=8001)
+    command = vllm_command("python", registered, host="0.0.0.0", port=8001, eager=False)
     pairs = dict(zip(command[3::2], command[4::2], strict=True))
     assert pairs == {
         "--model": "/models/toy",
@@ -86,6 +86,7 @@ def test_vllm_is_given_the_checkpoint_under_the_models_name_with_its_generation_
         "--port": "8001",
         "--generation-config": "auto",
     }
+    assert vllm_command("python", registered, host="0.0.0.0", port=8001, eager=True) == [*command, "--enforce-eager"]
 
 
 def test_an_engine_that_is_not_here_is_refused_with_the_way_to_get_it(
