@@ -65,7 +65,10 @@ def test_the_monitor_counts_what_failed_as_wrong_and_says_so_just_as_the_evaluat
     kinds: tuple[str, ...], accuracy: float, failed: int
 ) -> None:
     template = strategies.scored_rollout(0.0).rollout.prompt
-    prompts = [dataclasses.replace(template, prompt_id=str(number), task=kind) for number, kind in enumerate(kinds)]
+    prompts = [
+        dataclasses.replace(template, prompt_id=str(number), task=kind, reference="7")
+        for number, kind in enumerate(kinds)
+    ]
     said: list[str] = []
     held_out = HeldOut(prompts=prompts, verifier=grade)  # type: ignore[arg-type]
     engine: Any = HalfDeadEngine()
