@@ -8,7 +8,8 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from rlcore.config import RlStage, RunConfig
+from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.config import RlConfig, RlStage, RunConfig
 from rlcore.config.graph import evaluated_data
 from rlcore.config.stages import data_of, sampling_of
 from rlcore.errors import StorageError
@@ -17,12 +18,18 @@ from rlcore.models.architectures import max_positions
 
 _COPIES = 2  # of each checkpoint that is made: the artifact, and the registered model
 _CHECKPOINTS = 3  # of an RL run while it works: the newest two, and one that is being written
-_MOMENTS = 12  # bytes a weight of those: float32 and Adam's two moments
+_LEARNER_BYTES = 12  # of a weight in those: float32 and Adam's two moments
+_WEIGHT_BYTES = 4  # of a weight that is saved, at most
 _ROLLOUT_BYTES = 24  # of a token in a table: its id, its log-probability, its mask, its text
 
 
 def position_faults(
-    config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], data: Collection[str]
+    config: RunConfig,
+    model: PretrainedConfig | None,
+    stages: Collection[str],
+    data: Collection[str],
+    *,
+    is_evaluated: bool,
 ) -> Iterator[str]:
     """Where the longest row that the gate lets through, and the answer to it, are beyond what the model reads."""
     positions = max_positions(model) if model else None
@@ -36,10 +43,9 @@ def position_faults(
         for name in stages
         if (sampling := sampling_of(config.stages[name]))
     ]
-    for key, room, names in (
-        *asked,
-        ("evaluation.max_new_tokens", config.evaluation.max_new_tokens, evaluated_data(config)),
-    ):
+    if is_evaluated:
+        asked.append(("evaluation.max_new_tokens", config.evaluation.max_new_tokens, evaluated_data(config)))
+    for key, room, names in asked:
         longest = max((config.data[name].max_tokens for name in names if name in data), default=0)
         if longest and longest + room > positions:
             of_data = next(name for name in names if name in data and config.data[name].max_tokens == longest)
@@ -51,15 +57,21 @@ def position_faults(
 
 def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> int:
     """Bytes that a run writes, about: checkpoints with their copies, those of RL while it works, and all rollouts."""
-    weights: int = 4 * ModelSize.of(model).num_parameters
+    parameters: int = ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
     made: int = 1 + sum(stage.makes != "demonstrations" for stage in own)
     rl = [stage.settings for stage in own if isinstance(stage, RlStage)]
-    working: int = max(
-        (_CHECKPOINTS * _MOMENTS * weights // 4 * (2 if r.algorithm == "ppo" else 1) for r in rl), default=0
-    )
-    tokens: int = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
-    return made * _COPIES * weights + working + _ROLLOUT_BYTES * tokens
+    working = max((_working(each, parameters) for each in rl), default=0)
+    tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
+    return made * _COPIES * _WEIGHT_BYTES * parameters + working + _ROLLOUT_BYTES * tokens
+
+
+def _working(rl: RlConfig, parameters: int) -> int:
+    """Bytes of the checkpoints that a run keeps while it works; those of adapters are small beside all else."""
+    if rl.update.adapter.rank:
+        return 0
+    has_trunk = resolve_algorithm(rl).uses_critic and rl.critic.placement == "trunk"
+    return _CHECKPOINTS * _LEARNER_BYTES * parameters * (1 + has_trunk)
 
 
 def disk_account(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
