@@ -22,11 +22,14 @@ from tasks.pipeline.stages import PipelineRun
 from tasks.report import run_data as data
 from tasks.report import run_facts as facts
 from tasks.report.comparison import accuracy_table
+from tasks.report.found import rl_runs
 from tasks.report.head_to_head import standings
 from tasks.report.levels import level
+from tasks.report.rollout_traces import rollout_traces
 from tasks.report.run_facts import Origin
 from tasks.report.settings import from_defaults, from_preset
 from tasks.steps.compare import evaluations_in
+from tasks.tracking.traces import log_traces
 
 FILE = "report.html"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's interface shows as a run's description
@@ -55,7 +58,8 @@ def publish_report(
 ) -> Path:
     """Write the page of a finished run, attach it to the run in MLflow, and link it in Prefect; returns its path.
 
-    The run in MLflow gets the page's table as its description, the accuracies as metrics, and links.
+    The run in MLflow gets the page's table as its description, the accuracies as metrics, and links; the runs of RL
+    stages that were computed get some of their rollouts as traces.
 
     ``started``: when the pipeline began, as records keep the time; a stage whose record is older was cached.
     ``origin``: the command and the preset that it comes from; the addresses of its runs are added here.
@@ -71,6 +75,11 @@ def publish_report(
     path.write_text(render(config, refs, folders, lines, started=started, origin=known), encoding="utf-8")
     run.parent.log_artifact(path, "report")
     _describe_run(run, config, folders, path, known)
+    for line in lines:
+        if line.was_run and line.name in rl_runs(folders):
+            log_traces(
+                run.tracker, refs[line.name].mlflow_run_id, rollout_traces(line.name, folders, contrasts(config))
+            )
     if run.parent.url:
         report_link("run report", f"{run.parent.url}/artifacts/report/{FILE}")
     report_markdown("run report", f"{_headline(config, folders) or 'no comparison in this run'}\n\n`{path}`")

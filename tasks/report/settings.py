@@ -53,7 +53,7 @@ def _default(each: Field[Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    if value is MISSING:
+    if value is MISSING or value is None:
         return ""
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,73 @@
+"""Which rollouts of an RL run become traces: the best, the worst and the most changed, then one of either end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.home.storage import read_table
+from tasks.report.found import Folders, rl_runs
+from tasks.report.run_data import Pairs, changed_samples
+from tasks.tracking.traces import Trace
+
+_EXTREMES, _CHANGED = 2, 2  # of a kind; a trace costs 60 ms of processor time
+
+
+def rollout_traces(name: str, folders: Folders, pairs: Pairs) -> list[Trace]:
+    """The traces of the RL stage ``name``, the most telling first; ``pairs``: which checkpoint it started from."""
+    tables = sorted((rl_runs(folders)[name] / "rollouts").glob("*.parquet"))
+    if not tables:
+        return []
+    last = _scored(tables[-1])
+    return [
+        *(_trace("best", row) for row in last[:_EXTREMES]),
+        *(_trace("worst", row) for row in reversed(last[-_EXTREMES:])),
+        *_changed(name, folders, pairs),
+        *_phases(tables),
+    ]
+
+
+def _scored(path: Path) -> list[dict[str, Any]]:
+    """The rollouts of an iteration that have a reward, the highest first."""
+    table = read_table(path)
+    ranked = table[table["value"].notna()].sort_values("value", ascending=False, kind="stable")
+    return [{str(key): value for key, value in row.items()} for row in ranked.to_dict("records")]
+
+
+def _phases(tables: list[Path]) -> Iterator[Trace]:
+    """The middle rollout, by reward, of the first iteration and of the last."""
+    for path in dict.fromkeys((tables[0], tables[-1])):
+        if rows := _scored(path):
+            yield _trace("middle", rows[len(rows) // 2])
+
+
+def _trace(kind: str, row: Mapping[str, Any]) -> Trace:
+    parts = {f"reward.{part}": f"{value:.4g}" for part, value in json.loads(row["parts"]).items()}
+    tags = {
+        "kind": kind,
+        "iteration": str(row["iteration"]),
+        "policy_version": str(row["policy_version"]),
+        "reward": f"{row['value']:.4g}",
+        "finish_reason": str(row["finish_reason"]),
+        "prompt_id": str(row["prompt_id"]),
+        **parts,
+    }
+    return Trace(
+        inputs={"prompt": row["prompt"], "reference": row["reference"]}, outputs={"completion": row["text"]}, tags=tags
+    )
+
+
+def _changed(name: str, folders: Folders, pairs: Pairs) -> Iterator[Trace]:
+    """Held-out answers that differ the most from those of the checkpoint that the run started from."""
+    for block in changed_samples(folders, pairs):
+        if (block["label"], block["kind"]) == (name, "most changed"):
+            for row in block["rows"][:_CHANGED]:
+                words = {True: "right", False: "wrong"}
+                told = f"{words[bool(row['correct_before'])]} -> {words[bool(row['correct_after'])]}"
+                yield Trace(
+                    inputs={"prompt": row["prompt"]},
+                    outputs={"before": row["completion_before"], "after": row["completion_after"]},
+                    tags={"kind": "most changed", "held_out": told, "prompt_id": str(row["prompt_id"])},
+                )

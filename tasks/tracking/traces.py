@@ -1,0 +1,55 @@
+"""Some rollouts of a run as MLflow traces, which its interface lists, searches and opens beside the run's curves."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.tracking.runs import Tracker
+
+_MILLISECOND = 1_000_000  # nanoseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One rollout: what was asked, what came, and ``tags`` to search by (``kind``, ``iteration``, ``reward``, …)."""
+
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    tags: Mapping[str, str]
+
+
+def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
+    """Store the traces with the run; the interface, which has the newest first, lists them in this order.
+
+    One costs 60 ms of processor time, so they are a few, and belong behind a run and not into it.
+    """
+    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # its thread would speak at the process's end
+    latest = time.time_ns()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow warns of type hints of its own, when its tracing is imported
+        moments = [(latest - number * _MILLISECOND, trace) for number, trace in enumerate(traces)]
+        names = [_log(tracker, run_id, trace, moment) for moment, trace in reversed(moments)]
+    if any(names):  # MLflow logs what it could not store, and raises nothing
+        tracker.client.link_traces_to_run([name for name in names if name], run_id)
+
+
+def _log(tracker: Tracker, run_id: str, trace: Trace, moment: int) -> str:
+    """Store one trace as of ``moment``, nanoseconds; its id, or an empty text where MLflow could not."""
+    from mlflow.entities.span import NO_OP_SPAN_TRACE_ID
+
+    span = tracker.client.start_trace(
+        "rollout",
+        inputs=dict(trace.inputs),
+        tags=dict(trace.tags),
+        experiment_id=tracker.client.get_run(run_id).info.experiment_id,
+        start_time_ns=moment,
+    )
+    if span.trace_id == NO_OP_SPAN_TRACE_ID:
+        return ""
+    tracker.client.end_trace(span.trace_id, outputs=dict(trace.outputs), end_time_ns=moment)
+    return str(span.trace_id)

@@ -1,0 +1,25 @@
+"""Traces: listed in their order, found by their tags, and linked to their run."""
+
+from __future__ import annotations
+
+from tasks.home.settings import Home
+from tasks.tracking.runs import open_tracker
+from tasks.tracking.traces import Trace, log_traces
+
+
+def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_run(tracked_home: Home) -> None:
+    tracker = open_tracker(tracked_home)
+    with tracker.start_run("traced", "grpo", tags={}) as run, tracker.start_run("traced", "other", tags={}) as other:
+        traces = [
+            Trace(inputs={"prompt": f"{n}+1"}, outputs={"completion": f"#### {n + 1}"}, tags={"kind": kind})
+            for n, kind in enumerate(("best", "worst", "middle"))
+        ]
+        log_traces(tracker, run.run_id, traces)
+        log_traces(tracker, other.run_id, [])
+        places = [run.experiment_id]
+        found = tracker.client.search_traces(locations=places, run_id=run.run_id)
+        assert [trace.info.tags["kind"] for trace in found] == ["best", "worst", "middle"]
+        (span,) = found[1].data.spans
+        assert (span.inputs, span.outputs) == ({"prompt": "1+1"}, {"completion": "#### 2"})
+        assert len(tracker.client.search_traces(locations=places, filter_string="tags.kind = 'best'")) == 1
+        assert len(tracker.client.search_traces(locations=places, run_id=other.run_id)) == 0
