@@ -10,12 +10,7 @@ import pytest
 from tests.architecture.source_files import ROOT, imported, modules
 
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
-    "mlflow": {
-        "tasks/tracking/runs.py",
-        "tasks/tracking/packaged.py",
-        "tasks/tracking/registry.py",
-        "tasks/tracking/errors.py",
-    },
+    "mlflow": {f"tasks/tracking/{name}.py" for name in ("runs", "packaged", "registry", "errors", "traces")},
     "datasets": {
         "tasks/steps/data.py",
         "benchmarks/peers/arm_trl.py",
@@ -27,6 +22,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "peft": {"rlcore/models/lora.py", "benchmarks/peers/ppo_trl.py"},
     "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("in_process", "transfer", "worker/receiver")},
     "math_verify": {"rlcore/rewards/math_verifier.py"},
+    "py3langid": {"rlcore/rewards/language_identifier.py"},
 }
 
 
