@@ -65,6 +65,7 @@ DRIVEN_BY = {
     "flows/test_presets": ("flows/kinds", "flows/stages"),
     "flows/test_promote": ("flows/rollback", "tasks/pipeline/promotion", "tasks/steps/promote"),
     "flows/test_report": (
+        "tasks/report/outcome",
         "tasks/report/run_data",
         "tasks/report/run_page",
         "tasks/report/summary",
@@ -77,6 +78,7 @@ DRIVEN_BY = {
     "rlcore/models/test_half_precision": ("rlcore/models/precision",),
     "rlcore/models/test_loading_gguf": ("rlcore/models/gguf",),
     "rlcore/models/test_lora": ("rlcore/models/adapter_targets",),
+    "rlcore/models/test_loading": ("rlcore/models/starting_tokenizer",),
     "rlcore/rewards/test_grader_pool": ("rlcore/rewards/grader_process",),
     "rlcore/rewards/test_judge": ("rlcore/rewards/chat_endpoint",),
     "rlcore/rewards/test_math_verdicts": ("rlcore/rewards/math_verifier", "rlcore/rewards/units"),
@@ -118,6 +120,15 @@ DRIVEN_BY = {
     "tasks/steps/test_online_rl": ("tasks/steps/rewards",),
     "tasks/steps/test_reward_figures": ("tasks/report/reward_page",),
     "tasks/steps/test_reward_gate": ("tasks/report/reward_gate_page",),
+    "flows/command/test_data": ("tasks/pipeline/data_check",),
+    "flows/test_without_references": ("tasks/pipeline/references",),
+    "tasks/pipeline/test_preflight": (
+        "tasks/pipeline/sizes",
+        "tasks/pipeline/unusual",
+    ),
+    "tasks/tracking/test_card": ("tasks/tracking/described",),
+    "tasks/tracking/test_packaged": ("tasks/tracking/reward_flavour",),
+    "rlcore/rewards/test_language": ("rlcore/rewards/language_identifier",),
 }
 
 
