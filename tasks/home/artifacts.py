@@ -44,8 +44,14 @@ class ArtifactRef:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ArtifactRef:
-        """Raises StorageError when a field is missing, unknown or of the wrong type."""
+    def from_json(cls, document: Any) -> ArtifactRef:
+        """The reference that a document holds.
+
+        Raises:
+            StorageError: it is no object, or a field is missing, unknown or of the wrong type.
+        """
+        if not isinstance(document, Mapping):
+            raise StorageError(f"not a reference to an artifact: {document!r}")
         expected = {field.name: int if field.name in {"bytes", "rows"} else str for field in fields(cls)}
         wrong = [name for name, kind in expected.items() if type(document.get(name)) is not kind]
         if wrong or set(document) != set(expected):

@@ -182,14 +182,19 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             created=now(),
             seconds=time.perf_counter() - started,
         )
-        is_new = ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
-        run.cache.write(stage.name, record)
-        shutil.rmtree(run.home.work / key)
-        if is_new and stage.kind == "dataset":
-            tell_of_snapshot(config, stage.name, ref)
-        tell_of_stop(config.name, stage.name, run.store.path(ref))
+        _keep(record, stage, config, run)
     logger.info("%s: done in %.1f s", stage.name, record.seconds)
     return ref
+
+
+def _keep(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:
+    """Write the record, so that the result counts as there, and tell those who wait for it."""
+    is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
+    run.cache.write(stage.name, record)
+    shutil.rmtree(run.home.work / record.key)
+    if is_new and stage.kind == "dataset":
+        tell_of_snapshot(config, stage.name, record.ref)
+    tell_of_stop(config.name, stage.name, run.store.path(record.ref))
 
 
 def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:

@@ -46,7 +46,7 @@ def test_the_records_of_a_stage_are_all_of_its_own(tmp_path: Path) -> None:
     assert cache.records("evaluate_base") == ()
 
 
-@pytest.mark.parametrize("changes", [{"format": 1}, {"ref": {"kind": "checkpoint"}}, {"ref": {}}])
+@pytest.mark.parametrize("changes", [{"format": 1}, {"ref": {"kind": "checkpoint"}}, {"ref": {}}, {"ref": None}])
 def test_a_record_of_another_form_counts_as_absent(tmp_path: Path, changes: dict[str, Any]) -> None:
     cache = StageCache(tmp_path)
     cache.write("sft", RECORD)
