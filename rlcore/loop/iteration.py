@@ -53,7 +53,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
     if config.eval_every and parts.held_out is None:
         raise ConfigError("eval_every > 0 needs held-out problems", where="eval_every", fix="set it to 0, or give some")
     with ExitStack() as stack:
-        checkpoints = stack.enter_context(closing(Checkpoints(parts.folder, config, identity=parts.identity)))
+        checkpoints = stack.enter_context(closing(Checkpoints(parts.folder, parts.learner, identity=parts.identity)))
         ahead = stack.enter_context(closing(RolloutsAhead()))
         baselines, samples = compare_engines(parts)
         for text in baseline_notes(baselines):
@@ -61,7 +61,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
         for text in _check_rewards(parts, samples):
             recorder.note(text)
         run = Run(parts=parts, recorder=recorder, checkpoints=checkpoints, ahead=ahead, baselines=tuple(baselines))
-        state = checkpoints.load(parts.learner)
+        state = checkpoints.load()
         if state is not None:
             run.restore(state)
             recorder.note(f"goes on after iteration {run.done} of {config.num_iterations}")
@@ -170,7 +170,7 @@ def _checkpoint(run: Run, *, spared: Collection[int]) -> None:
     parts = run.parts
     known_answers_canary(parts.reward, parts.prompts, prefill=parts.tokenizer.prefill)
     run.recorder.flush()  # the resumed run drops what is recorded already, and must not miss what is not
-    run.checkpoints.save(run.done, parts.learner, run_state=run.state(), spared=spared)
+    run.checkpoints.save(run.done, run_state=run.state(), spared=spared)
 
 
 def _check_rewards(parts: Parts, samples: list[Rollout]) -> list[str]:

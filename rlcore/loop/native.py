@@ -24,6 +24,7 @@ from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
+from rlcore.training.local import LocalLearner
 from rlcore.types import Message, Prompt
 
 
@@ -49,13 +50,13 @@ def native_parts(
     critic = None
     if algorithm.uses_critic:
         critic = ScalarModel.on_trunk(policy if config.critic.placement == "head" else compute_in(load(), dtype))
+    reference = narrow_linears(load(), dtype).requires_grad_(False) if config.kl.coefficient > 0.0 else None
     engine = NativeSampler(
         load_policy(start, device=device, dtype=dtype), tokenizer, max_concurrent=config.sampling.max_concurrent
     )
     return Parts(
         seed=seed,
-        learner=Learner(policy, critic, algorithm=algorithm, config=config),
-        reference=narrow_linears(load(), dtype).requires_grad_(False) if config.kl.coefficient > 0.0 else None,
+        learner=LocalLearner(Learner(policy, critic, algorithm=algorithm, config=config), reference),
         engine=engine,
         sampler=engine,
         engine_dtype=dtype,

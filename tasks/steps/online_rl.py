@@ -9,7 +9,6 @@ from typing import Any
 
 from rlcore.config import RlConfig
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
-from rlcore.models.loading import save_model
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.rl_parts import START, open_parts, start_from
@@ -46,7 +45,7 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
 def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Runtime) -> StageResult:
     """The policy, every rollout, the history and what the health rules found."""
     folder = context.folder
-    save_model(parts.learner.policy, context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
+    parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(outcome.history, indent=1), encoding="utf-8")
     write_json({"findings": outcome.findings, "stopped": _stopped(outcome)}, folder / "health.json")

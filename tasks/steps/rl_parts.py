@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import resolve_algorithm
@@ -20,6 +21,7 @@ from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
+from rlcore.training.local import LocalLearner
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext
@@ -51,9 +53,7 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     stage: RlStage = context.config.stage
     rl, evaluation = stage.settings, context.config.evaluation
     tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
-    learner = _learner(context, rl, runtime)
-    policy = learner.policy
-    reference = _reference(context, runtime, policy) if rl.kl.coefficient > 0.0 else None
+    policy = _policy(context, rl, runtime)
     reward_models = open_reward_models(context, rl.rewards, runtime, policy)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
     held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
@@ -61,6 +61,8 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     budget = rl.update.tokens_per_microbatch
     resources = reward_resources(reward_models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     with ExitStack() as stack:
+        beside = [member for model in reward_models.values() for member in model.members]
+        learner = stack.enter_context(closing(_learner(context, rl, runtime, policy, beside=beside)))
         max_tokens = longest([*prompts, *held_out], rl.sampling.max_new_tokens)
         engine = stack.enter_context(_engine(context, rl, runtime, tokenizer, max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
@@ -71,7 +73,6 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
         yield Parts(
             seed=context.seed,
             learner=learner,
-            reference=reference,
             engine=engine,
             sampler=sampler,
             engine_dtype=engine_dtype(sampling_engine(rl.sampling), runtime),
@@ -82,7 +83,6 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
             identity={"stage": context.stage_key},
             held_out=HeldOut(prompts=monitored, verifier=judge, confidence=evaluation.confidence),
             health=context.config.health,
-            reward_models=tuple(member for model in reward_models.values() for member in model.members),
             shares=stage.prompts,
         )
 
@@ -121,10 +121,19 @@ def _engine(
     return open_engine(start, tokenizer, config=config, work=work, runtime=runtime, progress=context.progress)
 
 
-def _learner(context: StageContext, rl: RlConfig, runtime: Runtime) -> Learner:
-    algorithm, policy = resolve_algorithm(rl), _policy(context, rl, runtime)
+def _learner(
+    context: StageContext,
+    rl: RlConfig,
+    runtime: Runtime,
+    policy: PreTrainedModel | AdaptedModel,
+    *,
+    beside: Iterable[nn.Module],
+) -> LocalLearner:
+    """What learns, on ``policy``; ``beside``: models that share its memory."""
+    algorithm = resolve_algorithm(rl)
     critic = _critic(context, rl, runtime, policy) if algorithm.uses_critic else None
-    return Learner(policy, critic, algorithm=algorithm, config=rl)
+    reference = _reference(context, runtime, policy) if rl.kl.coefficient > 0.0 else None
+    return LocalLearner(Learner(policy, critic, algorithm=algorithm, config=rl), reference, beside=beside)
 
 
 def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrainedModel | AdaptedModel:
