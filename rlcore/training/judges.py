@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.models.batches import share_for
 from rlcore.models.heads import ScalarModel, score_rewards, score_shared, score_values
 from rlcore.models.policy import score_sequences
+from rlcore.models.sharded import ranks_of
 from rlcore.packing import TokenSequence
 
 
@@ -65,6 +67,19 @@ class Judges:
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
         """See :meth:`Judging.passes`."""
+        mine = share_for(self.policy, sequences, tokens_per_microbatch=self.tokens_per_microbatch)
+        place_of = {number: place for place, number in enumerate(mine)}
+        own = self._own_passes(
+            [sequences[i] for i in mine],
+            needs_policy=needs_policy,
+            cut=[place_of[i] for i in cut if i in place_of],
+        )
+        rows = list(zip(own.old, own.ref, own.values, own.next_values, strict=True))
+        old, ref, values, next_values = zip(*ranks_of(self.policy).collect(mine, rows), strict=True)
+        return Passes(old=old, ref=ref, values=values, next_values=torch.stack(next_values))
+
+    def _own_passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+        """Those of this rank's share."""
         old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
         budget, temperature = self.tokens_per_microbatch, self.temperature
         shared = self.critic is not None and self.critic.backbone is self.policy
@@ -78,7 +93,7 @@ class Judges:
         if self.critic is not None:
             if not (needs_policy and shared):
                 values = score_values(self.critic, sequences, tokens_per_microbatch=budget)
-            if self.bootstrap_truncated and cut:
+            if self.bootstrap_truncated and ranks_of(self.policy).any(bool(cut)):
                 # The state after a last token is where a score of the whole sequence would be read.
                 chosen = [sequences[i] for i in cut]
                 next_values[list(cut)] = score_rewards(self.critic, chosen, tokens_per_microbatch=budget)

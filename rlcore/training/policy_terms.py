@@ -48,6 +48,9 @@ class PolicyTerms:
     def __call__(self, places: slice, logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         """The loss of these tokens, float32 scalar; ``logprobs`` and ``entropy`` are [n] of the batch's N tokens."""
 
+        if not len(logprobs):  # a rank that has nothing left to do
+            return logprobs.sum()
+
         def column(name: str) -> torch.Tensor:
             return self.columns.get(name)[places].to(logprobs.device)
 

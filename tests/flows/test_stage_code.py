@@ -19,7 +19,7 @@ from tasks.steps import recipe
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
-MOST = 110  # modules that a key of an RL stage counts
+MOST = 120  # modules that a key of an RL stage counts
 
 
 def modules_of(stage: Stage, config: RunConfig) -> frozenset[str]:
