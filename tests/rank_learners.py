@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,12 @@ from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.recompute import recompute_layers
 from rlcore.models.sharded import Sharding, join, shard
 from rlcore.ranks import ONE, Ranks, whole
+from rlcore.training.checkpoint import load_newest
+from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.optim import parameters_of
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import UNCLIPPED, update_config
@@ -187,3 +191,53 @@ def experience_of(case: Case, *, in_reward: bool) -> Callable[[Ranks], list[Trai
             return list(made.samples)
 
     return work
+
+
+State = tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]
+
+
+def saves(case: Case, root: Path) -> Callable[[Ranks], State]:
+    """Work for ranks: an update, its checkpoint, and what :func:`state_of` says then and after one more update."""
+
+    def work(ranks: Ranks) -> State:
+        with strategies.double_precision():
+            learner, writer = make_learner(case, ranks), CheckpointWriter()
+            learner.update(samples_of(case, 0), seed=0)
+            writer.save(root, 1, learner, run_state={"identity": {}})
+            writer.close()
+            return state_of(case, learner)
+
+    return work
+
+
+def loads(case: Case, root: Path) -> Callable[[Ranks], State]:
+    """Work for ranks: what :func:`state_of` says of the checkpoint in ``root``."""
+
+    def work(ranks: Ranks) -> State:
+        with strategies.double_precision():
+            learner = make_learner(case, ranks)
+            assert load_newest(root, learner, identity={}) == {"identity": {}}
+            return state_of(case, learner)
+
+    return work
+
+
+def state_of(case: Case, learner: Learner) -> State:
+    """Weights, the optimizers' numbers, and the weights after another update; a call of all ranks."""
+    weights = weights_of(learner)
+    numbers = tuple(
+        whole(value).clone()
+        for optimizer in learner.optimizers
+        for parameter in parameters_of(optimizer)
+        for _, value in sorted(optimizer.state[parameter].items())
+    )
+    learner.update(samples_of(case, 1), seed=1)
+    return weights, numbers, weights_of(learner)
+
+
+def assert_equal_states(found: Sequence[State], expected: State) -> None:
+    """What was restored is the same bit for bit; what is computed from it, to rounding."""
+    for weights, numbers, after in found:
+        assert torch.equal(weights, expected[0])
+        assert all(torch.equal(one, other) for one, other in zip(numbers, expected[1], strict=True))
+        assert float((after - expected[2]).norm() / expected[2].norm()) < 1e-9

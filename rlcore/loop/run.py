@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ from rlcore.types import Prompt
 
 CYCLE = 1000
 """Places after which the mix of data sets repeats: shares are exact to a thousandth."""
+
+
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": ""})
+"""The state of a run before its first iteration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcore.models.architectures import trunk
-from rlcore.ranks import ONE, Ranks
+from rlcore.ranks import ONE, Ranks, whole
 
 T = TypeVar("T")
 _MARK = "_membership"
@@ -108,6 +108,31 @@ def like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     local = tensor.to(parameter.device)
     return distribute_tensor(local, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def whole_state(model: nn.Module) -> dict[str, torch.Tensor] | None:
+    """The state of a model in shards, whole, in the first rank's memory; tied weights are one tensor, as in the model.
+
+    None for a model that this process has as a whole. All ranks ask at the same point; the others get an empty one.
+    """
+    membership = _membership(model)
+    if membership.root is None:
+        return None
+    found: dict[str, torch.Tensor] = {}
+    known: dict[int, torch.Tensor] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *_kept_buffers(model)):
+        if id(tensor) not in known:
+            gathered = whole(tensor.detach())
+            known[id(tensor)] = gathered.cpu() if membership.ranks.is_first else gathered.new_empty(0)
+        if membership.ranks.is_first:
+            found[name] = known[id(tensor)]
+    return found
+
+
+def _kept_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The buffers that a checkpoint of the model has."""
+    names = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in names]
 
 
 def _membership(model: Any) -> _Membership:

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.algorithms.kl import KlController
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.sharded import like
-from rlcore.ranks import whole
+from rlcore.ranks import Ranks, is_shard, whole
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import parameters_of
@@ -59,7 +59,10 @@ class Snapshot:
 
 
 def take_snapshot(learner: Learner, *, run_state: Mapping[str, Any]) -> Snapshot:
-    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, history ...)."""
+    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, history ...).
+
+    Of ranks with shards the first one has the whole tensors, in the machine's memory; all ask at the same point.
+    """
     state = {"learner": _scalars(learner), "run": dict(run_state)}
     return Snapshot(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
 
@@ -180,25 +183,33 @@ def is_intact(folder: Path) -> bool:
 def _tensors(learner: Learner) -> dict[str, Tensors]:
     # state_dict() names tied weights twice and safetensors refuses shared memory: each parameter is saved once.
     tensors: dict[str, Tensors] = {
-        "policy": _weights(learner.policy),
-        "optimizer": _optimizer_tensors(learner.optimizer),
+        "policy": _weights(learner.policy, learner.ranks),
+        "optimizer": _optimizer_tensors(learner.optimizer, learner.ranks),
     }
     if learner.value_module is not None:
-        tensors["critic"] = _weights(learner.value_module)
+        tensors["critic"] = _weights(learner.value_module, learner.ranks)
     if learner.critic is not None and not learner.shares_trunk:
-        tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer)
+        tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer, learner.ranks)
     return tensors
 
 
-def _weights(module: torch.nn.Module) -> Tensors:
-    return {name: whole(parameter.detach()) for name, parameter in module.named_parameters()}
+def _weights(module: torch.nn.Module, ranks: Ranks) -> Tensors:
+    return {name: _kept(parameter.detach(), ranks) for name, parameter in module.named_parameters()}
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """A whole tensor as it is; of one in shards, all of it for the rank that writes, and nothing for the others."""
+    if not is_shard(tensor):
+        return tensor
+    gathered = whole(tensor)
+    return gathered.cpu() if ranks.is_first else gathered.new_empty(0)
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer, ranks: Ranks) -> Tensors:
     # Not by state_dict(): that of bitsandbytes packs some tensors away. Its count of steps is a plain int, and its maps
     # from bytes to numbers are shared among parameters, which safetensors refuses.
     return {
-        f"{number}/{name}": value.clone() if name.startswith("qmap") else whole(torch.as_tensor(value))
+        f"{number}/{name}": value.clone() if name.startswith("qmap") else _kept(torch.as_tensor(value), ranks)
         for number, parameter in enumerate(parameters_of(optimizer))
         for name, value in optimizer.state.get(parameter, {}).items()
     }

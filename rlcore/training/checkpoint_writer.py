@@ -43,6 +43,8 @@ class CheckpointWriter:
         """
         self.wait()
         snapshot = take_snapshot(learner, run_state=run_state)
+        if not learner.ranks.is_first:
+            return
         free = free_bytes(torch.device("cpu"))
         if free is None or free < _SPARE * snapshot.num_bytes:
             write_checkpoint(root, step, snapshot, spared=tuple(spared))

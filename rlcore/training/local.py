@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlcore.memory import Footprint, measuring, num_parameters, optimizer_bytes
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, merged_state
 from rlcore.models.precision import compute_dtype
+from rlcore.models.sharded import whole_state
 from rlcore.packing import TokenSequence
 from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
@@ -91,7 +93,7 @@ class LocalLearner:
         self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
     ) -> tuple[UpdateStats, Footprint | None]:
         learner = self.learner
-        if not measured:
+        if not measured or learner.ranks.size > 1:  # of shards, what is gathered comes and goes
             return learner.update(samples, seed=seed), None
         models = [learner.policy, self.reference, learner.critic, *self._beside]
         with measuring(models, learner.optimizers) as meter:
@@ -121,7 +123,9 @@ class LocalLearner:
         self._writer.wait()
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        save_model(self.learner.policy, start, folder, like_start=like_start)
+        policy, ranks = self.learner.policy, self.learner.ranks
+        state = whole_state(policy)
+        ranks.of_first(partial(save_model, policy, start, folder, like_start=like_start, state=state))
 
     def close(self) -> None:
         self._writer.close()

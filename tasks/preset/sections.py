@@ -14,6 +14,7 @@ from typing import Any
 from rlcore.config import (
     EngineConfig,
     EvaluationConfig,
+    PlacementConfig,
     RejectionStage,
     RlStage,
     RunConfig,
@@ -83,7 +84,7 @@ def _named(config: RunConfig, sampling: SamplingConfig) -> SamplingConfig:
 
 
 def _counted(section: Any) -> Any:
-    if isinstance(section, EngineConfig):
+    if isinstance(section, EngineConfig | PlacementConfig):
         return to_dict(section.numbers)
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}

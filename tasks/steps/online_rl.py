@@ -9,11 +9,12 @@ from typing import Any
 
 from rlcore.config import RlConfig
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
+from rlcore.models.runtime import Runtime
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.rl_parts import START, open_parts, start_from
 from tasks.steps.rl_records import StageRecorder
-from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
+from tasks.steps.runtime import open_runtime, peak_memory_gib
 
 
 def run_online_rl(context: StageContext, *, stage: str, start: str, evaluated: tuple[str, ...]) -> StageResult:

@@ -47,6 +47,7 @@ _SERVERS = (
 )
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
+_RANKS = ("rlcore.training.exported", "rlcore.training.group", "rlcore.training.rank_process", "rlcore.training.wire")
 _IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch")  # what brings a checkpoint in, and nothing after that
 
 
@@ -57,7 +58,8 @@ def unused_by_rl(config: Sections) -> frozenset[str]:
     critic = ["reward_model"] if rl.critic.initialise_from != "policy" else []
     kinds = [*rewards, *critic, *_verifiers(config)]
     adapters = frozenset() if rl.update.adapter.rank else frozenset(_ADAPTERS)
-    return _unused(kinds, rl.sampling.episodes, rl.sampling.engine) | adapters
+    ranks = frozenset(_RANKS if config.placement.backend == "local" else ())
+    return _unused(kinds, rl.sampling.episodes, rl.sampling.engine) | adapters | ranks
 
 
 def unused_by_rejection(config: Sections) -> frozenset[str]:

@@ -10,7 +10,17 @@ import torch
 from rlcore.errors import CheckpointError, NonFiniteError
 from rlcore.models.sharded import Sharding
 from rlcore.ranks import ONE, Ranks
-from tests.rank_learners import CASES, Held, assert_equal_runs, make_learner, samples_of, two_updates
+from tests.rank_learners import (
+    CASES,
+    Held,
+    assert_equal_runs,
+    assert_equal_states,
+    loads,
+    make_learner,
+    samples_of,
+    saves,
+    two_updates,
+)
 from tests.ranks import on_ranks
 
 
@@ -75,3 +85,17 @@ def test_gathering_in_half_precision_learns_what_autocast_learns(tmp_path: Path)
         assert kinds == ["torch.float32"]
         assert loss == pytest.approx(expected, abs=0.05)
         assert loss != expected
+
+
+def test_a_checkpoint_of_two_ranks_is_that_of_one_process_whichever_loads_it(tmp_path: Path) -> None:
+    case = CASES["ppo"]
+    saved = on_ranks(2, saves(case, tmp_path / "two"), tmp_path)
+    expected = loads(case, tmp_path / "two")(ONE)
+    assert_equal_states([expected], saved[0])
+    assert_equal_states(on_ranks(2, loads(case, tmp_path / "two"), tmp_path), expected)
+
+
+def test_a_checkpoint_of_one_process_is_loaded_by_two_ranks(tmp_path: Path) -> None:
+    case = CASES["ppo, head"]
+    expected = saves(case, tmp_path / "one")(ONE)
+    assert_equal_states(on_ranks(2, loads(case, tmp_path / "one"), tmp_path), expected)

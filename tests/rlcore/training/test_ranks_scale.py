@@ -14,7 +14,10 @@ from tests.rank_learners import (
     CASES,
     Held,
     assert_equal_runs,
+    assert_equal_states,
     experience_of,
+    loads,
+    saves,
     two_updates,
 )
 from tests.ranks import on_ranks
@@ -65,3 +68,19 @@ def test_the_early_stop_is_met_and_the_case_of_few_prompts_leaves_ranks_without_
     metrics, _ = two_updates(CASES["grpo, stopped early"])(ONE)
     assert metrics[0]["update/epochs"] < 3.0
     assert CASES["grpo, more ranks than prompts"].shape["group_size"] < 4
+
+
+@pytest.mark.parametrize(("writes", "reads"), [(2, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "ppo, head", "grpo, untied head"])
+def test_a_checkpoint_is_loaded_by_any_number_of_ranks(name: str, writes: int, reads: int, tmp_path: Path) -> None:
+    expected = on_ranks(writes, saves(CASES[name], tmp_path / "c"), tmp_path)[0]
+    work = loads(CASES[name], tmp_path / "c")
+    found = on_ranks(reads, work, tmp_path) if reads > 1 else [work(ONE)]
+    assert_equal_states(found, expected)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo, head"])
+def test_as_many_ranks_as_wrote_a_checkpoint_go_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    expected = on_ranks(2, saves(CASES[name], tmp_path / "c"), tmp_path)
+    for ours, theirs in zip(expected, on_ranks(2, loads(CASES[name], tmp_path / "c"), tmp_path), strict=True):
+        assert torch.equal(ours[2], theirs[2])
