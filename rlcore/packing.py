@@ -141,10 +141,11 @@ def deal(
     """The numbers of the sequences for each of ``ranks``, by tokens as evenly as whole trees allow.
 
     The longest tree goes first, each to the rank that has the fewest tokens, so the longest share is above the mean by
-    less than one tree. A tree is no longer than a fair share: completions of a prompt that is longer are dealt apart.
+    less than one tree. A tree is at most a quarter of a fair share: completions of a prompt that are more are dealt
+    apart, and ranks that get parts of them each compute the prompt.
     """
     fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
-    limit = min(tokens_per_microbatch, fair) if share_prompts else 0
+    limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
     for tree in sorted(_trees(sequences, limit), key=len, reverse=True):

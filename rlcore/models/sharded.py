@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcore.models.architectures import trunk
@@ -32,11 +32,10 @@ _MARK = "_membership"
 class Sharding:
     """How weights are cut up. ``dtype``: in which precision they are gathered, and gradients computed; None: their own.
 
-    Gradients are summed in float32. ``offload``: shards and the optimizer's moments lie in the machine's memory.
+    Gradients are summed in float32.
     """
 
     dtype: torch.dtype | None = None
-    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.d
             reduce_dtype=torch.float32 if sharding.dtype else None,
             cast_forward_inputs=False,
         ),
-        "offload_policy": CPUOffloadPolicy() if sharding.offload else OffloadPolicy(),
     }
     language_model = _language_model(model)
     root = _Whole(model)

@@ -179,7 +179,6 @@ class LearnerGroup:
 
     def _setup(self, rank: int) -> dict[str, Any]:
         placement, runtime = self._placement, self._runtime
-        is_adapted = self.config.update.adapter.rank > 0
         return {
             "plan": self._plan.to_json(),
             "rank": rank,
@@ -191,9 +190,8 @@ class LearnerGroup:
             "seconds": 60.0 * placement.deadline_minutes,
             "dtype": str(runtime.compute_dtype).removeprefix("torch."),
             "recompute": runtime.recompute,
-            "sharded": self.size > 1 and placement.shard != "replicate" and not is_adapted,
+            "sharded": placement.is_sharded(adapted=self.config.update.adapter.rank > 0),
             "narrow": placement.narrow,
-            "offload": placement.offload,
             "tokens": self._tokens,
         }
 

@@ -71,9 +71,7 @@ def _make(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Local
     dtype = PRECISIONS[setup["dtype"]]
     runtime = Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"])
     torch.manual_seed(setup["plan"]["seed"])
-    sharding = None
-    if setup["sharded"]:
-        sharding = Sharding(dtype=dtype if setup["narrow"] else None, offload=setup["offload"])
+    sharding = Sharding(dtype=dtype if setup["narrow"] else None) if setup["sharded"] else None
     plan = LearnerPlan.from_json(setup["plan"])
     return make_share(plan, ranks, runtime, sharding=sharding, device=device)
 

@@ -16,8 +16,8 @@ from tests import strategies
     ("settings", "said"),
     [
         ({"learner_ranks": 2}, "set backend = 'processes'"),
-        ({"offload": True}, "set backend = 'processes'"),
-        ({"backend": "processes", "shard": "replicate", "offload": True}, "are of shards"),
+        ({"narrow": True}, "set backend = 'processes'"),
+        ({"backend": "processes", "shard": "replicate", "narrow": True}, "is of shards"),
         ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
     ],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.models.sharded import Sharding
 from rlcore.ranks import ONE
 from tests.rank_learners import (
     ADAPTERS,
@@ -40,13 +39,6 @@ def test_adapters_on_a_base_that_every_rank_has_take_the_steps_of_one_process(
 ) -> None:
     found = on_ranks(size, two_updates(ADAPTERS[name], "replicate"), tmp_path)
     assert_equal_runs(found, two_updates(ADAPTERS[name])(ONE))
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_shards_that_lie_in_the_machines_memory_take_the_same_steps(size: int, tmp_path: Path) -> None:
-    case = CASES["ppo"]
-    found = on_ranks(size, two_updates(case, "full", sharding=Sharding(offload=True)), tmp_path)
-    assert_equal_runs(found, two_updates(case)(ONE))
 
 
 @pytest.mark.parametrize("size", [2, 4])
