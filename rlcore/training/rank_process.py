@@ -54,6 +54,7 @@ def serve(end: Connection, setup: Mapping[str, Any]) -> None:
     torch.set_num_threads(setup["threads"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.init()  # else a mesh chooses the device by the rank's number
     try:
         address = {"store": setup["store"], "device": device, "timeout": setup["seconds"]}
         with (

@@ -47,7 +47,13 @@ _SERVERS = (
 )
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
-_RANKS = ("rlcore.training.exported", "rlcore.training.group", "rlcore.training.rank_process", "rlcore.training.wire")
+_RANKS = (
+    "rlcore.training.exported",
+    "rlcore.training.group",
+    "rlcore.training.rank_pool",
+    "rlcore.training.rank_process",
+    "rlcore.training.wire",
+)
 _IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch")  # what brings a checkpoint in, and nothing after that
 
 

@@ -25,6 +25,7 @@ from rlcore.models.runtime import Runtime
 from rlcore.training import group, rank_process
 from rlcore.training.building import LearnerPlan
 from rlcore.training.group import LearnerGroup, rank_devices
+from rlcore.training.rank_pool import RankPool
 from rlcore.training.wire import decode
 from tests import strategies
 from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, start
@@ -60,25 +61,25 @@ class Fork:
         return self.code
 
 
-class ForkedGroup(LearnerGroup):
-    """Its ranks have imported everything already."""
+class Forks(RankPool):
+    """Ranks that have imported everything already."""
 
-    def _launch(self, end: Connection) -> subprocess.Popen[bytes]:
+    def launch(self, end: Connection) -> subprocess.Popen[bytes]:
         return Fork(end)  # type: ignore[return-value]
 
 
-def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> ForkedGroup:
+def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> LearnerGroup:
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
-    settings = {"backend": "processes", "learner_ranks": 2, "deadline_minutes": 1.0} | placement
-    return ForkedGroup(plan, PlacementConfig(**settings), RUNTIME, note=notes.append)
+    settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "deadline_minutes": 1.0} | placement))
+    return LearnerGroup(plan, settings, RUNTIME, note=notes.append, ranks=Forks(60.0 * settings.deadline_minutes))
 
 
 @pytest.fixture
 def opened(start: Path) -> Iterator[Any]:
     """Opens groups, and closes them."""
-    groups: list[ForkedGroup] = []
+    groups: list[LearnerGroup] = []
 
-    def open_group(config: RlConfig | None = None, **placement: Any) -> ForkedGroup:
+    def open_group(config: RlConfig | None = None, **placement: Any) -> LearnerGroup:
         groups.append(make_group(start, config or strategies.rl_config(), [], **placement))
         return groups[-1]
 
@@ -107,7 +108,7 @@ class Killer(Tape):
     def metrics(self, iteration: int, metrics: Any) -> None:
         super().metrics(iteration, metrics)
         if iteration == self._iteration and self._learner._starts == 1:
-            os.kill(self._learner._ranks[1].pid, signal.SIGKILL)
+            os.kill(self._learner.ranks.processes[1].pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed_in", [0, pytest.param(1, marks=pytest.mark.scale), 2])
@@ -161,7 +162,7 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
 
 def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
     learner = opened(deadline_minutes=0.05)
-    os.kill(learner._ranks[0].pid, signal.SIGSTOP)
+    os.kill(learner.ranks.processes[0].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLostError, match=r"rank 0 did not answer within 0\.05 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)
     with pytest.raises(LearnerLostError, match="the ranks are gone"):  # never the first weights without a word
@@ -171,7 +172,7 @@ def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) ->
 def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path: Path) -> None:
     learner = opened(max_restarts=1)
     for _ in range(2):
-        learner._ranks[0].kill()
+        learner.ranks.processes[0].kill()
         with pytest.raises(LearnerLostError, match="rank 0 was ended by SIGKILL"):
             learner.observe_kl(0.1, 3)
         if learner._starts == 1:
