@@ -80,6 +80,19 @@ def test_a_run_on_two_ranks_goes_through_and_begins_as_one_process_does(home: Pa
     assert_begins_alike(home, micro_home)
 
 
+def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None:
+    adapters = (
+        "stages.grpo.update.adapter.rank=4",
+        "stages.ppo.update.adapter.rank=4",
+        "stages.ppo.critic.placement=adapter",
+    )
+    done = run_flows("run", home, *TWO, *adapters)
+    assert done.returncode == 0, done.stderr
+    for stage in ("grpo", "ppo"):
+        assert (folder(home, stage) / "model" / "adapter" / "adapter_model.safetensors").is_file()
+        assert history(home, stage)[-1]["policy_version"] == 4.0
+
+
 def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(home: Path, micro_home: Path) -> None:
     process = begin(home)
     until(process, lambda: list(home.glob("work/*/checkpoints/step-000001")))
