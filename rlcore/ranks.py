@@ -40,11 +40,15 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on one rank at least."""
-        return any(self.gather(flag)) if self.size > 1 else flag
+        return bool(self.max(int(flag)))
 
     def max(self, number: int) -> int:
         """The largest of the ranks' numbers."""
-        return max(self.gather(number))
+        if self.size == 1:
+            return number
+        found = torch.tensor(number)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
 
     def gather(self, value: T) -> list[T]:
         """The value of each rank, in their order, on every rank."""

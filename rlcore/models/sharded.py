@@ -144,6 +144,11 @@ def _language_model(model: Any) -> Any:
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """The blocks of a trunk: the longest list of modules of one kind that it has."""
-    lists = [module for module in trunk(model).modules() if isinstance(module, nn.ModuleList)]  # type: ignore[attr-defined]
-    return list(max(lists, key=len, default=nn.ModuleList()))
+    """The blocks of a trunk: of its lists of modules (a block's experts may be one), that which holds the most."""
+    modules: Any = trunk(model)
+    lists = [module for module in modules.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=_size, default=nn.ModuleList()))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
