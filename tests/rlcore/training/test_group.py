@@ -111,7 +111,7 @@ class Killer(Tape):
             os.kill(self._learner.ranks.processes[1].pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("killed_in", [0, pytest.param(1, marks=pytest.mark.scale), 2])
+@pytest.mark.parametrize("killed_in", [*(pytest.param(n, marks=pytest.mark.scale) for n in (0, 1)), 2])
 def test_a_run_on_ranks_is_that_of_one_process_and_one_that_loses_a_rank_goes_on(
     killed_in: int, make_parts: MakeParts, opened: Any
 ) -> None:

@@ -62,7 +62,7 @@ def test_the_early_stop_is_met_and_the_case_of_few_prompts_leaves_ranks_without_
     assert CASES["grpo, more ranks than prompts"].shape["group_size"] < 4
 
 
-@pytest.mark.parametrize(("writes", "reads"), [(2, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize(("writes", "reads"), [(2, 1), (2, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("name", ["grpo", "ppo", "ppo, head", "grpo, untied head"])
 def test_a_checkpoint_is_loaded_by_any_number_of_ranks(name: str, writes: int, reads: int, tmp_path: Path) -> None:
     expected = on_ranks(writes, saves(CASES[name], tmp_path / "c"), tmp_path)[0]
