@@ -98,7 +98,7 @@ class Ranks:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
-            parts = flat.split([gradient.numel() for gradient in gradients])
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for parameter, part in zip(bucket, parts, strict=True):
                 parameter.grad = part.view_as(parameter)
 
@@ -127,7 +127,7 @@ def is_shard(tensor: torch.Tensor) -> bool:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor of which each rank may hold a part; all ranks ask at the same point."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

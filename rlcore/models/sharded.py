@@ -97,7 +97,7 @@ def ranks_of(model: Any) -> Ranks:
 def whole_pass(model: Any, work: Callable[[], T]) -> T:
     """What ``work`` gives: one forward pass of ``model`` and all that is computed of it up to the loss."""
     root = _membership(model).root
-    return work() if root is None else root(work)  # type: ignore[no-any-return]
+    return work() if root is None else root(work)
 
 
 def like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,8 @@ def _layers(model: Any) -> list[nn.Module]:
     """The blocks of a trunk: of its lists of modules (a block's experts may be one), that which holds the most."""
     modules: Any = trunk(model)
     lists = [module for module in modules.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=_size, default=nn.ModuleList()))
+    largest = max(lists, key=_size) if lists else nn.ModuleList()
+    return list(largest)
 
 
 def _size(module: nn.Module) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
 from rlcore.training.local import LocalLearner
 
-Policy = PreTrainedModel | AdaptedModel
+Policy: TypeAlias = PreTrainedModel | AdaptedModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -14,8 +15,8 @@ class ExportedWeights(Mapping[str, torch.Tensor]):
 
     def __init__(self, path: Path, policy_version: int) -> None:
         self.policy_version = policy_version
-        self._file = safe_open(path, framework="pt")
-        self._names = tuple(self._file.keys())
+        file: Any = safe_open(path, framework="pt")
+        self._file, self._names = file, tuple(file.keys())
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:

@@ -54,7 +54,7 @@ def serve(end: Connection, setup: Mapping[str, Any]) -> None:
     torch.set_num_threads(setup["threads"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.init()  # else a mesh chooses the device by the rank's number
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by the rank's number
     try:
         address = {"store": setup["store"], "device": device, "timeout": setup["seconds"]}
         with (
@@ -87,9 +87,10 @@ def _next(end: Connection) -> Any:
 
 def _answer(learner: LocalLearner, request: Any, tokens: int) -> dict[str, Any]:
     method, arguments, settings = request
+    result = None
     try:
         if method == "export":
-            result = _export(learner, *arguments)
+            _export(learner, *arguments)
         elif method in _METHODS:
             result = getattr(learner, method)(*arguments, **settings)
         else:
