@@ -20,10 +20,10 @@ from typing import Any
 import rlcore
 from rlcore import errors
 from rlcore.errors import LearnerLostError, RlcoreError
+from rlcore.training import rank_process
 from rlcore.training.wire import decode, encode
 
 _GRACE_SECONDS = 5.0  # for the others' answers, after one rank has failed
-_MODULE = "rlcore.training.rank_process"
 
 
 class RankPool:
@@ -88,7 +88,7 @@ class RankPool:
         """A process that finds its setup and its requests at ``end``."""
         paths = [str(Path(rlcore.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(end.fileno()), str(os.getpid())],
+            [sys.executable, "-m", rank_process.__name__, str(end.fileno()), str(os.getpid())],
             pass_fds=[end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # gloo says there whom it has met
