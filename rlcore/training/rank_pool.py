@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import rlcore
 from rlcore import errors
 from rlcore.errors import LearnerLostError, RlcoreError
 from rlcore.training import rank_process
@@ -86,7 +85,7 @@ class RankPool:
 
     def launch(self, end: Connection) -> subprocess.Popen[bytes]:
         """A process that finds its setup and its requests at ``end``."""
-        paths = [str(Path(rlcore.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
             [sys.executable, "-m", rank_process.__name__, str(end.fileno()), str(os.getpid())],
             pass_fds=[end.fileno()],
