@@ -45,7 +45,8 @@ from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 

@@ -82,7 +82,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         draw=rl_page,
         run=partial(run_online_rl, stage=name, start=start, evaluated=evaluated, earlier=earlier),
         inputs=(start, *data, *needed_reward_models(own.settings)),
-        sections=partial(_sections, name, ("evaluation", "hardware", "health"), ()),
+        sections=partial(_sections, name, ("evaluation", "hardware", "health", "placement"), ()),
         external=outside,
         unused=unused_by_stage,
     )

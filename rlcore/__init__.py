@@ -27,7 +27,7 @@
     reward = rlcore.function_reward(worth)
     parts = rlcore.native_parts(START, config, prompts=prompts, reward=reward, folder=Path("run"))
     outcome = rlcore.train(parts)
-    rlcore.save_model(parts.learner.policy, START, Path("trained"))
+    parts.learner.save_model(START, Path("trained"))
 
 A name is looked up when it is asked for, so that ``import rlcore`` itself imports neither torch nor transformers.
 docs/library.md has the whole interface.

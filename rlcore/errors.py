@@ -14,7 +14,8 @@ RlcoreError
 ├── ServiceError        a server that runs need does not start, or does not answer
 ├── CanaryError         a run-time check found a silently broken run
 └── TrainingError       the update cannot go on
-    └── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
+    ├── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
+    └── LearnerLostError    a process that learns died or fell silent; what it had is in the newest checkpoint
 """
 
 from __future__ import annotations
@@ -104,3 +105,7 @@ class TrainingError(RlcoreError):
 
 class NonFiniteError(TrainingError):
     """NaN or infinity where a finite number is needed; no optimizer step was taken."""
+
+
+class LearnerLostError(TrainingError):
+    """A process that learns died or fell silent; what it had is in the newest checkpoint."""

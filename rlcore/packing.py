@@ -14,6 +14,7 @@ trunk works on the N completion tokens alone, flat, in the order of the sequence
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -139,6 +140,31 @@ def pack(
     return batches
 
 
+def deal(
+    sequences: Sequence[TokenSequence], ranks: int, *, tokens_per_microbatch: int, share_prompts: bool = True
+) -> list[list[int]]:
+    """The numbers of the sequences for each of ``ranks``, by tokens as evenly as whole trees allow.
+
+    The longest tree goes first, each to the rank that has the fewest tokens, so the longest share is above the mean by
+    less than one tree. A tree is at most a quarter of a fair share: completions of a prompt that are more are dealt
+    apart, and ranks that get parts of them each compute the prompt.
+    """
+    fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
+    limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for tree in sorted(_trees(sequences, limit), key=len, reverse=True):
+        rank = min(range(ranks), key=tokens.__getitem__)
+        tokens[rank] += len(tree)
+        dealt[rank] += [number for number, _ in tree.members]
+    return [sorted(numbers) for numbers in dealt]
+
+
+def empty(widths: Widths = EXACT) -> PackedBatch:
+    """A batch of one token that nothing is asked of: what a rank passes that has no more to do."""
+    return _lay_out([_Tree((0,), ())], 0, widths)
+
+
 def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
     """Sequences by prompt, as many in one tree as fit into ``limit`` positions, and at least one."""
     by_prompt: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
@@ -190,13 +216,17 @@ def _lay_out(trees: Sequence[_Tree], pad_id: int, widths: Widths) -> PackedBatch
         token_ids=token_ids,
         position_ids=position_ids,
         segment=segment,
-        predictors=torch.tensor(predictors),
-        targets=torch.tensor(targets),
-        sequence_index=torch.tensor(sequence_index),
-        token_index=torch.tensor(token_index),
-        last_positions=torch.tensor(last_positions),
-        sequences=torch.tensor(members),
+        predictors=_integers(predictors),
+        targets=_integers(targets),
+        sequence_index=_integers(sequence_index),
+        token_index=_integers(token_index),
+        last_positions=_integers(last_positions),
+        sequences=_integers(members),
     )
+
+
+def _integers(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def tree_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> Bool[Tensor, "batch 1 time time"]:

@@ -17,7 +17,8 @@ from rlcore.config import KlConfig, OptimConfig, RlConfig, SamplingConfig, Updat
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling.decoding import decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 

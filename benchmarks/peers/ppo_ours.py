@@ -24,7 +24,8 @@ from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.packing import TokenSequence
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -21,6 +22,7 @@ from rlcore.canaries.agreement import Agreement, Spread, agreement, check_agreem
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_logprobs, scatter_tokens
+from rlcore.models.sharded import whole_pass
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.types import Prompt, Rollout
@@ -83,7 +85,7 @@ def token_scores(
     logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
     for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(model.device)
-        found = completion_logprobs(model, batch, temperature=temperature)
+        found = whole_pass(model, partial(completion_logprobs, model, batch, temperature=temperature))
         for values, results in zip(found, (logprobs, entropies), strict=True):
             scatter_tokens(values, batch, results)
     return torch.cat(logprobs), torch.cat(entropies)

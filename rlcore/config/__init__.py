@@ -11,6 +11,7 @@ from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, Transf
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.evaluation import EvaluationConfig, VerifierConfig
 from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
+from rlcore.config.placement import PlacementConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.report import ReportConfig
@@ -68,6 +69,7 @@ __all__ = [
     "NonNegativeInt",
     "ObjectiveConfig",
     "OptimConfig",
+    "PlacementConfig",
     "PositiveFloat",
     "PositiveInt",
     "PreferenceLossConfig",

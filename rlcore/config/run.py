@@ -15,6 +15,7 @@ from rlcore.config.engine import EngineConfig
 from rlcore.config.evaluation import EvaluationConfig
 from rlcore.config.faults import graph_faults
 from rlcore.config.health import HealthConfig
+from rlcore.config.placement import PlacementConfig, placement_faults
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.report import ReportConfig
 from rlcore.config.retrain import RetrainConfig
@@ -44,13 +45,14 @@ class RunConfig:
     stages: Mapping[str, AnyStage] = field(default_factory=dict)
     engine: EngineConfig = field(default_factory=EngineConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     promotion: PromotionConfig | None = None
     retrain: RetrainConfig | None = None
 
     def __post_init__(self) -> None:
-        if faults := graph_faults(self):
+        if faults := [*graph_faults(self), *placement_faults(self.placement, self.stages)]:
             raise ConfigError("\n".join(faults))
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:

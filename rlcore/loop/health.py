@@ -39,7 +39,7 @@ def go_back(run: Run, stop: Stop) -> None:
     Raises:
         TrainingError: there is none: the run was unhealthy from the start.
     """
-    state = run.checkpoints.load(run.parts.learner, up_to=stop.sound)
+    state = run.checkpoints.load(up_to=stop.sound)
     if state is None:
         raise TrainingError(
             f"the run was stopped by a health rule after iteration {stop.iteration}, and no checkpoint is from before"

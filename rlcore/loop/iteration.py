@@ -8,13 +8,13 @@ from contextlib import ExitStack, closing, contextmanager
 
 from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.canaries import known_answers_canary, terms_canary
-from rlcore.errors import ConfigError, NonFiniteError
+from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.ahead import RolloutsAhead, mean_staleness
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.health import go_back, judge_run
 from rlcore.loop.recorder import LogRecorder, Recorder
 from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out, replacement_metrics
-from rlcore.loop.run import Outcome, Parts, Run, timed
+from rlcore.loop.run import START, Outcome, Parts, Run, timed
 from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
 from rlcore.loop.update import update_policy
 from rlcore.sampling.episodes import episode_metrics
@@ -53,7 +53,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
     if config.eval_every and parts.held_out is None:
         raise ConfigError("eval_every > 0 needs held-out problems", where="eval_every", fix="set it to 0, or give some")
     with ExitStack() as stack:
-        checkpoints = stack.enter_context(closing(Checkpoints(parts.folder, config, identity=parts.identity)))
+        checkpoints = stack.enter_context(closing(Checkpoints(parts.folder, parts.learner, identity=parts.identity)))
         ahead = stack.enter_context(closing(RolloutsAhead()))
         baselines, samples = compare_engines(parts)
         for text in baseline_notes(baselines):
@@ -61,7 +61,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
         for text in _check_rewards(parts, samples):
             recorder.note(text)
         run = Run(parts=parts, recorder=recorder, checkpoints=checkpoints, ahead=ahead, baselines=tuple(baselines))
-        state = checkpoints.load(parts.learner)
+        state = checkpoints.load()
         if state is not None:
             run.restore(state)
             recorder.note(f"goes on after iteration {run.done} of {config.num_iterations}")
@@ -70,11 +70,34 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
 
 
 def iterate(run: Run) -> None:
-    """Do the next iteration.
+    """Do the next iteration; where ranks that learn are lost in it, those since the newest checkpoint once more.
 
     Raises:
         RlcoreError: as :func:`train`; the run must not go on then.
     """
+    target, lost = run.done + 1, None
+    while lost or (run.done < target and run.stop is None):
+        try:
+            if lost:
+                _recover(run, lost)
+                lost = None
+            else:
+                _iterate(run)
+        except LearnerLostError as error:
+            lost = error
+
+
+def _recover(run: Run, error: LearnerLostError) -> None:
+    """Go on from the newest checkpoint, or from the start, with ranks that take the place of the lost ones."""
+    run.recorder.note(str(error))
+    run.ahead.wait()
+    state = run.checkpoints.load()
+    run.restore(state if state is not None else START)
+    run.recorder.note(f"goes on after iteration {run.done} of {run.parts.config.num_iterations}")
+    sync_weights(run.parts, run.baselines)
+
+
+def _iterate(run: Run) -> None:
     parts, iteration, seconds = run.parts, run.done + 1, dict[str, float]()
     drawn = draw_groups(run, iteration, seconds)
     metrics = _rollout_metrics(parts, drawn)
@@ -170,7 +193,7 @@ def _checkpoint(run: Run, *, spared: Collection[int]) -> None:
     parts = run.parts
     known_answers_canary(parts.reward, parts.prompts, prefill=parts.tokenizer.prefill)
     run.recorder.flush()  # the resumed run drops what is recorded already, and must not miss what is not
-    run.checkpoints.save(run.done, parts.learner, run_state=run.state(), spared=spared)
+    run.checkpoints.save(run.done, run_state=run.state(), spared=spared)
 
 
 def _check_rewards(parts: Parts, samples: list[Rollout]) -> list[str]:

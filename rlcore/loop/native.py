@@ -5,25 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-import torch
-
-from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import HardwareConfig, RlConfig, to_dict
 from rlcore.errors import ConfigError
 from rlcore.loop.run import Parts
 from rlcore.machine import choose_device_and_dtype
-from rlcore.models.check import check_model
-from rlcore.models.heads import ScalarModel
-from rlcore.models.loading import load_policy
-from rlcore.models.precision import compute_in, narrow_linears
+from rlcore.models.runtime import Runtime
 from rlcore.models.saving import weights_digest
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.learner import Learner
+from rlcore.training.building import LearnerPlan, make_learner, make_policy
 from rlcore.types import Message, Prompt
 
 
@@ -40,22 +33,15 @@ def native_parts(
         ModelError: ``start`` is not a checkpoint that can be trained.
     """
     _refuse_what_is_not_built(config)
-    algorithm, tokenizer = resolve_algorithm(config), ChatTokenizer.load(start)
+    tokenizer = ChatTokenizer.load(start)
     device, dtype = choose_device_and_dtype(HardwareConfig())
-
-    load = partial(load_policy, start, device=device, dtype=torch.float32)
-    policy = compute_in(load(), dtype)
-    check_model(policy, tokenizer)
-    critic = None
-    if algorithm.uses_critic:
-        critic = ScalarModel.on_trunk(policy if config.critic.placement == "head" else compute_in(load(), dtype))
-    engine = NativeSampler(
-        load_policy(start, device=device, dtype=dtype), tokenizer, max_concurrent=config.sampling.max_concurrent
-    )
+    runtime = Runtime(device=device, compute_dtype=dtype)
+    plan = LearnerPlan(start=start, critic_start=start, config=config, seed=seed)
+    learner = make_learner(plan, make_policy(plan, runtime), runtime)
+    engine = NativeSampler(runtime.load_frozen(start), tokenizer, max_concurrent=config.sampling.max_concurrent)
     return Parts(
         seed=seed,
-        learner=Learner(policy, critic, algorithm=algorithm, config=config),
-        reference=narrow_linears(load(), dtype).requires_grad_(False) if config.kl.coefficient > 0.0 else None,
+        learner=learner,
         engine=engine,
         sampler=engine,
         engine_dtype=dtype,

@@ -11,26 +11,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from rlcore.canaries import Baseline
 from rlcore.config import HealthConfig, RlConfig
 from rlcore.loop.ahead import RolloutsAhead
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.recorder import Recorder, Stop
-from rlcore.models.lora import AdaptedModel
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.base import Sampler
 from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.learner import Learner
+from rlcore.training.handle import LearnerHandle
 from rlcore.types import Prompt
 
 CYCLE = 1000
 """Places after which the mix of data sets repeats: shares are exact to a thousandth."""
+
+
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": ""})
+"""The state of a run before its first iteration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,19 +52,18 @@ class HeldOut:
 class Parts:
     """Everything that an iteration works with.
 
-    ``learner`` holds the policy, the critic and the configuration. ``reference``: the frozen start that a KL penalty
-    is measured to; None where there is no penalty. ``engine`` takes the weights; ``sampler`` is what rollouts are asked
-    of: the engine itself, or one that plays episodes with tools on it. ``engine_dtype``: what the engine computes in.
+    ``learner`` has the policy, its reference, the critic and the configuration. ``engine`` takes the weights;
+    ``sampler`` is what rollouts are asked of: the engine itself, or one that plays episodes with tools on it.
+    ``engine_dtype``: what the engine computes in.
 
     ``shares``: of each data set among the prompts, as numbers above 0; left out: they are of one.
 
     ``folder`` is where checkpoints are written, and where a run that was killed goes on from; ``identity`` is what a
-    checkpoint there must have been made with. ``reward_models``: the models inside of ``reward``, to measure memory.
+    checkpoint there must have been made with.
     """
 
     seed: int
-    learner: Learner
-    reference: PreTrainedModel | AdaptedModel | None
+    learner: LearnerHandle
     engine: Sampler
     sampler: Sampler
     engine_dtype: torch.dtype
@@ -72,7 +74,6 @@ class Parts:
     identity: Mapping[str, str]
     held_out: HeldOut | None = None
     health: HealthConfig = field(default_factory=HealthConfig)
-    reward_models: tuple[torch.nn.Module, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
 
     @property

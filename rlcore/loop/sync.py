@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
+from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary
 from rlcore.loop.run import Parts
-from rlcore.models.lora import merged_state
-from rlcore.models.precision import compute_dtype
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.replicas import members_of
 from rlcore.seeding import derive_seed
@@ -54,7 +51,7 @@ def sync_weights(parts: Parts, baselines: Sequence[Baseline]) -> dict[str, float
         StaleSamplerError, CanaryError: it serves other weights than the learner's, or computes otherwise.
     """
     learner = parts.learner
-    parts.engine.load_weights(merged_state(learner.policy), policy_version=learner.policy_version)
+    parts.engine.load_weights(learner.weights(), policy_version=learner.policy_version)
     truth = _truth(parts)
     figures = [
         sync_canary(engine, _probes(parts, engine), truth, baseline)
@@ -64,19 +61,13 @@ def sync_weights(parts: Parts, baselines: Sequence[Baseline]) -> dict[str, float
 
 
 def _truth(parts: Parts) -> Truth:
-    learner, temperature = parts.learner, parts.config.sampling.temperature
-    score = partial(
-        token_scores,
-        learner.policy,
-        temperature=temperature,
-        tokens_per_microbatch=learner.tokens_per_microbatch,
-    )
+    learner = parts.learner
     return Truth(
-        state=merged_state(learner.policy),
+        state=learner.weights(),
         policy_version=learner.policy_version,
-        score=score,
-        temperature=temperature,
-        dtype=coarser(parts.engine_dtype, compute_dtype(learner.policy)),
+        score=learner.scores,
+        temperature=parts.config.sampling.temperature,
+        dtype=coarser(parts.engine_dtype, learner.facts.compute_dtype),
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rlcore.canaries import sample_canary
 from rlcore.loop.run import Parts, Run
-from rlcore.memory import Footprint, PeakMeter, kv_cache_bytes, measuring, num_parameters, optimizer_bytes
+from rlcore.memory import Footprint, kv_cache_bytes
 from rlcore.seeding import derive_seed
-from rlcore.training.experience import Experience, Judges, build_experience
+from rlcore.training.experience import Experience, build_experience
 from rlcore.training.totals import UpdateStats
-from rlcore.types import ScoredRollout
+from rlcore.types import ScoredRollout, TrainingSample
 
 
 def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration: int) -> dict[str, float]:
@@ -26,15 +26,14 @@ def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration
     experience = build_experience(
         groups,
         learner.algorithm,
-        _judges(parts),
+        learner,
         kl=parts.config.kl,
-        kl_coefficient=learner.kl.coefficient,
+        kl_coefficient=learner.kl_coefficient,
         truncated=parts.config.update.truncated,
         need_old_logprobs=learner.needs_old_logprobs,
     )
     sample_canary(experience.samples, parts.tokenizer.eos_ids)
-    update = partial(learner.update, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
-    stats, memory = measured_update(run, update)
+    stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
     return {**stats.metrics, **experience.metrics, **memory}
@@ -49,41 +48,24 @@ def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
     return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / len(experience.samples)
 
 
-def measured_update(run: Run, update: Callable[[], UpdateStats]) -> tuple[UpdateStats, dict[str, float]]:
+def measured_update(run: Run, samples: Sequence[TrainingSample], *, seed: int) -> tuple[UpdateStats, dict[str, float]]:
     """Do an update, and give ``memory/...`` where it is the first of the run that moves the policy; else no metrics.
 
     An update without signal takes no step: it has neither gradients nor an optimizer's state to be measured.
     """
-    if any("memory/total_bytes" in row for row in run.history):
-        return update(), {}
-    parts, learner = run.parts, run.parts.learner
-    models = [learner.policy, parts.reference, learner.critic, *parts.reward_models]
-    with measuring(models, learner.optimizers) as meter:
-        stats = update()
-    return stats, _footprint(parts, meter).metrics(num_parameters(learner.policy)) if stats.moved else {}
+    is_known = any("memory/total_bytes" in row for row in run.history)
+    stats, held = run.parts.learner.update(samples, seed=seed, measured=not is_known)
+    return stats, _memory_metrics(run.parts, held) if held and stats.moved else {}
 
 
-def _judges(parts: Parts) -> Judges:
-    learner = parts.learner
-    return Judges(
-        policy=learner.policy,
-        reference=parts.reference,
-        critic=learner.critic,
-        temperature=parts.config.sampling.temperature,
-        tokens_per_microbatch=learner.tokens_per_microbatch,  # what fits the update fits them
-        bootstrap_truncated=parts.config.critic.gae.bootstrap_truncated,
-    )
-
-
-def _footprint(parts: Parts, meter: PeakMeter) -> Footprint:
+def _memory_metrics(parts: Parts, held: Footprint) -> dict[str, float]:
     """The engine's copy of the weights and its cache of keys and values are worked out from their shapes."""
-    policy, config, width = parts.learner.policy, parts.config, parts.engine_dtype.itemsize
+    policy, config, width = parts.learner.facts, parts.config, parts.engine_dtype.itemsize
     together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
     longest = max(len(prompt.token_ids) for prompt in parts.prompts) + config.sampling.max_new_tokens
-    return Footprint(
-        weights=meter.weights + num_parameters(policy) * width,
-        gradients=meter.gradients,
-        optimizer=optimizer_bytes(parts.learner.optimizers),
-        activations=meter.activations,
+    whole = replace(
+        held,
+        weights=held.weights + policy.num_parameters * width,
         kv_cache=kv_cache_bytes(policy.config, num_sequences=together, num_tokens=longest, bytes_per_number=width),
     )
+    return whole.metrics(policy.num_parameters)

@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.models.architectures import is_recurrent, library_attention, shares_prompts
+from rlcore.models.sharded import ranks_of
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
-from rlcore.packing import EXACT, PackedBatch, TokenSequence, pack
+from rlcore.packing import EXACT, PackedBatch, TokenSequence, deal, empty, pack
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,20 @@ def _say_slow(name: str, has_state: bool) -> None:
 
 
 def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> list[PackedBatch]:
-    """:func:`rlcore.packing.pack` for ``model``; on a GPU with the few widths that its kernel is compiled for."""
+    """:func:`rlcore.packing.pack` for ``model``; on a GPU with the few widths that its kernel is compiled for.
+
+    Every one of the model's ranks gets equally many: passes through shards are theirs together.
+    """
     shares = shares_prompts(model)
     device: torch.device = model.device
     widths = WIDTHS if shares and device.type == "cuda" else EXACT
-    return pack(sequences, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares, widths=widths)
+    batches = pack(sequences, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares, widths=widths)
+    missing = ranks_of(model).max(len(batches)) - len(batches)
+    return batches + [empty(widths)] * missing
+
+
+def share_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> list[int]:
+    """The numbers of the sequences that this rank passes through ``model``; all of them where it is alone."""
+    ranks, shares = ranks_of(model), shares_prompts(model)
+    dealt = deal(sequences, ranks.size, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares)
+    return dealt[ranks.rank]

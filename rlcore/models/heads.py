@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from rlcore.errors import ModelError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.precision import at_least_float32, no_autocast
+from rlcore.models.sharded import whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 
@@ -91,7 +93,8 @@ def score_values(
     """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        scatter_tokens(critic.token_values(batch.to(critic.backbone.device)), batch, results)
+        values = whole_pass(critic, partial(critic.token_values, batch.to(critic.backbone.device)))
+        scatter_tokens(values, batch, results)
     return results
 
 
@@ -108,10 +111,17 @@ def score_shared(
     policy = critic.backbone
     for packed in pack_for(policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(policy.device)
-        states = completion_states(policy, batch)
-        scatter_tokens(state_scores(policy, states, batch, temperature=temperature), batch, logprobs)
-        scatter_tokens(critic.state_values(states), batch, values)
+        found = whole_pass(critic, partial(_scores_and_values, critic, batch, temperature))
+        for flat, results in zip(found, (logprobs, values), strict=True):
+            scatter_tokens(flat, batch, results)
     return logprobs, values
+
+
+def _scores_and_values(
+    critic: ScalarModel, batch: PackedBatch, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    states = completion_states(critic.backbone, batch)
+    return state_scores(critic.backbone, states, batch, temperature=temperature), critic.state_values(states)
 
 
 @in_smaller_batches
@@ -122,7 +132,8 @@ def score_rewards(
     """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
     for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        scores[batch.sequences] = reward_model.sequence_scores(batch.to(reward_model.backbone.device)).cpu()
+        score = partial(reward_model.sequence_scores, batch.to(reward_model.backbone.device))
+        scores[batch.sequences] = whole_pass(reward_model, score).cpu()
     return scores
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,17 +119,25 @@ def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
     return model.to(device).eval()
 
 
-def save_model(model: PreTrainedModel, tokenizer_folder: Path, folder: Path, *, like_start: bool = False) -> None:
+def save_model(
+    model: PreTrainedModel,
+    tokenizer_folder: Path,
+    folder: Path,
+    *,
+    like_start: bool = False,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """Write a trained model with the tokenizer and the EOS ids of the checkpoint that it came from.
 
     ``like_start``: weights that are in half precision there are rounded to it; else they stay as they learned.
+    ``state``: all of the weights, where the model holds but a part of them.
 
     Raises:
         ModelError: ``tokenizer_folder`` is not a checkpoint.
         StorageError: ``folder`` exists or the disk refuses; nothing is left behind.
     """
     with _no_progress_bars(), new_folder(folder) as temporary:
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, **({} if state is None else {"state_dict": dict(state)}))
         if like_start:
             narrow_like(temporary, tokenizer_folder)
         for name in (GENERATION_CONFIG, *TOKENIZER_FILES):

@@ -54,7 +54,7 @@ def chunked_logprobs(
             use_reentrant=False,
             preserve_rng_state=False,
         )
-        for start in range(0, len(targets), chunk_size)
+        for start in range(0, len(targets) or 1, chunk_size)
     ]
     logprobs, entropy = zip(*results, strict=True)
     return torch.cat(logprobs), torch.cat(entropy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from rlcore.models.batches import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.precision import autocast, compute_dtype
+from rlcore.models.sharded import whole_pass
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
@@ -135,9 +137,12 @@ def score_sequences(
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(model.device)
-        logprobs = state_scores(model, completion_states(model, batch), batch, temperature=temperature)
-        scatter_tokens(logprobs, batch, results)
+        scatter_tokens(whole_pass(model, partial(_scores, model, batch, temperature)), batch, results)
     return results
+
+
+def _scores(model: PreTrainedModel, batch: PackedBatch, temperature: float) -> Tensor:
+    return state_scores(model, completion_states(model, batch), batch, temperature=temperature)
 
 
 def scatter_tokens(

@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.algorithms.kl import KlController
 from rlcore.errors import CheckpointError, StorageError
+from rlcore.models.sharded import like
+from rlcore.ranks import Ranks, is_shard, whole
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import parameters_of
@@ -56,7 +59,10 @@ class Snapshot:
 
 
 def take_snapshot(learner: Learner, *, run_state: Mapping[str, Any]) -> Snapshot:
-    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, history ...)."""
+    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, history ...).
+
+    Of ranks with shards the first one has the whole tensors, in the machine's memory; all ask at the same point.
+    """
     state = {"learner": _scalars(learner), "run": dict(run_state)}
     return Snapshot(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
 
@@ -131,13 +137,23 @@ def load_newest(
         CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs), or there
             were checkpoints and every one is damaged: a run must not begin anew without a word.
     """
+    folder = learner.ranks.of_first(partial(_newest, root, identity, up_to))
+    if folder is None:
+        return None
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    _restore(folder, learner, state["learner"])
+    run_state: dict[str, Any] = state["run"]
+    return run_state
+
+
+def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path | None:
+    """The newest intact checkpoint, which is of this run; damaged ones before it are renamed aside."""
     folders = [path for path in _steps(root) if up_to is None or _step(path) <= up_to]
     for folder in reversed(folders):
         if not is_intact(folder):
             _set_aside(folder)
             continue
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        stored = state["run"].get("identity", {})
+        stored = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("identity", {})
         differing = sorted(key for key in {*stored, *identity} if stored.get(key) != identity.get(key))
         if differing:
             raise CheckpointError(
@@ -145,9 +161,7 @@ def load_newest(
                 where=str(folder),
                 fix="remove this folder to start anew, or restore what changed",
             )
-        _restore(folder, learner, state["learner"])
-        run_state: dict[str, Any] = state["run"]
-        return run_state
+        return folder
     if folders:
         raise CheckpointError(
             f"all {len(folders)} checkpoints were damaged; they have been renamed aside",
@@ -169,25 +183,33 @@ def is_intact(folder: Path) -> bool:
 def _tensors(learner: Learner) -> dict[str, Tensors]:
     # state_dict() names tied weights twice and safetensors refuses shared memory: each parameter is saved once.
     tensors: dict[str, Tensors] = {
-        "policy": _weights(learner.policy),
-        "optimizer": _optimizer_tensors(learner.optimizer),
+        "policy": _weights(learner.policy, learner.ranks),
+        "optimizer": _optimizer_tensors(learner.optimizer, learner.ranks),
     }
     if learner.value_module is not None:
-        tensors["critic"] = _weights(learner.value_module)
+        tensors["critic"] = _weights(learner.value_module, learner.ranks)
     if learner.critic is not None and not learner.shares_trunk:
-        tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer)
+        tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer, learner.ranks)
     return tensors
 
 
-def _weights(module: torch.nn.Module) -> Tensors:
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+def _weights(module: torch.nn.Module, ranks: Ranks) -> Tensors:
+    return {name: _kept(parameter.detach(), ranks) for name, parameter in module.named_parameters()}
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """A whole tensor as it is; of one in shards, all of it for the rank that writes, and nothing for the others."""
+    if not is_shard(tensor):
+        return tensor
+    gathered = whole(tensor)
+    return gathered.cpu() if ranks.is_first else gathered.new_empty(0)
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer, ranks: Ranks) -> Tensors:
     # Not by state_dict(): that of bitsandbytes packs some tensors away. Its count of steps is a plain int, and its maps
     # from bytes to numbers are shared among parameters, which safetensors refuses.
     return {
-        f"{number}/{name}": value.clone() if name.startswith("qmap") else torch.as_tensor(value)
+        f"{number}/{name}": value.clone() if name.startswith("qmap") else _kept(torch.as_tensor(value), ranks)
         for number, parameter in enumerate(parameters_of(optimizer))
         for name, value in optimizer.state.get(parameter, {}).items()
     }
@@ -224,15 +246,17 @@ def _restore_weights(module: torch.nn.Module, path: Path) -> None:
     if stored.keys() != parameters.keys():
         raise CheckpointError("the checkpoint holds other parameters than the model", where=str(path))
     for name, parameter in parameters.items():
-        parameter.copy_(stored[name])
+        parameter.copy_(like(parameter, stored[name]))
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+    parameters = parameters_of(optimizer)
     restored: dict[int, dict[str, torch.Tensor | int]] = {}
     for key, value in load_file(path).items():
         number, name = key.split("/")
         is_count = value.dtype == torch.int64  # of bitsandbytes; torch's own counts in a float32 tensor
-        restored.setdefault(int(number), {})[name] = int(value) if is_count else value
+        part = like(parameters[int(number)], value)
+        restored.setdefault(int(number), {})[name] = int(value) if is_count else part
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

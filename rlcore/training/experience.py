@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rlcore.algorithms.advantages import Episodes, has_signal, whiten
 from rlcore.algorithms.kl import k1, k3
@@ -18,29 +17,13 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
-from rlcore.models.heads import ScalarModel, score_rewards, score_shared, score_values
-from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.rewards.statistics import part_statistics
+from rlcore.training.judges import Judging, Passes
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Judges:
-    """The models that look at a rollout before the update. ``reference`` and ``critic`` are None when not needed.
-
-    ``bootstrap_truncated``: whether the critic's value stands beyond the end of a completion that was cut by length.
-    """
-
-    policy: PreTrainedModel
-    reference: PreTrainedModel | None
-    critic: ScalarModel | None
-    temperature: float
-    tokens_per_microbatch: int
-    bootstrap_truncated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,7 +41,7 @@ class Experience:
 def build_experience(
     groups: Sequence[Sequence[ScoredRollout]],
     algorithm: Algorithm,
-    judges: Judges,
+    judges: Judging,
     *,
     kl: KlConfig,
     kl_coefficient: float,
@@ -84,8 +67,9 @@ def build_experience(
         )
     rollouts = [item.rollout for _, item in kept]
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
-    in_reward = judges.reference is not None and kl.placement == "reward"
-    passes = _forward_passes(rollouts, judges, needs_policy=need_old_logprobs or in_reward)
+    in_reward = judges.has_reference and kl.placement == "reward"
+    cut = [place for place, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
+    passes = judges.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
     episodes = lay_out_episodes(
         [earned(item, truncated) for _, item in kept],
@@ -158,44 +142,12 @@ def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Passes:
-    """Per completion a float32 [T] tensor of each model, zeros where the model was not asked; and ``next_values``,
-    float32 [S]: the critic's value beyond the end, 0 where the completion ended by itself."""
-
-    old: Sequence[Tensor]
-    ref: Sequence[Tensor]
-    values: Sequence[Tensor]
-    next_values: Tensor
+def token_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
+    """What of each rollout is packed."""
+    return [TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in rollouts]
 
 
-def _forward_passes(rollouts: Sequence[Rollout], judges: Judges, *, needs_policy: bool) -> _Passes:
-    sequences = [
-        TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
-        for rollout in rollouts
-    ]
-    old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
-    budget, temperature = judges.tokens_per_microbatch, judges.temperature
-    shared = judges.critic is not None and judges.critic.backbone is judges.policy
-    if needs_policy and judges.critic is not None and shared:
-        old, values = score_shared(judges.critic, sequences, tokens_per_microbatch=budget, temperature=temperature)
-    elif needs_policy:
-        old = score_sequences(judges.policy, sequences, tokens_per_microbatch=budget, temperature=temperature)
-    if judges.reference is not None:
-        ref = score_sequences(judges.reference, sequences, tokens_per_microbatch=budget, temperature=temperature)
-    next_values = torch.zeros(len(rollouts))
-    if judges.critic is not None:
-        if not (needs_policy and shared):
-            values = score_values(judges.critic, sequences, tokens_per_microbatch=budget)
-        cut = [i for i, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
-        if judges.bootstrap_truncated and cut:
-            # The state after a last token is where a score of the whole sequence would be read.
-            chosen = [sequences[i] for i in cut]
-            next_values[cut] = score_rewards(judges.critic, chosen, tokens_per_microbatch=budget)
-    return _Passes(old=old, ref=ref, values=values, next_values=next_values)
-
-
-def _reference_gaps(passes: _Passes, masks: Sequence[Tensor]) -> list[Tensor]:
+def _reference_gaps(passes: Passes, masks: Sequence[Tensor]) -> list[Tensor]:
     """``old_logprobs - ref_logprobs`` of the policy's own tokens."""
     return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
@@ -203,7 +155,7 @@ def _reference_gaps(passes: _Passes, masks: Sequence[Tensor]) -> list[Tensor]:
 def _samples(
     rollouts: Sequence[Rollout],
     masks: Sequence[Tensor],
-    passes: _Passes,
+    passes: Passes,
     episodes: Episodes,
     algorithm: Algorithm,
 ) -> tuple[TrainingSample, ...]:

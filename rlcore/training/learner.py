@@ -1,8 +1,11 @@
-"""The learner: the policy (and the critic) that an iteration's experience updates."""
+"""The learner: the policy (and the critic) that an iteration's experience updates.
+
+Where several ranks learn, each has all samples and does the passes of its share. Weights of a loss are of the whole
+step, gradients and totals are sums over the ranks, so all of them decide alike and take the same step.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,13 +18,14 @@ from rlcore.algorithms.objective import Coefficients
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.errors import NonFiniteError
-from rlcore.models.batches import pack_for
+from rlcore.models.batches import pack_for, share_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
+from rlcore.models.policy import completion_logprobs
+from rlcore.models.sharded import ranks_of, whole_pass
 from rlcore.out_of_memory import fit
-from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
+from rlcore.training.losses import StepLosses
 from rlcore.training.minibatches import (
     Columns,
     own_tokens,
@@ -39,9 +43,8 @@ from rlcore.training.optim import (
     seek,
     take_step,
 )
-from rlcore.training.policy_terms import PolicyTerms, coefficients_of
+from rlcore.training.policy_terms import coefficients_of
 from rlcore.training.totals import Totals, UpdateStats
-from rlcore.training.value_terms import critic_loss
 from rlcore.types import TrainingSample
 
 SETTING = "update.tokens_per_microbatch"
@@ -56,6 +59,7 @@ class Learner:
     ) -> None:
         self.policy, self.critic = policy, critic
         self.algorithm, self.config = algorithm, config
+        self.ranks = ranks_of(policy)
         update = config.update
         num_steps = config.num_iterations * update.epochs * update.minibatches
         groups: list[tuple[nn.Module, float]] = [(policy, config.learning_rate)]
@@ -169,29 +173,33 @@ class Learner:
             return counted
 
     def _fit(self, work: Callable[[int], Totals], samples: Sequence[TrainingSample]) -> Totals:
-        """What ``work`` makes of the samples with as many tokens in a micro-batch as memory has room for."""
+        """What ``work`` makes of the samples with as many tokens in a micro-batch as memory has room for.
+
+        One of several ranks does not try again: the others would wait for it.
+        """
+        if self.ranks.size > 1:
+            return work(self.tokens_per_microbatch)
         longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
         done, self.tokens_per_microbatch = fit(work, self.tokens_per_microbatch, longest=longest, setting=SETTING)
         return done
 
     def _accumulate(self, samples: Sequence[TrainingSample], before: Totals, tokens_per_microbatch: int) -> Totals:
         """The gradient of a minibatch, over packed micro-batches; returns the totals with it."""
-        totals = copy.deepcopy(before)
+        totals = before.share_of(self.ranks)
         weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
-        trained = [samples[i] for i in chosen]
+        sequences = token_sequences([samples[i] for i in chosen])
+        mine = share_for(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch)
+        trained, counted = [samples[chosen[i]] for i in mine], [weights[chosen[i]] for i in mine]
         for module in filter(None, (self.policy, self.critic)):  # an update that was given up may have left gradients
             module.zero_grad(set_to_none=True)
+        losses = self._losses()
         for batch in pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch):
-            picked = Columns(trained, [weights[i] for i in chosen], batch)
-            if self.critic is not None and self.shares_trunk:
-                self._backward_shared(self.critic, picked, totals)
-                continue
-            if self._trains_policy:
-                self._backward_policy(picked, totals)
-            if self.critic is not None:
-                self._backward_critic(self.critic, picked, totals)
-        return totals
+            for loss, name in losses.each(Columns(trained, counted, batch), totals):
+                add_gradient(loss, scale=self.loss_scale.value, name=name, ranks=self.ranks)
+        for parameters in self._learning_parameters():
+            self.ranks.sum_gradients(parameters)
+        return totals.merged(self.ranks)
 
     def _take_steps(self, totals: Totals) -> None:
         """Step with what was accumulated; both gradients are checked before either model moves.
@@ -242,48 +250,15 @@ class Learner:
     def _coefficients(self) -> Coefficients:
         return coefficients_of(self.config, kl=self.kl.coefficient)
 
-    def _backward_policy(self, columns: Columns, totals: Totals) -> None:
-        batch = columns.batch.to(self.policy.device)
-        loss = self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
-        add_gradient(loss, scale=self.loss_scale.value, name="the policy's loss")
-
-    def _backward_critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> None:
-        predicted = critic.token_values(columns.batch.to(critic.backbone.device))
-        loss = critic_loss(columns, predicted, self.config.critic, totals)
-        add_gradient(loss, scale=self.loss_scale.value, name="the critic's loss")
-
-    def _backward_shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> None:
-        """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
-        batch = columns.batch.to(self.policy.device)
-        with torch.set_grad_enabled(self._trains_policy):
-            states = completion_states(self.policy, batch)
-        spares = self.config.critic.detach or not self._trains_policy
-        values = critic.state_values(states.detach() if spares else states)
-        loss = self.config.critic.coefficient * critic_loss(columns, values, self.config.critic, totals)
-        if self._trains_policy:
-            loss = loss + self._policy_loss(columns, states, batch, totals)
-        add_gradient(loss, scale=self.loss_scale.value, name="the loss of policy and critic")
-
-    def _policy_loss(self, columns: Columns, states: torch.Tensor, batch: PackedBatch, totals: Totals) -> torch.Tensor:
-        terms = self._policy_terms(columns, totals)
-        return completion_loss(
-            self.policy,
-            states,
-            batch,
-            terms,
-            temperature=self.config.sampling.temperature,
-            entropy_gradient=terms.coefficients.entropy > 0.0,
-            by_token=terms.by_token,
-        )
-
-    def _policy_terms(self, columns: Columns, totals: Totals) -> PolicyTerms:
-        return PolicyTerms(
+    def _losses(self) -> StepLosses:
+        return StepLosses(
+            policy=self.policy,
+            critic=self.critic,
             algorithm=self.algorithm,
+            config=self.config,
             coefficients=self._coefficients,
-            columns=columns,
-            totals=totals,
+            trains_policy=self._trains_policy,
             starts_at_one=not self._has_moved,
-            tracks_reference=self.config.update.max_ref_kl > 0.0,
         )
 
     @torch.no_grad()
@@ -291,10 +266,12 @@ class Learner:
         self, samples: Sequence[TrainingSample], before: Totals, seed: int, tokens_per_microbatch: int
     ) -> Totals:
         """The totals with one micro-batch that nothing is learned from, so that no metric of the policy is missing."""
-        totals = copy.deepcopy(before)
+        totals = before.share_of(self.ranks)
         batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
         batch = batches[shuffled(len(batches), seed, "measured")[0]].to(self.policy.device)
         columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
-        logprobs, entropy = completion_logprobs(self.policy, batch, temperature=self.config.sampling.temperature)
-        self._policy_terms(columns, totals)(slice(0, batch.num_tokens), logprobs, entropy)
-        return totals
+        score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
+        logprobs, entropy = whole_pass(self.policy, score)  # of the same batch on every rank
+        counted = totals if self.ranks.is_first else Totals()
+        self._losses().terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
+        return totals.merged(self.ranks)

@@ -51,11 +51,12 @@ class Columns:
     ) -> None:
         self.batch = batch
         self._samples = [samples[number] for number in batch.sequences.tolist()]
-        self.weights = torch.cat([weights[number] for number in batch.sequences.tolist()])
+        self.weights = torch.cat([torch.empty(0), *(weights[number] for number in batch.sequences.tolist())])
 
     def get(self, name: str) -> Shaped[Tensor, "tokens"]:
         """A field of :class:`TrainingSample` by name, float32 or bool [N]."""
-        return torch.cat([getattr(sample, name) for sample in self._samples])
+        kind = torch.bool if name == "loss_mask" else torch.float32
+        return torch.cat([torch.empty(0, dtype=kind), *(getattr(sample, name) for sample in self._samples)])
 
 
 def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[Float[Tensor, "_time"]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlcore.config import OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
 from rlcore.models.precision import no_autocast
+from rlcore.ranks import ONE, Ranks, whole
 from rlcore.training.loss_scale import LossScale
 
 if TYPE_CHECKING:
@@ -80,15 +81,15 @@ def seek(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
     scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
-def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str) -> None:
+def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str, ranks: Ranks = ONE) -> None:
     """Add the gradient of ``scale * loss`` to the parameters.
 
     Raises:
-        NonFiniteError: the loss is NaN or infinite; ``name`` says which loss.
+        NonFiniteError: the loss is NaN or infinite, on whichever of the ``ranks``; ``name`` says which loss.
     """
-    if not bool(loss.isfinite()):
+    if ranks.any(not bool(loss.isfinite())):
         raise NonFiniteError(
-            f"{name} is {float(loss.detach())}; no step was taken",
+            f"{name} is {', '.join(map(str, ranks.gather(float(loss.detach()))))}; no step was taken",
             fix="lower the learning rate, or look for a bad sample in what was trained on; in float16, "
             "try hardware.dtype = 'bfloat16', which holds larger numbers",
         )
@@ -149,7 +150,7 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
     parameters = list(parameters)
     if scale != 1.0:
         torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / scale)
-    norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+    norm = float(whole(nn.utils.clip_grad_norm_(parameters, max_grad_norm)))
     if not math.isfinite(norm):
         for parameter in parameters:
             parameter.grad = None

@@ -54,6 +54,9 @@ class PolicyTerms:
     ) -> Float[Tensor, ""]:
         """The loss of these tokens, float32 scalar; ``logprobs`` and ``entropy`` are [n] of the batch's N tokens."""
 
+        if not len(logprobs):  # a rank that has nothing left to do
+            return logprobs.sum()
+
         def column(name: str) -> Tensor:
             return self.columns.get(name)[places].to(logprobs.device)
 

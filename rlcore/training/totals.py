@@ -6,7 +6,8 @@ for the GPU, and a micro-batch has a dozen of them for each chunk of its head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rlcore.algorithms.objective import LossOutput
 from rlcore.config import UpdateConfig
+from rlcore.ranks import Ranks
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -43,6 +45,26 @@ class Totals:
         self._num_tokens: Figure = 0.0
         self._epoch_ref_kl: Figure = 0.0
         self._epoch_start: tuple[dict[str, Figure], Figure] = ({}, 0.0)
+
+    def share_of(self, ranks: Ranks) -> Totals:
+        """A copy that one of several ranks goes on counting in: what was counted before is the first one's."""
+        if ranks.is_first:
+            return copy.deepcopy(self)
+        own = Totals()
+        own._steps, own._epoch_start = copy.deepcopy(self._steps), copy.deepcopy(self._epoch_start)
+        return own
+
+    def merged(self, ranks: Ranks) -> Totals:
+        """What all ranks have counted, on each of them."""
+        if ranks.size == 1:
+            return self
+        parts = ranks.gather((self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl))
+        sums, maxima, losses, num_tokens, ref_kl = zip(*parts, strict=True)
+        self._sums, self._losses = _summed(sums), _summed(losses)
+        self._num_tokens, self._epoch_ref_kl = float(sum(map(float, num_tokens))), float(sum(map(float, ref_kl)))
+        names = {name: None for each in maxima for name in each}
+        self._maxima = {name: torch.stack([each[name] for each in maxima if name in each]).amax() for name in names}
+        return self
 
     def add(self, output: LossOutput) -> None:
         """Count one micro-batch of the policy."""
@@ -106,3 +128,8 @@ class Totals:
         result |= {name: float(total) / num_steps for name, total in self._losses.items()}
         result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
         return result
+
+
+def _summed(parts: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:
+    names = {name: None for part in parts for name in part}
+    return {name: sum(float(part.get(name, 0.0)) for part in parts) for name in names}

@@ -23,6 +23,8 @@ from tasks.home.settings import Home
 from tasks.steps.base import MODEL
 from tasks.steps.rollout_engine import place
 
+_IN_SHARDS = ("weights", "gradients", "optimizer")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
@@ -153,6 +155,10 @@ def _rl_need(
         recompute=config.hardware.recompute_layers,
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
     )
+    if config.placement.is_sharded(adapted=rl.update.adapter.rank > 0):
+        # An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.
+        shares = {part: getattr(footprint, part) // config.placement.learner_ranks for part in _IN_SHARDS}
+        footprint = replace(footprint, **shares)
     engine = _engine_bytes(used, size, device)
     lowers = {
         f"{path}.update.adapter.rank = 16": not rl.update.adapter.rank,

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcore.config import DatasetConfig, EngineConfig, EvaluationConfig, ModelConfig, RunConfig, StageConfig, to_dict
+from rlcore.config import (
+    DatasetConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PlacementConfig,
+    RunConfig,
+    StageConfig,
+    to_dict,
+)
 from rlcore.config.stages import STAGE_KINDS, sampling_of
 
 
@@ -76,7 +85,7 @@ def _counted(section: Any) -> Any:
         return {name: _counted(each) for name, each in sorted(section.items())}
     if isinstance(section, DatasetConfig | ModelConfig):
         return to_dict(section.without_folders)
-    if isinstance(section, EngineConfig):
+    if isinstance(section, EngineConfig | PlacementConfig):
         return to_dict(section.numbers)
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}

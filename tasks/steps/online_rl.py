@@ -11,13 +11,13 @@ from typing import Any
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
-from rlcore.models.loading import save_model
+from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.rl_parts import START, open_parts, start_from
 from tasks.steps.rl_records import StageRecorder
-from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
+from tasks.steps.runtime import open_runtime, peak_memory_gib
 
 
 def run_online_rl(
@@ -60,7 +60,7 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
 def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Runtime) -> StageResult:
     """The policy, every rollout, the history and what the health rules found."""
     folder = context.folder
-    save_model(parts.learner.policy, context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
+    parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(outcome.history, indent=1), encoding="utf-8")
     write_json({"findings": outcome.findings, "stopped": _stopped(outcome)}, folder / "health.json")

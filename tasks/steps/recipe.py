@@ -48,6 +48,13 @@ _SERVERS = (
 )
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
+_RANKS = (
+    "rlcore.training.exported",
+    "rlcore.training.group",
+    "rlcore.training.rank_pool",
+    "rlcore.training.rank_process",
+    "rlcore.training.wire",
+)
 # What brings a checkpoint in, and nothing after that.
 _IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch", "rlcore.models.starting_tokenizer")
 
@@ -59,7 +66,9 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     models = ["reward_model"] if reward_models_of(config.stage) else []
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
     kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
-    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_adapters(config.stage.settings)
+    has_ranks = "placement" in config.declared and config.placement.backend != "local"
+    ranks = frozenset(() if has_ranks else _RANKS)
+    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_adapters(config.stage.settings) | ranks
 
 
 def _unused_adapters(settings: object) -> frozenset[str]:

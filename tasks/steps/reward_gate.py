@@ -16,6 +16,7 @@ from rlcore.config import RetrainConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation import independent_values
 from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.paired import fewest, loss_p, score_interval
 from rlcore.promotion import Verdict
 from rlcore.tokenization import ChatTokenizer
@@ -26,7 +27,7 @@ from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, read_pairs
-from tasks.steps.runtime import Runtime, open_runtime
+from tasks.steps.runtime import open_runtime
 from tasks.steps.texts import tokenize_pairs
 
 Margins = NDArray[np.float64]

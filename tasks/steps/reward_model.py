@@ -16,6 +16,7 @@ from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import keep_layers, raw_scores, save_members
 from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.label_audit import Suspect
@@ -26,7 +27,7 @@ from tasks.home.storage import write_json, write_table
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
 from tasks.steps.rows import PairRow, read_pairs
-from tasks.steps.runtime import Runtime, open_runtime, peak_memory_gib
+from tasks.steps.runtime import open_runtime, peak_memory_gib
 from tasks.steps.texts import tokenize_pairs
 
 TABLES = ("reliability.json", "label_audit.parquet")

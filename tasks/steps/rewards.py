@@ -13,13 +13,13 @@ from rlcore.config import EvaluationConfig, RewardTerm
 from rlcore.errors import DataError
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import TokenItems
 from rlcore.rewards.table import RewardResources, build_rewards
 from tasks.home.artifacts import file_sha256
 from tasks.steps.base import MODEL, StageContext
-from tasks.steps.runtime import Runtime
 
 
 def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:

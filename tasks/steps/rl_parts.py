@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from importlib import metadata
-
-from transformers import PreTrainedModel
 
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import RlConfig, RlStage
 from rlcore.config.stages import rewards_of, sampling_of
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
-from rlcore.models.check import check_model
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.learner import Learner
+from rlcore.training.building import LearnerPlan, make_learner, make_policy
+from rlcore.training.group import LearnerGroup
+from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
@@ -29,7 +27,6 @@ from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
 from tasks.steps.rewards import file_digest, files_of, open_reward_models, reward_resources, verifier
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
-from tasks.steps.runtime import Runtime
 from tasks.steps.tokens import check_context, read_prompt_sets
 
 START = "start"  # the input that a run starts from, whichever stage made it
@@ -55,21 +52,24 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     evaluation, tokenizer = context.config.evaluation, ChatTokenizer.load(context.inputs[START] / MODEL)
     monitored = _monitored(context, evaluated, tokenizer)
     rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
-    learner = _learner(context, rl, runtime)
-    policy = learner.policy
-    reference = _reference(context, runtime, policy) if rl.kl.coefficient > 0.0 else None
+    plan, placement = _plan(context, rl), context.config.placement
+    policy = make_policy(plan, runtime) if placement.backend == "local" else None
     reward_models = open_reward_models(context, rl.rewards, runtime, policy)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
     held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
-    check_context(
-        max_positions(policy.config) or sys.maxsize,
-        [*prompts, *held_out],
-        rl.sampling.max_new_tokens,
-        key=f"stages.{context.stage}.sampling.max_new_tokens",
-    )
     budget = rl.update.tokens_per_microbatch
     resources = reward_resources(reward_models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     with ExitStack() as stack:
+        beside = [member for model in reward_models.values() for member in model.members]
+        learner: LocalLearner | LearnerGroup
+        if policy is not None:
+            learner = make_learner(plan, policy, runtime, beside=beside)
+        else:
+            learner = LearnerGroup(plan, placement, runtime, note=context.progress)
+        stack.enter_context(closing(learner))
+        positions = max_positions(learner.facts.config) or sys.maxsize
+        key = f"stages.{context.stage}.sampling.max_new_tokens"
+        check_context(positions, [*prompts, *held_out], rl.sampling.max_new_tokens, key=key)
         max_tokens = longest([*prompts, *held_out], rl.sampling.max_new_tokens)
         engine = stack.enter_context(_engine(context, rl, runtime, tokenizer, max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
@@ -78,7 +78,6 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
         yield Parts(
             seed=context.seed,
             learner=learner,
-            reference=reference,
             engine=engine,
             sampler=sampler,
             engine_dtype=engine_dtype(sampling_engine(rl.sampling), runtime),
@@ -89,7 +88,6 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
             identity={"stage": context.stage_key},
             held_out=HeldOut(prompts=monitored, verifier=judge, confidence=evaluation.confidence),
             health=context.config.health,
-            reward_models=tuple(member for model in reward_models.values() for member in model.members),
             shares=stage.prompts,
         )
 
@@ -155,42 +153,9 @@ def _engine(
     return open_engine(start, tokenizer, config=config, work=work, runtime=runtime, progress=context.progress)
 
 
-def _learner(context: StageContext, rl: RlConfig, runtime: Runtime) -> Learner:
-    algorithm, policy = resolve_algorithm(rl), _policy(context, rl, runtime)
-    critic = _critic(context, rl, runtime, policy) if algorithm.uses_critic else None
-    return Learner(policy, critic, algorithm=algorithm, config=rl)
-
-
-def _policy(context: StageContext, rl: RlConfig, runtime: Runtime) -> PreTrainedModel | AdaptedModel:
-    """All of the starting checkpoint's weights, or an adapter on it, frozen."""
-    start, adapter = context.inputs[START] / MODEL, rl.update.adapter
-    model = runtime.load_base(start) if adapter.rank else runtime.load_trainable(start)
-    check_model(model, ChatTokenizer.load(start))
-    return add_adapter(model, adapter, "policy", seed=context.seed) if adapter.rank else model
-
-
-def _reference(
-    context: StageContext, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
-) -> PreTrainedModel | AdaptedModel:
-    """The starting checkpoint: the policy's base with every adapter off, where it has one."""
-    is_adapted = isinstance(policy, AdaptedModel)
-    return AdaptedModel(policy.base, "") if is_adapted else runtime.load_reference(context.inputs[START] / MODEL)
-
-
-def _critic(
-    context: StageContext, rl: RlConfig, runtime: Runtime, policy: PreTrainedModel | AdaptedModel
-) -> ScalarModel:
-    """The critic where the configuration places it.
-
-    Raises:
-        ModelError: an adapter is to start from a reward model that is no adapter of the same base.
-    """
-    placement, source = rl.critic.placement, rl.critic.initialise_from
-    if placement == "head":
-        return ScalarModel.on_trunk(policy)
-    start = context.inputs[START if source == "policy" else source] / MODEL
-    if placement == "trunk":
-        return ScalarModel.on_trunk(runtime.load_trainable(start))
-    if source != "policy":
-        return ScalarModel.on_trunk(load_adapter(policy, start, "critic"))
-    return ScalarModel.on_trunk(add_adapter(policy, rl.update.adapter, "critic", seed=context.seed))
+def _plan(context: StageContext, rl: RlConfig) -> LearnerPlan:
+    """What learns: the policy from the stage's start, the critic from it too, or from a reward model."""
+    source = rl.critic.initialise_from
+    critic = START if source == "policy" else source
+    start, critic_start = (context.inputs[name] / MODEL for name in (START, critic))
+    return LearnerPlan(start=start, critic_start=critic_start, config=rl, seed=context.seed)

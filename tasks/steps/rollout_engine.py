@@ -11,6 +11,7 @@ import torch
 
 from rlcore.config import AdapterConfig, EngineConfig, SamplingConfig, TransferKind
 from rlcore.errors import ConfigError
+from rlcore.models.runtime import Runtime
 from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
@@ -29,7 +30,6 @@ from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
 from rlcore.sampling.vllm.weights import exchange_folder, max_positions
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.steps.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

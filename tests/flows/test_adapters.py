@@ -15,9 +15,10 @@ from rlcore.config import HardwareConfig, RlStage
 from rlcore.memory import held_bytes
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
 from tasks.steps.rewards import open_reward_models
-from tasks.steps.runtime import Runtime, open_runtime
+from tasks.steps.runtime import open_runtime
 from tests.flows.conftest import run_flows
 from tests.flows.micro import MICRO
 from tests.flows.test_post_train import folder, pages

@@ -19,7 +19,7 @@ from tasks.steps import recipe
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
-MOST = 110  # modules that a key of an RL stage counts
+MOST = 120  # modules that a key of an RL stage counts
 
 
 def modules_of(stage: Stage, config: RunConfig) -> frozenset[str]:
@@ -108,6 +108,19 @@ def test_the_confidence_of_intervals_is_in_the_key_of_every_stage_that_gives_the
 def test_the_machine_that_samples_pairs_is_in_their_key_and_pairs_that_are_read_have_none() -> None:
     assert "prepare_preferences" in changed("hardware.dtype=bfloat16", start=SAMPLED)
     assert "prepare_preferences" not in changed("hardware.dtype=bfloat16")
+
+
+def test_how_many_ranks_learn_is_in_the_key_of_what_learns_on_them_and_how_long_they_may_take_is_not() -> None:
+    two = ("placement.backend=processes", "placement.learner_ranks=2")
+    assert changed(*two) == RL
+    assert changed("placement.deadline_minutes=5.0", "placement.max_restarts=9", start=two) == set()
+    assert changed("placement.learner_ranks=4", start=two) == RL
+
+
+def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
+    found = closures("tiny", "placement.backend=processes")
+    assert {name for name, modules in found.items() if "rlcore.training.rank_process" in modules} == RL
+    assert not any("rlcore.training.rank_pool" in modules for modules in closures("tiny").values())
 
 
 def test_the_name_of_a_preset_is_in_no_key() -> None:

@@ -12,11 +12,11 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, UpdateConfig
-from rlcore.loop.checkpoints import CheckpointWriter
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.models.policy import score_sequences
 from rlcore.training.checkpoint import load_newest
+from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 
@@ -51,9 +51,9 @@ def test_a_run_that_is_resumed_between_two_updates_ends_like_one_that_is_not(
 ) -> None:
     whole = make_learner(kind, device, dtype)
     start = states_of(whole)
-    with closing(CheckpointWriter(tmp_path)) as writer:
+    with closing(CheckpointWriter()) as writer:
         whole.update(micro.samples(SEQUENCES, seed=0), seed=0)
-        writer.save(1, whole, run_state={"identity": {}})
+        writer.save(tmp_path, 1, whole, run_state={"identity": {}})
         middle = states_of(whole)
         whole.update(micro.samples(SEQUENCES, seed=1), seed=1)  # while the checkpoint is written
     resumed = make_learner(kind, device, dtype)

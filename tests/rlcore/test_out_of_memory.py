@@ -27,7 +27,9 @@ from rlcore.models.heads import ScalarModel, score_rewards, score_shared, score_
 from rlcore.models.lora import add_adapter
 from rlcore.models.policy import score_sequences
 from rlcore.models.reward_ensemble import last_states
-from rlcore.out_of_memory import fit, longest_of
+from rlcore.models.sharded import join
+from rlcore.out_of_memory import fit, in_smaller_batches, longest_of
+from rlcore.ranks import Ranks
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.label_audit import audit_features
 from rlcore.training.learner import Learner
@@ -228,3 +230,18 @@ def test_moments_that_do_not_fit_cannot_be_cut_and_the_message_says_what_to_set(
         learner.update(SAMPLES, seed=0)
     assert OptimConfig(kind="adamw_8bit").kind in error.value.fix
     assert torch.equal(weights_of(learner.policy), before)
+
+
+def test_one_of_several_ranks_does_not_try_again_by_itself() -> None:
+    tried = []
+
+    @in_smaller_batches
+    def score(model: Any, sequences: Any, *, tokens_per_microbatch: int) -> None:
+        tried.append(tokens_per_microbatch)
+        raise torch.OutOfMemoryError
+
+    model = strategies.tiny_llama()
+    join(model, Ranks(0, 2))
+    with pytest.raises(torch.OutOfMemoryError):
+        score(model, strategies.random_sequences(0), tokens_per_microbatch=64)
+    assert tried == [64]

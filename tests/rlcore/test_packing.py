@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.packing import PackedBatch, TokenSequence, Widths, pack, places, tree_mask
+from rlcore.packing import PackedBatch, TokenSequence, Widths, deal, empty, pack, places, tree_mask
 from tests import strategies
 
 PROMPT = (7, 8, 9)
@@ -157,3 +161,60 @@ def test_a_window_counts_places_in_the_own_sequence() -> None:
         [0, 0, 0, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 1],
     ]
+
+
+@given(sequence_lists(), st.integers(1, 5), st.integers(1, 30), st.booleans())
+def test_every_sequence_is_dealt_to_one_rank(
+    sequences: list[TokenSequence], ranks: int, budget: int, share_prompts: bool
+) -> None:
+    dealt = deal(sequences, ranks, tokens_per_microbatch=budget, share_prompts=share_prompts)
+    assert len(dealt) == ranks
+    assert sorted(number for numbers in dealt for number in numbers) == list(range(len(sequences)))
+    assert all(numbers == sorted(numbers) for numbers in dealt)
+
+
+def test_the_longest_tree_is_dealt_first_and_each_to_who_has_the_fewest_tokens() -> None:
+    # Trees of 9, 6, 5 and 4 tokens: 9 | 6, then 5 to the second (11), and 4 to the first (13).
+    sequences = [TokenSequence(prompt_ids=(n,), completion_ids=(1,) * length) for n, length in enumerate((3, 8, 4, 5))]
+    assert deal(sequences, 2, tokens_per_microbatch=100) == [[0, 1], [2, 3]]
+
+
+def test_a_prompt_with_more_than_a_fair_share_is_dealt_apart() -> None:
+    sequences = [TokenSequence(prompt_ids=(1,), completion_ids=(2,) * 10) for _ in range(4)]
+    assert [len(numbers) for numbers in deal(sequences, 2, tokens_per_microbatch=1000)] == [2, 2]
+
+
+def tokens_of(sequences: Sequence[TokenSequence]) -> int:
+    """Completions, and each prompt once."""
+    prompts = {sequence.prompt_ids for sequence in sequences}
+    return sum(len(sequence.completion_ids) for sequence in sequences) + sum(map(len, prompts))
+
+
+def groups_of_eight(seed: int) -> list[TokenSequence]:
+    """64 groups with long tails: lengths of exp(N(6, 0.8)), up to 4,096."""
+    draws = random.Random(seed)
+    return [
+        TokenSequence(prompt_ids=prompt, completion_ids=(1,) * min(4096, int(math.exp(draws.gauss(6.0, 0.8)))))
+        for prompt in [(group,) * draws.randint(50, 300) for group in range(64)]
+        for _ in range(8)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_of_64_groups_no_rank_has_5_percent_more_than_its_share_on_average(ranks: int) -> None:
+    """Over five draws of lengths; docs/scaling.md has the figures."""
+    above = []
+    for seed in range(5):
+        sequences = groups_of_eight(seed)
+        dealt = deal(sequences, ranks, tokens_per_microbatch=16384)
+        loads = [tokens_of([sequences[number] for number in numbers]) for numbers in dealt]
+        above.append(max(loads) / (sum(loads) / ranks) - 1.0)
+    assert sum(above) / len(above) <= 0.05
+
+
+def test_an_empty_batch_has_a_token_and_asks_nothing() -> None:
+    batch = empty(Widths(multiple=4, least=8))
+    assert batch.token_ids.shape == (1, 8)
+    assert batch.segment.tolist() == [[0] + [-1] * 7]
+    assert batch.num_tokens == len(batch.sequences) == len(batch.last_positions) == 0
+    assert not batch.shares_prompts

@@ -104,6 +104,6 @@ def make_parts(start: Path, tmp_path: Path) -> MakeParts:
 
 def weights(parts: Parts) -> torch.Tensor:
     """A copy of all weights that learn, flat."""
-    learner = parts.learner
+    learner = parts.learner.learner
     modules = [learner.policy, *([learner.critic] if learner.critic else [])]
     return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()]).clone()

@@ -12,8 +12,8 @@ import pytest
 from rlcore.config import CheckpointConfig
 from rlcore.errors import CheckpointError
 from rlcore.loop.checkpoints import Checkpoints
-from tests import strategies
-from tests.learners import make_learner
+from rlcore.training.local import LocalLearner
+from tests.learners import make_learner as make
 
 IDENTITY = {"stage": "k"}
 
@@ -26,16 +26,20 @@ class Clock:
         return self.seconds
 
 
+def make_learner(**settings: Any) -> LocalLearner:
+    return LocalLearner(make(**settings))
+
+
 def written(tmp_path: Path, seconds_per_iteration: float, **settings: Any) -> list[int]:
     """The iterations of 20 after which a checkpoint is written."""
-    clock, learner = Clock(), make_learner()
-    rl = strategies.rl_config(num_iterations=20, checkpoints=CheckpointConfig(**settings))
+    clock = Clock()
+    learner = make_learner(num_iterations=20, checkpoints=CheckpointConfig(**settings))
     done = []
-    with closing(Checkpoints(tmp_path, rl, identity=IDENTITY, clock=clock)) as checkpoints:
+    with closing(Checkpoints(tmp_path, learner, identity=IDENTITY, clock=clock)) as checkpoints:
         for iteration in range(1, 21):
             clock.seconds += seconds_per_iteration
             if checkpoints.is_due(iteration):
-                checkpoints.save(iteration, learner, run_state={}, spared=[iteration])
+                checkpoints.save(iteration, run_state={}, spared=[iteration])
                 done.append(iteration)
     return done
 
@@ -58,14 +62,14 @@ def test_by_the_clock_or_by_iterations_and_always_after_the_first_and_the_last(
 
 
 def test_what_was_saved_last_is_loaded_and_another_run_may_not(tmp_path: Path) -> None:
-    rl, learner = strategies.rl_config(num_iterations=3), make_learner()
-    checkpoints = Checkpoints(tmp_path, rl, identity=IDENTITY)
+    learner = make_learner(num_iterations=3)
+    checkpoints = Checkpoints(tmp_path, learner, identity=IDENTITY)
     for iteration in (1, 2):
-        checkpoints.save(iteration, learner, run_state={"history": [iteration]}, spared=[1])
-    state = checkpoints.load(learner)  # waits for what is being written
+        checkpoints.save(iteration, run_state={"history": [iteration]}, spared=[1])
+    state = checkpoints.load()  # waits for what is being written
     assert state is not None and (state["iteration"], state["history"]) == (2, [2])
-    state = checkpoints.load(learner, up_to=1)
+    state = checkpoints.load(up_to=1)
     assert state is not None and state["iteration"] == 1
     with pytest.raises(CheckpointError, match="another stage"):
-        Checkpoints(tmp_path, rl, identity={"stage": "other"}).load(learner)
+        Checkpoints(tmp_path, learner, identity={"stage": "other"}).load()
     checkpoints.close()

@@ -35,7 +35,7 @@ def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_pa
     assert outcome.stop is None
     assert not torch.equal(before, weights(parts))
     assert parts.engine.policy_version == parts.learner.policy_version == 4
-    assert parts.engine.differing_parts(parts.learner.policy.state_dict()) == []
+    assert parts.engine.differing_parts(parts.learner.weights()) == []
 
 
 def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_parts: MakeParts) -> None:
@@ -169,7 +169,7 @@ def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(make_pa
             self.policy_version = policy_version
 
     parts = make_parts()
-    scorer = Deaf(parts.learner.policy, parts.tokenizer)
+    scorer = Deaf(parts.learner.learner.policy, parts.tokenizer)
     engine = ScriptedSampler.from_texts(SCRIPT, parts.tokenizer, scorer=scorer)
     with pytest.raises(StaleSamplerError, match="the engine's weights are not the learner's"):
         train(make_parts(engine=engine, sampler=engine), Tape())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from rlcore.loop.update import measured_update
-from rlcore.memory import num_parameters
+from rlcore.training.local import LocalLearner
 from rlcore.training.totals import UpdateStats
 from rlcore.types import TrainingSample
 from tests import strategies
@@ -24,9 +23,7 @@ def make_run(name: str = "grpo") -> Any:
     """What the measurement reads of a run of a tiny policy."""
     learner = make_learner(name, dtype=torch.float32)
     parts = SimpleNamespace(
-        learner=learner,
-        reference=None,
-        reward_models=(),
+        learner=LocalLearner(learner),
         engine_dtype=torch.float32,
         config=learner.config,
         prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
@@ -34,10 +31,13 @@ def make_run(name: str = "grpo") -> Any:
     return SimpleNamespace(parts=parts, history=[])
 
 
+def size_of(run: Any) -> int:
+    return run.parts.learner.facts.num_parameters
+
+
 def iterate(run: Any, samples: list[TrainingSample]) -> dict[str, float]:
     """One iteration's memory metrics, kept in the history as a run keeps them."""
-    update = partial(run.parts.learner.update, samples, seed=len(run.history))
-    stats, metrics = measured_update(run, update)
+    stats, metrics = measured_update(run, samples, seed=len(run.history))
     assert isinstance(stats, UpdateStats)
     run.history.append(dict(metrics))
     return dict(metrics)
@@ -48,7 +48,7 @@ def test_an_update_without_signal_is_not_measured_and_the_first_that_moves_the_p
     assert iterate(run, WITHOUT_SIGNAL) == {}
     assert iterate(run, WITHOUT_SIGNAL) == {}
     metrics = iterate(run, SAMPLES)
-    size = num_parameters(run.parts.learner.policy)
+    size = size_of(run)
     assert metrics["memory/gradients_bytes"] == 4 * size
     assert metrics["memory/optimizer_bytes"] >= 8 * size  # two moments
     assert metrics["memory/activations_bytes"] > 0
@@ -58,5 +58,5 @@ def test_an_update_without_signal_is_not_measured_and_the_first_that_moves_the_p
 def test_a_critic_that_learns_alone_is_not_the_whole_of_an_update() -> None:
     run = make_run("ppo")
     assert iterate(run, WITHOUT_SIGNAL) == {}
-    both = num_parameters(run.parts.learner.policy) + sum(p.numel() for p in run.parts.learner.critic.parameters())
+    both = size_of(run) + sum(p.numel() for p in run.parts.learner.learner.critic.parameters())
     assert iterate(run, SAMPLES)["memory/gradients_bytes"] == 4 * both

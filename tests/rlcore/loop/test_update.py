@@ -11,7 +11,8 @@ import pytest
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
 from rlcore.loop.update import mean_kl
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from tests import strategies
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.algorithms.table import ALGORITHMS
 from rlcore.canaries import Baseline
 from rlcore.canaries.agreement import Spread
 from rlcore.config import EngineConfig, SamplingConfig
@@ -24,7 +25,10 @@ from rlcore.sampling.replicas import ReplicatedSampler, members_of, open_servers
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
+from rlcore.training.learner import Learner
+from rlcore.training.local import LocalLearner
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests import strategies
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
 CPU = torch.device("cpu")
@@ -108,12 +112,14 @@ def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
 
 def parts_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
     """What a sync looks at, before the first update."""
+    config = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=6))
+    learner = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config)
     return SimpleNamespace(
         engine=engine,
         prompts=prompts,
         seed=0,
-        learner=SimpleNamespace(policy=model, policy_version=0, tokens_per_microbatch=512),
-        config=SimpleNamespace(sampling=SamplingConfig(max_new_tokens=6)),
+        learner=LocalLearner(learner),
+        config=config,
         engine_dtype=torch.float32,
     )
 
@@ -121,9 +127,9 @@ def parts_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Pr
 def learn(parts: Any) -> None:
     """The learner takes a step."""
     with torch.no_grad():
-        for parameter in parts.learner.policy.parameters():
+        for parameter in parts.learner.learner.policy.parameters():
             parameter += 0.02
-    parts.learner.policy_version += 1
+    parts.learner.learner.policy_version += 1
 
 
 def test_where_one_engine_cannot_say_what_it_holds_nothing_is_said(

@@ -17,7 +17,8 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
-from rlcore.training.experience import Experience, Judges, build_experience, earned, lay_out_episodes
+from rlcore.training.experience import Experience, build_experience, earned, lay_out_episodes
+from rlcore.training.judges import Judges
 from rlcore.types import ScoredRollout
 from tests import strategies
 from tests.reference import advantages as reference

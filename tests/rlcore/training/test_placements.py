@@ -13,7 +13,8 @@ from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, add_adapter
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 from tests import strategies

@@ -20,7 +20,8 @@ from rlcore.models.precision import autocast, compute_dtype, compute_in, narrow_
 from rlcore.models.recompute import recompute_layers
 from rlcore.packing import TokenSequence, pack
 from rlcore.training.checkpoint import load_newest, save_checkpoint
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import ROUNDING, Learner
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
 from rlcore.training.sft import train_sft

@@ -17,7 +17,8 @@ from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, Up
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.training.checkpoint import MANIFEST, load_newest, save_checkpoint
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from tests import strategies
 from tests.learners import weights_of

@@ -14,7 +14,8 @@ from rlcore.algorithms.advantages import STD_EPSILON
 from rlcore.config import KlConfig, MismatchConfig
 from rlcore.models.heads import ScalarModel
 from rlcore.packing import TokenSequence
-from rlcore.training.experience import Judges, build_experience
+from rlcore.training.experience import build_experience
+from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Rollout, ScoredRollout
 from tests import strategies

@@ -60,6 +60,14 @@ def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_w
     assert "sft needs" in refused()
 
 
+def test_on_eight_ranks_they_do(card: None) -> None:
+    ranks = ("placement.backend=processes", "placement.learner_ranks=8")
+    assert refused(*ranks, stages=("grpo",)) == ""
+    (need,) = needs_of(preset(*ranks), SEVEN_B, ("grpo",))
+    assert need.held < 20 * GIB  # 142 GiB of weights, gradients and moments in eight parts
+    assert "sft needs" in refused(*ranks)  # which learns in one process
+
+
 def test_an_adapter_of_it_fits(card: None) -> None:
     assert refused("stages.grpo.update.adapter.rank=16", stages=("grpo",)) == ""
 

@@ -23,6 +23,7 @@ from rlcore.config import (
 )
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.models.loading import import_model
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.placement import Cards
@@ -31,7 +32,6 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.steps import rollout_engine
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
-from tasks.steps.runtime import Runtime
 
 CPU = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 WORK = Workload(max_concurrent=4, max_tokens=64)

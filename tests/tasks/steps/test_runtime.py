@@ -17,11 +17,12 @@ from rlcore.config import AdapterConfig, HardwareConfig, TrunkConfig
 from rlcore.memory import measuring
 from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
+from rlcore.models.runtime import Runtime
 from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
 from tasks.steps import reward_model, rl_parts
 from tasks.steps.base import MODEL
-from tasks.steps.runtime import Runtime, open_runtime
+from tasks.steps.runtime import open_runtime
 from tests import strategies
 from tests.learners import update_config
 

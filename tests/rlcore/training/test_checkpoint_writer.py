@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from rlcore.errors import StorageError
-from rlcore.loop import checkpoints
-from rlcore.loop.checkpoints import CheckpointWriter
-from rlcore.training.checkpoint import is_intact, load_newest, write_checkpoint
+from rlcore.training import checkpoint_writer
+from rlcore.training.checkpoint import is_intact, load_newest, take_snapshot, write_checkpoint
+from rlcore.training.checkpoint_writer import CheckpointWriter
 from tests import learners, strategies
 from tests.learners import weights_of
 
@@ -32,7 +32,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         may_write.wait()
         return write_checkpoint(*arguments, **settings)
 
-    monkeypatch.setattr(checkpoints, "write_checkpoint", write)
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
     yield may_write
     may_write.set()
 
@@ -43,8 +43,8 @@ def test_steps_of_the_learner_during_the_write_are_not_in_the_checkpoint(
     learner, history = make_learner("ppo"), [1.0]
     learner.update(strategies.random_samples(0), seed=0)
     saved = weights_of(learner.policy), weights_of(learner.critic)
-    with closing(CheckpointWriter(tmp_path)) as writer:
-        writer.save(1, learner, run_state={"identity": IDENTITY, "history": history})
+    with closing(CheckpointWriter()) as writer:
+        writer.save(tmp_path, 1, learner, run_state={"identity": IDENTITY, "history": history})
         learner.update(strategies.random_samples(1), seed=1)
         history.append(2.0)
         assert not (tmp_path / "step-000001").exists()
@@ -60,10 +60,10 @@ def test_steps_of_the_learner_during_the_write_are_not_in_the_checkpoint(
 
 def test_the_next_checkpoint_waits_for_the_one_before(slow_disk: threading.Event, tmp_path: Path) -> None:
     learner = make_learner()
-    with closing(CheckpointWriter(tmp_path)) as writer:
-        writer.save(1, learner, run_state={"identity": IDENTITY})
+    with closing(CheckpointWriter()) as writer:
+        writer.save(tmp_path, 1, learner, run_state={"identity": IDENTITY})
         threading.Timer(0.1, slow_disk.set).start()
-        writer.save(2, learner, run_state={"identity": IDENTITY})
+        writer.save(tmp_path, 2, learner, run_state={"identity": IDENTITY})
         assert is_intact(tmp_path / "step-000001")
     assert is_intact(tmp_path / "step-000002")
 
@@ -73,9 +73,9 @@ def test_where_a_copy_does_not_fit_the_checkpoint_is_there_when_save_returns(
 ) -> None:
     learner = make_learner()
     for number, free in enumerate((0, None), start=1):
-        monkeypatch.setattr(checkpoints, "free_bytes", lambda _, free=free: free)
-        writer = CheckpointWriter(tmp_path)
-        writer.save(number, learner, run_state={"identity": IDENTITY})
+        monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda _, free=free: free)
+        writer = CheckpointWriter()
+        writer.save(tmp_path, number, learner, run_state={"identity": IDENTITY})
         assert is_intact(tmp_path / f"step-{number:06d}")
         assert not writer._thread._threads  # nothing was started
 
@@ -83,9 +83,10 @@ def test_where_a_copy_does_not_fit_the_checkpoint_is_there_when_save_returns(
 @pytest.mark.parametrize("asked", ["save", "wait", "close"])
 def test_an_error_of_the_disk_is_raised_by_whoever_asks_next(asked: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    writer = CheckpointWriter(tmp_path / "file" / "folder")
-    writer.save(1, make_learner(), run_state={"identity": IDENTITY})
-    ask = partial(writer.save, 2, make_learner(), run_state={}) if asked == "save" else getattr(writer, asked)
+    folder = tmp_path / "file" / "folder"
+    writer = CheckpointWriter()
+    writer.save(folder, 1, make_learner(), run_state={"identity": IDENTITY})
+    ask = partial(writer.save, folder, 2, make_learner(), run_state={}) if asked == "save" else getattr(writer, asked)
     with pytest.raises(StorageError, match="step 1 could not be written"):
         ask()
     writer.close()  # told once
@@ -94,7 +95,7 @@ def test_an_error_of_the_disk_is_raised_by_whoever_asks_next(asked: str, tmp_pat
 def test_memory_of_the_copy_is_what_the_checkpoint_has_on_the_disk(tmp_path: Path) -> None:
     learner = make_learner("ppo")
     learner.update(strategies.random_samples(0), seed=0)
-    snapshot = checkpoints.take_snapshot(learner, run_state={})
+    snapshot = take_snapshot(learner, run_state={})
     size = sum(path.stat().st_size for path in write_checkpoint(tmp_path, 1, snapshot).glob("*.safetensors"))
     numbers = sum(p.numel() for model in (learner.policy, learner.critic) if model for p in model.parameters())
     assert snapshot.copied().num_bytes == snapshot.num_bytes == pytest.approx(12 * numbers, rel=0.01)

@@ -1,0 +1,31 @@
+"""Weights that another process has written, as a table whose tensors are read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+
+class ExportedWeights(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, those of ``policy_version``; none is kept in memory."""
+
+    def __init__(self, path: Path, policy_version: int) -> None:
+        self.policy_version = policy_version
+        file: Any = safe_open(path, framework="pt")
+        self._file, self._names = file, tuple(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

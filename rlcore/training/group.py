@@ -1,0 +1,210 @@
+"""A learner that several processes of this machine are together, behind the handle of one.
+
+The process that runs the loop sends each rank the same request, and takes the first one's answer. It holds neither
+weights nor a process group itself. What lost ranks had is gone, and the newest checkpoint is not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.config.placement import PlacementConfig
+from rlcore.errors import ConfigError, TrainingError
+from rlcore.machine import PRECISIONS
+from rlcore.memory import Footprint
+from rlcore.models.runtime import Runtime
+from rlcore.packing import TokenSequence
+from rlcore.training.building import LearnerPlan
+from rlcore.training.exported import ExportedWeights
+from rlcore.training.handle import PolicyFacts
+from rlcore.training.judges import Passes
+from rlcore.training.rank_pool import RankPool
+from rlcore.training.totals import UpdateStats
+from rlcore.types import Rollout, TrainingSample
+
+_MEMORY = Path("/dev/shm")
+
+
+class LearnerGroup:
+    """A :class:`~rlcore.training.handle.LearnerHandle` on ranks, which says what each method does.
+
+    Where ranks were lost, :meth:`load` alone starts others: they hold the newest checkpoint then, or the first weights.
+    """
+
+    def __init__(
+        self,
+        plan: LearnerPlan,
+        placement: PlacementConfig,
+        runtime: Runtime,
+        *,
+        note: Callable[[str], None],
+        ranks: RankPool | None = None,
+    ) -> None:
+        """Start the ranks. ``runtime``: what each computes in; ``note`` shows a sentence to people; ``ranks``: who
+        starts them.
+
+        Raises:
+            ConfigError: there are fewer GPUs than ranks.
+            ModelError: a checkpoint cannot be trained.
+        """
+        self.config, self.algorithm = plan.config, resolve_algorithm(plan.config)
+        self._plan, self._placement, self._runtime, self._note = plan, placement, runtime, note
+        self._devices = rank_devices(placement, runtime.device)
+        self._folder = Path(tempfile.mkdtemp(prefix="rlcore-ranks-", dir=_MEMORY if _MEMORY.is_dir() else None))
+        self.ranks = ranks or RankPool(60.0 * placement.deadline_minutes)
+        self._starts, self._tokens = 0, 0  # 0 tokens: as many as configured
+        self._budget = plan.config.update.tokens_per_microbatch
+        self.policy_version, self.kl_coefficient = 0, plan.config.kl.coefficient
+        self._exported: ExportedWeights | None = None
+        try:
+            facts = self._start()
+        except BaseException:
+            self.ranks.end()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self.facts = PolicyFacts(
+            config=AutoConfig.from_pretrained(plan.start, local_files_only=True),
+            num_parameters=facts["num_parameters"],
+            compute_dtype=PRECISIONS[facts["dtype"]],
+        )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._placement.learner_ranks
+
+    @property
+    def has_reference(self) -> bool:
+        return self.config.kl.coefficient > 0.0
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        return self.config.update.epochs * self.config.update.minibatches > 1
+
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+        found: Passes = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
+        return found
+
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+        found: tuple[torch.Tensor, torch.Tensor] = self._call("scores", rollouts)
+        return found
+
+    def update(
+        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+    ) -> tuple[UpdateStats, Footprint | None]:
+        found: tuple[UpdateStats, Footprint | None] = self._call("update", samples, seed=seed, measured=measured)
+        return found
+
+    def observe_kl(self, mean_kl: float, num_samples: int) -> None:
+        self._call("observe_kl", mean_kl, num_samples)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        if self._exported is None or self._exported.policy_version != self.policy_version:
+            path = self._folder / "weights.safetensors"
+            path.unlink(missing_ok=True)
+            self._call("export", path)
+            self._exported = ExportedWeights(path, self.policy_version)
+        return self._exported
+
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
+        self._call("save", root.absolute(), step, run_state=run_state, spared=tuple(spared))
+
+    def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
+        if not self.ranks.is_running:
+            self._restart()
+        self._exported = None
+        found: dict[str, Any] | None = self._call("load", root.absolute(), identity=identity, up_to=up_to)
+        return found
+
+    def wait(self) -> None:
+        if self.ranks.is_running:
+            self._call("wait")
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        self._call("save_model", start.absolute(), folder.absolute(), like_start=like_start)
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self.ranks.end()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _restart(self) -> None:
+        restarts = self._placement.max_restarts
+        if self._starts > restarts:
+            raise TrainingError(
+                f"ranks were lost {self._starts} times",
+                where="placement.max_restarts",
+                fix="see the lines above for why; the same command goes on from the newest checkpoint",
+            )
+        if self.ranks.ran_out:
+            self._tokens = max(1, self._budget // 2)
+        self._note(f"starts {self.size} ranks again ({self._starts} of at most {restarts} times)")
+        self._start()
+
+    def _start(self) -> dict[str, Any]:
+        """Start every rank; the first one's facts, when all have loaded their models."""
+        self._starts += 1
+        return self._stand(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
+
+    def _setup(self, rank: int) -> dict[str, Any]:
+        placement, runtime = self._placement, self._runtime
+        return {
+            "plan": self._plan.to_json(),
+            "rank": rank,
+            "size": self.size,
+            "store": f"file://{self._folder}/store-{self._starts}",
+            "folder": self._folder,
+            "device": str(self._devices[rank]),
+            "threads": max(1, torch.get_num_threads() // self.size),
+            "seconds": 60.0 * placement.deadline_minutes,
+            "dtype": str(runtime.compute_dtype).removeprefix("torch."),
+            "recompute": runtime.recompute,
+            "sharded": placement.is_sharded(adapted=self.config.update.adapter.rank > 0),
+            "narrow": placement.narrow,
+            "tokens": self._tokens,
+        }
+
+    def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
+        """What ``method`` gives, asked of every rank."""
+        return self._stand(self.ranks.ask(method, *arguments, **settings))["result"]
+
+    def _stand(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer, after what it says of where the learner stands was noted."""
+        self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
+        self._budget = answer["tokens"]
+        return answer
+
+
+def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:
+    """The device of each rank, of the kind of ``device``.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+    """
+    size = placement.learner_ranks
+    if device.type != "cuda":
+        if placement.devices:
+            raise ConfigError(
+                "placement.devices names GPUs, and the run computes on a CPU",
+                where="placement.devices",
+                fix="leave it out",
+            )
+        return [device] * size
+    chosen, count = placement.devices or tuple(range(size)), torch.cuda.device_count()
+    if max(chosen) >= count:
+        raise ConfigError(
+            f"{size} ranks want the GPUs {', '.join(map(str, chosen))}, {count} are visible",
+            where="placement.learner_ranks",
+            fix="lower it, or name GPUs in placement.devices",
+        )
+    return [torch.device("cuda", index) for index in chosen]

@@ -1,0 +1,131 @@
+"""The side that learns, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlcore.algorithms.table import Algorithm
+from rlcore.canaries import token_scores
+from rlcore.config import RlConfig
+from rlcore.memory import Footprint, measuring, num_parameters, optimizer_bytes
+from rlcore.models.loading import save_model
+from rlcore.models.lora import AdaptedModel, merged_state
+from rlcore.models.precision import compute_dtype
+from rlcore.models.sharded import whole_state
+from rlcore.packing import TokenSequence
+from rlcore.training.checkpoint import load_newest
+from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.handle import PolicyFacts
+from rlcore.training.judges import Judges, Passes
+from rlcore.training.learner import Learner
+from rlcore.training.totals import UpdateStats
+from rlcore.types import Rollout, TrainingSample
+
+
+class LocalLearner:
+    """A :class:`~rlcore.training.handle.LearnerHandle` on a learner of this process, which says what each method does.
+
+    ``reference``: the frozen start that a KL penalty is measured to; None where there is no penalty. ``beside``: models
+    that share its memory, and are counted where that is measured.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        reference: PreTrainedModel | AdaptedModel | None = None,
+        *,
+        beside: Iterable[nn.Module] = (),
+    ) -> None:
+        self.learner, self.reference = learner, reference
+        self._beside, self._writer = tuple(beside), CheckpointWriter()
+        policy = learner.policy
+        self.facts = PolicyFacts(
+            config=policy.config, num_parameters=num_parameters(policy), compute_dtype=compute_dtype(policy)
+        )
+
+    @property
+    def config(self) -> RlConfig:
+        return self.learner.config
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.learner.algorithm
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        return self.learner.needs_old_logprobs
+
+    @property
+    def policy_version(self) -> int:
+        return self.learner.policy_version
+
+    @property
+    def kl_coefficient(self) -> float:
+        return self.learner.kl.coefficient
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference is not None
+
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+        judges = Judges(
+            policy=self.learner.policy,
+            reference=self.reference,
+            critic=self.learner.critic,
+            temperature=self.config.sampling.temperature,
+            tokens_per_microbatch=self.learner.tokens_per_microbatch,  # what fits the update fits them
+            bootstrap_truncated=self.config.critic.gae.bootstrap_truncated,
+        )
+        return judges.passes(sequences, needs_policy=needs_policy, cut=cut)
+
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+        temperature, budget = self.config.sampling.temperature, self.learner.tokens_per_microbatch
+        return token_scores(self.learner.policy, rollouts, temperature=temperature, tokens_per_microbatch=budget)
+
+    def update(
+        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+    ) -> tuple[UpdateStats, Footprint | None]:
+        learner = self.learner
+        if not measured or learner.ranks.size > 1:  # of shards, what is gathered comes and goes
+            return learner.update(samples, seed=seed), None
+        models = [learner.policy, self.reference, learner.critic, *self._beside]
+        with measuring(models, learner.optimizers) as meter:
+            stats = learner.update(samples, seed=seed)
+        return stats, Footprint(
+            weights=meter.weights,
+            gradients=meter.gradients,
+            optimizer=optimizer_bytes(learner.optimizers),
+            activations=meter.activations,
+            kv_cache=0,
+        )
+
+    def observe_kl(self, mean_kl: float, num_samples: int) -> None:
+        self.learner.observe_kl(mean_kl, num_samples)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return merged_state(self.learner.policy)
+
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
+        self._writer.save(root, step, self.learner, run_state=run_state, spared=spared)
+
+    def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
+        self._writer.wait()
+        return load_newest(root, self.learner, identity=identity, up_to=up_to)
+
+    def wait(self) -> None:
+        self._writer.wait()
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        policy, ranks = self.learner.policy, self.learner.ranks
+        state = whole_state(policy)
+        ranks.of_first(partial(save_model, policy, start, folder, like_start=like_start, state=state))
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,123 @@
+"""A run whose learner is two processes, as a user starts it: its figures, a killed rank, a killed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.conftest import ROOT, environment, flows_command, run_flows
+from tests.flows.test_post_train import folder
+
+pytestmark = pytest.mark.scale
+
+TWO = ("placement.backend=processes", "placement.learner_ranks=2")
+SECONDS = 300.0
+
+
+def ranks_of() -> dict[int, int]:
+    """The processes that are ranks, with their parents."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and "rlcore.training.rank_process" in (entry / "cmdline").read_text():
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    return found
+
+
+def history(home: Path, stage: str) -> list[dict[str, float]]:
+    rows: list[dict[str, float]] = json.loads((folder(home, stage) / "history.json").read_text())
+    return rows
+
+
+@pytest.fixture
+def home(micro_home: Path, tmp_path: Path) -> Path:
+    """A home in which everything is there that comes before RL."""
+    copy = tmp_path / "home"
+    shutil.copytree(micro_home, copy)
+    shutil.rmtree(copy / "work", ignore_errors=True)
+    for stage in ("grpo", "ppo"):
+        shutil.rmtree(copy / "cache" / stage)
+    return copy
+
+
+def begin(home: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        flows_command("run", *TWO), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def until(process: subprocess.Popen[bytes], is_so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1].decode()[-3000:]
+        time.sleep(0.02)
+
+
+def assert_begins_alike(home: Path, micro_home: Path) -> None:
+    """One process and two begin with the same weights, rollouts and step; later draws may turn on rounding."""
+    for stage in ("grpo", "ppo"):
+        ours, theirs = history(micro_home, stage), history(home, stage)
+        assert len(ours) == len(theirs)
+        for name in ("reward/mean", "loss/policy", "gradient_norm", "kl/old", "completion/length"):
+            if name in ours[0]:
+                assert theirs[0][name] == pytest.approx(ours[0][name], rel=1e-2, abs=1e-3), (stage, name)
+
+
+def test_a_run_on_two_ranks_goes_through_and_begins_as_one_process_does(home: Path, micro_home: Path) -> None:
+    done = run_flows("run", home, *TWO)
+    assert done.returncode == 0, done.stderr
+    assert_begins_alike(home, micro_home)
+
+
+def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None:
+    adapters = (
+        "stages.grpo.update.adapter.rank=4",
+        "stages.ppo.update.adapter.rank=4",
+        "stages.ppo.critic.placement=adapter",
+    )
+    done = run_flows("run", home, *TWO, *adapters)
+    assert done.returncode == 0, done.stderr
+    for stage in ("grpo", "ppo"):
+        assert (folder(home, stage) / "model" / "adapter" / "adapter_model.safetensors").is_file()
+        assert history(home, stage)[-1]["policy_version"] == 4.0
+
+
+def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(home: Path, micro_home: Path) -> None:
+    process = begin(home)
+    until(process, lambda: list(home.glob("work/*/checkpoints/step-000001")))
+    mine = [rank for rank, parent in ranks_of().items() if parent == process.pid]
+    os.kill(mine[-1], signal.SIGKILL)
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said.decode()[-3000:]
+    assert "was ended by SIGKILL" in said.decode()
+    assert_begins_alike(home, micro_home)
+
+
+def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_again(
+    home: Path, micro_home: Path
+) -> None:
+    process = begin(home)
+    until(process, lambda: list(home.glob("work/*/checkpoints/step-000002")))
+    mine = {rank for rank, parent in ranks_of().items() if parent == process.pid}
+    assert len(mine) == 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20.0
+    while mine & ranks_of().keys():
+        assert time.monotonic() < deadline, "a rank outlives its run"
+        time.sleep(0.1)
+    done = run_flows("run", home, *TWO)
+    assert done.returncode == 0, done.stderr
+    assert "goes on after iteration" in done.stderr
+    assert_begins_alike(home, micro_home)

@@ -1,0 +1,54 @@
+"""A learner in shards on a mesh of one is the plain learner, on the device in each precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import CriticConfig, UpdateConfig
+from rlcore.models.heads import ScalarModel
+from rlcore.models.policy import score_sequences
+from rlcore.models.sharded import Sharding, shard
+from rlcore.ranks import Ranks, open_ranks, whole
+from rlcore.training.learner import Learner
+from tests.gpu import micro
+
+SEQUENCES = micro.sequences()
+MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
+
+
+def make_learner(kind: str, device: torch.device, dtype: torch.dtype, ranks: Ranks | None) -> Learner:
+    """GRPO, or PPO with the critic's head on the policy's trunk; in shards where there are ranks."""
+    policy: Any = micro.placed(MODEL, device, dtype)
+    critic = ScalarModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
+    if ranks is not None:
+        shard(critic or policy, ranks, Sharding(), device=device)
+    placement, update = CriticConfig(placement="head"), UpdateConfig(tokens_per_microbatch=128)
+    config = micro.rl_config(kind, critic=placement, update=update)
+    return Learner(policy, critic, algorithm=ALGORITHMS[kind], config=config)
+
+
+def course(learner: Learner) -> tuple[torch.Tensor, torch.Tensor]:
+    """All weights after two updates, and what they say of the sequences then."""
+    for seed in range(2):
+        learner.update(micro.samples(SEQUENCES, seed=seed), seed=seed)
+    scores = torch.cat(score_sequences(learner.policy, SEQUENCES, tokens_per_microbatch=128))
+    modules = [learner.policy] if learner.critic is None else [learner.critic]
+    return torch.cat([whole(p.detach()).flatten().cpu() for m in modules for p in m.parameters()]), scores
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_shards_on_one_device_learn_what_the_plain_model_does(
+    kind: str, device: torch.device, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    weights, scores = course(make_learner(kind, device, dtype, None))
+    with open_ranks(0, 1, store=f"file://{tmp_path}/store", device=device, timeout=60.0) as ranks:
+        found, found_scores = course(make_learner(kind, device, dtype, ranks))
+    bound = 1e-5 if device.type == "cpu" else 0.02  # atomic additions; Adam's first steps do not look at sizes
+    assert micro.distance(found, weights.double()) < bound
+    assert float((found_scores - scores).abs().mean()) < 10 * bound

@@ -1,0 +1,51 @@
+"""Ranks as forks of the test's own process, which has imported everything already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.ranks import Ranks, open_ranks
+
+SECONDS = 120.0
+
+
+def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path) -> list[Any]:
+    """What ``work`` gives on each of ``size`` ranks, which talk by gloo; an error of one is raised here."""
+    forks = multiprocessing.get_context("fork")
+    store = f"file://{folder / f'store-{size}-{len(list(folder.iterdir()))}'}"
+    ends = [forks.Pipe() for _ in range(size)]
+    children = [
+        forks.Process(target=_run, args=(rank, size, store, work, theirs)) for rank, (_, theirs) in enumerate(ends)
+    ]
+    for child in children:
+        child.start()
+    try:
+        answers = [_answer(ours) for ours, _ in ends]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    faults = [answer for answer in answers if isinstance(answer, str)]
+    assert not faults, "\n".join(faults)
+    return [answer for (answer,) in answers]
+
+
+def _answer(end: Connection) -> Any:
+    return pickle.loads(end.recv_bytes()) if end.poll(SECONDS) else "no answer"  # noqa: S301 - of our own fork
+
+
+def _run(rank: int, size: int, store: str, work: Callable[[Ranks], Any], answer: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        with open_ranks(rank, size, store=store, device=torch.device("cpu"), timeout=SECONDS) as ranks:
+            answer.send_bytes(pickle.dumps((work(ranks),)))
+    except BaseException:  # noqa: BLE001 - told to the test
+        answer.send_bytes(pickle.dumps(traceback.format_exc()))

@@ -1,0 +1,61 @@
+"""Which placements are refused, and which change the numbers that come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlcore.config import AdapterConfig, OptimConfig, PlacementConfig, RlStage, UpdateConfig
+from rlcore.config.placement import placement_faults
+from rlcore.errors import ConfigError
+from tests import strategies
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learner_ranks": 2}, "set backend = 'processes'"),
+        ({"narrow": True}, "set backend = 'processes'"),
+        ({"backend": "processes", "shard": "replicate", "narrow": True}, "is of shards"),
+        ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        PlacementConfig(**settings)
+
+
+def stage(**update: Any) -> RlStage:
+    settings = strategies.rl_config(update=UpdateConfig(**update))
+    return RlStage(kind="rl", start="base", prompts={"p": 1.0}, settings=settings)
+
+
+ADAPTED, EIGHT_BIT = stage(adapter=AdapterConfig(rank=4)), stage(optim=OptimConfig(kind="adamw_8bit"))
+
+
+@pytest.mark.parametrize(
+    ("placement", "own", "said"),
+    [
+        ({"shard": "full"}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
+        ({"narrow": True}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
+        ({}, ADAPTED, ""),
+        ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
+        ({"shard": "replicate"}, EIGHT_BIT, ""),
+        ({"learner_ranks": 1}, EIGHT_BIT, ""),
+    ],
+)
+def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
+    placement: dict[str, Any], own: RlStage, said: str
+) -> None:
+    config = PlacementConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
+    faults = placement_faults(config, {"grpo": own})
+    assert [said in fault for fault in faults] == [True] * bool(said)
+
+
+def test_only_several_ranks_change_numbers() -> None:
+    """A sum over ranks is rounded in another order; where one rank computes, and how long it may take, changes none."""
+    alone = PlacementConfig(backend="processes", deadline_minutes=1.0, max_restarts=0)
+    assert PlacementConfig().numbers == alone.numbers == {}
+    two = PlacementConfig(backend="processes", learner_ranks=2)
+    assert two.numbers == {"learner_ranks": 2, "shard": "auto", "narrow": False}

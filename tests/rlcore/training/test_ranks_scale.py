@@ -1,0 +1,78 @@
+"""One, two and four ranks take the same steps, in every case there is: `make test-scale`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.ranks import ONE
+from tests.rank_learners import (
+    ADAPTERS,
+    CASES,
+    Held,
+    assert_equal_runs,
+    assert_equal_states,
+    experience_of,
+    loads,
+    saves,
+    two_updates,
+)
+from tests.ranks import on_ranks
+
+pytestmark = pytest.mark.scale
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("held", ["full", "replicate"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_ranks_take_the_steps_of_one_process(name: str, held: Held, size: int, tmp_path: Path) -> None:
+    found = on_ranks(size, two_updates(CASES[name], held), tmp_path)
+    assert_equal_runs(found, two_updates(CASES[name])(ONE))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", sorted(ADAPTERS))
+def test_adapters_on_a_base_that_every_rank_has_take_the_steps_of_one_process(
+    name: str, size: int, tmp_path: Path
+) -> None:
+    found = on_ranks(size, two_updates(ADAPTERS[name], "replicate"), tmp_path)
+    assert_equal_runs(found, two_updates(ADAPTERS[name])(ONE))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("in_reward", [True, False])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "ppo, head"])
+def test_passes_that_ranks_share_give_the_samples_of_one_process(
+    name: str, in_reward: bool, size: int, tmp_path: Path
+) -> None:
+    expected = experience_of(CASES[name], in_reward=in_reward)(ONE)
+    for found in on_ranks(size, experience_of(CASES[name], in_reward=in_reward), tmp_path):
+        for ours, theirs in zip(expected, found, strict=True):
+            for field in ("old_logprobs", "ref_logprobs", "values", "returns", "advantages"):
+                # Passes come back in float32.
+                torch.testing.assert_close(getattr(theirs, field), getattr(ours, field), rtol=1e-6, atol=1e-6)
+
+
+def test_the_early_stop_is_met_and_the_case_of_few_prompts_leaves_ranks_without_work() -> None:
+    """Otherwise the laws above would hold of runs that never came there."""
+    metrics, _ = two_updates(CASES["grpo, stopped early"])(ONE)
+    assert metrics[0]["update/epochs"] < 3.0
+    assert CASES["grpo, more ranks than prompts"].shape["group_size"] < 4
+
+
+@pytest.mark.parametrize(("writes", "reads"), [(2, 1), (2, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "ppo, head", "grpo, untied head"])
+def test_a_checkpoint_is_loaded_by_any_number_of_ranks(name: str, writes: int, reads: int, tmp_path: Path) -> None:
+    expected = on_ranks(writes, saves(CASES[name], tmp_path / "c"), tmp_path)[0]
+    work = loads(CASES[name], tmp_path / "c")
+    found = on_ranks(reads, work, tmp_path) if reads > 1 else [work(ONE)]
+    assert_equal_states(found, expected)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo, head"])
+def test_as_many_ranks_as_wrote_a_checkpoint_go_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    expected = on_ranks(2, saves(CASES[name], tmp_path / "c"), tmp_path)
+    for ours, theirs in zip(expected, on_ranks(2, loads(CASES[name], tmp_path / "c"), tmp_path), strict=True):
+        assert torch.equal(ours[2], theirs[2])
