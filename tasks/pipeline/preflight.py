@@ -100,11 +100,11 @@ def preflight(
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
     faults = [
         *_model(config.model),
-        *(_device(config) if stages or is_evaluated else ()),
+        *_device(config),
         *chain(*(_stage(ready, name) for name in stages)),
         *chain(*(_data(config, name) for name in data)),
         *(_evaluation(config) if is_evaluated else ()),
-        *position_faults(config, ready.model, stages, data),
+        *position_faults(config, ready.model, stages, data, is_evaluated=is_evaluated),
         *reference_faults(config, stages, data),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]

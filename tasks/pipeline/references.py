@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from data_contracts.adapters import RowFn
 from data_contracts.convert import is_generator, row_function
 from data_contracts.errors import ContractError, RowFault
 from rlcore.canaries.rewards import VERIFIERS
@@ -73,15 +74,16 @@ def _references(data: DatasetConfig) -> list[str]:
         rows = list(islice(_rows(path), ROWS_LOOKED_AT))
     except (ContractError, OSError, ValueError):  # what the gate will say in full
         return []
-    return [str(row["reference"]).strip() for values in rows if (row := _converted(read, values)) is not None]
+    found = [row for values in rows for row in _converted(read, values)]
+    return [str(row["reference"]).strip() for row in found if "reference" in row]
 
 
-def _converted(read: Any, values: dict[str, Any]) -> dict[str, Any] | None:
+def _converted(read: RowFn, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The contract's rows of a source row; none where the gate will refuse it."""
     try:
-        found: dict[str, Any] = read(values)
-    except (RowFault, KeyError, TypeError, ValueError):
-        return None
-    return found if "reference" in found else None
+        return read(values)
+    except RowFault:
+        return []
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

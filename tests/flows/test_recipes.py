@@ -105,6 +105,10 @@ def test_two_rl_stages_follow_each_other_and_each_is_held_against_its_start(tmp_
     assert inputs["grpo"] == record(home, "grpo")["ref"]["sha256"]
     assert contrasts(open_preset("two_rl")) == (("sft", "base"), ("grpo", "sft"), ("dapo", "grpo"))
     assert "| dapo - grpo |" in comparison(home)
+    assert [record(home, name)["ingredients"]["arguments"]["earlier"] for name in ("grpo", "dapo")] == [0, 1]
+    asked = [read_table(folder(home, name) / "rollouts" / "iteration-00001.parquet") for name in ("grpo", "dapo")]
+    first, second = (table[~table["replaced"]]["prompt_id"].unique().tolist() for table in asked)
+    assert first != second  # each draws in an order of its own
 
 
 def test_three_algorithms_from_one_start_are_compared_with_each_other_under_their_own_names(tmp_path: Path) -> None:

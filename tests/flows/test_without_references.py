@@ -71,7 +71,8 @@ WORDS = "def share(text, liked):\n    return sum(letter in liked for letter in t
 @pytest.fixture
 def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's folder: rows, a preset, and a reward with a helper module and a data file."""
-    rows = [{"prompt_id": f"p{n}", "prompt": f"Tell me of {n}.", "reference": "", "task": "talk"} for n in range(60)]
+    asked = [[{"role": "user", "content": f"Tell me of {number}."}] for number in range(60)]
+    rows = [{"prompt_id": f"p{n}", "messages": each, "reference": "", "task": "talk"} for n, each in enumerate(asked)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "words.txt").write_text("aeiou")
     (tmp_path / "my_taste.py").write_text(TASTE)
