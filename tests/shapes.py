@@ -23,7 +23,7 @@ from typing import Any, get_type_hints
 
 ROOMS = ("rlcore.algorithms", "rlcore.loop", "rlcore.models", "rlcore.packing", "rlcore.training", "rlcore.types")
 CALLS = 10  # of each function that are checked in a test
-DTYPES = ("Bool", "Float", "Float64", "Int", "Shaped")
+DTYPES = ("Bool", "Float", "Float64", "Int", "Real", "Shaped")
 _calls: Counter[Any] = Counter()  # that were checked since the test began
 
 

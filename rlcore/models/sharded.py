@@ -11,9 +11,9 @@ Gradients arrive as sums over the ranks, since a loss's weights are those of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcore.models.architectures import trunk
 from rlcore.ranks import ONE, Ranks, whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Real
 
 T = TypeVar("T")
 _MARK = "_membership"
@@ -100,7 +103,7 @@ def whole_pass(model: Any, work: Callable[[], T]) -> T:
     return work() if root is None else root(work)
 
 
-def like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def like(parameter: Real[torch.Tensor, "..."], tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
     """``tensor``, whole on every rank, cut up as ``parameter`` is; unchanged where that is whole."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
@@ -108,7 +111,7 @@ def like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(local, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def whole_state(model: nn.Module) -> dict[str, torch.Tensor] | None:
+def whole_state(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
     """The state of a model in shards, whole, in the first rank's memory; tied weights are one tensor, as in the model.
 
     None for a model that this process has as a whole. All ranks ask at the same point; the others get an empty one.

@@ -10,9 +10,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
@@ -29,6 +30,9 @@ from rlcore.training.judges import Passes
 from rlcore.training.rank_pool import RankPool
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Rollout, TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 _MEMORY = Path("/dev/shm")
 
@@ -93,7 +97,7 @@ class LearnerGroup:
         found: Passes = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
         return found
 
-    def scores(self, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
         found: tuple[torch.Tensor, torch.Tensor] = self._call("scores", rollouts)
         return found
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlcore.algorithms.table import Algorithm
@@ -20,6 +21,9 @@ from rlcore.memory import Footprint
 from rlcore.training.judges import Judging
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Rollout, TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +69,7 @@ class LearnerHandle(Judging, Protocol):
         """What the KL to the reference counts now."""
         ...
 
-    def scores(self, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
         """The policy's log-probability and entropy of every completion token, one after another, float32 [T] each.
 
         At the run's temperature, in nats.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +15,9 @@ from rlcore.models.policy import score_sequences
 from rlcore.models.sharded import ranks_of
 from rlcore.packing import TokenSequence
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Passes:
@@ -24,10 +27,10 @@ class Passes:
     completion ended by itself.
     """
 
-    old: Sequence[torch.Tensor]
-    ref: Sequence[torch.Tensor]
-    values: Sequence[torch.Tensor]
-    next_values: torch.Tensor
+    old: Sequence[Float[torch.Tensor, "_time"]]
+    ref: Sequence[Float[torch.Tensor, "_time"]]
+    values: Sequence[Float[torch.Tensor, "_time"]]
+    next_values: Float[torch.Tensor, "sequences"]
 
 
 class Judging(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import Algorithm
@@ -27,6 +27,9 @@ from rlcore.training.judges import Judges, Passes
 from rlcore.training.learner import Learner
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Rollout, TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class LocalLearner:
@@ -85,7 +88,7 @@ class LocalLearner:
         )
         return judges.passes(sequences, needs_policy=needs_policy, cut=cut)
 
-    def scores(self, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
         temperature, budget = self.config.sampling.temperature, self.learner.tokens_per_microbatch
         return token_scores(self.learner.policy, rollouts, temperature=temperature, tokens_per_microbatch=budget)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +21,9 @@ from rlcore.training.minibatches import Columns
 from rlcore.training.policy_terms import PolicyTerms
 from rlcore.training.totals import Totals
 from rlcore.training.value_terms import critic_loss
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,7 +41,7 @@ class StepLosses:
     trains_policy: bool
     starts_at_one: bool
 
-    def each(self, columns: Columns, totals: Totals) -> Iterator[tuple[torch.Tensor, str]]:
+    def each(self, columns: Columns, totals: Totals) -> Iterator[tuple[Float[torch.Tensor, ""], str]]:
         """Each loss of a micro-batch with its name, counted in ``totals``.
 
         The next is computed when it is asked for, after the backward pass of the one before.

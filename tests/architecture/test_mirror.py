@@ -74,7 +74,10 @@ DRIVEN_BY = {
     "flows/test_reproduce": ("tasks/pipeline/reproduce",),
     "flows/test_retrain": ("tasks/pipeline/events",),
     "flows/test_stage_code": ("tasks/steps/recipe",),
-    "rlcore/loop/test_iteration": ("rlcore/loop/health",),
+    "rlcore/loop/test_iteration": (
+        "rlcore/training/local",
+        "rlcore/loop/health",
+    ),
     "rlcore/models/test_half_precision": ("rlcore/models/precision",),
     "rlcore/models/test_loading_gguf": ("rlcore/models/gguf",),
     "rlcore/models/test_lora": ("rlcore/models/adapter_targets",),
@@ -112,7 +115,10 @@ DRIVEN_BY = {
     "rlcore/test_public": ("rlcore/__init__", "rlcore/loop/native"),
     "rlcore/test_tokenization": ("rlcore/models/scratch",),
     "rlcore/tools/test_python": ("rlcore/tools/table",),
-    "rlcore/training/test_learner": ("rlcore/training/policy_terms",),
+    "rlcore/training/test_learner": (
+        "rlcore/training/losses",
+        "rlcore/training/policy_terms",
+    ),
     "rlcore/training/test_reward_fit": ("rlcore/training/label_audit",),
     "tasks/pipeline/test_stages": ("tasks/steps/base",),
     "tasks/steps/test_data": ("tasks/steps/prompt_hashes", "tasks/steps/rows"),
@@ -129,6 +135,17 @@ DRIVEN_BY = {
     "tasks/tracking/test_card": ("tasks/tracking/described",),
     "tasks/tracking/test_packaged": ("tasks/tracking/reward_flavour",),
     "rlcore/rewards/test_language": ("rlcore/rewards/language_identifier",),
+    "rlcore/test_placement": ("rlcore/config/placement",),
+    "tasks/steps/test_runtime": ("rlcore/models/runtime",),
+    "rlcore/training/test_ranks": ("rlcore/ranks",),
+    "rlcore/training/test_group": (
+        "rlcore/training/building",
+        "rlcore/training/exported",
+        "rlcore/training/rank_pool",
+        "rlcore/training/rank_process",
+        "rlcore/training/handle",
+    ),
+    "rlcore/training/test_experience": ("rlcore/training/judges",),
 }
 
 
