@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from flows.command import data, machine, models, runs, servers, settings, show
+from flows.command import data, delivery, machine, models, runs, servers, settings, show
 from rlcore.errors import ConfigError, RlcoreError
 
 USAGE_ERROR, FAILURE = 2, 1
@@ -24,6 +24,7 @@ rlcore config mine.toml                        every key of a preset, and what e
 rlcore plan mine.toml                          what would run, and why, before any work
 rlcore run mine.toml --set seed=1              your own preset, one key of it set otherwise
 rlcore promote mine.toml                       judge the new model; if it is better, it is the champion
+rlcore export mine-grpo/1 exported             a folder that transformers, vLLM and the hubs load
 ```
 
 A PRESET is the name of a committed one (tiny, smollm2, reasoning, ...) or the path of a .toml file. What is cached is
@@ -52,8 +53,8 @@ app = App(
 )
 _TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Models"), Group.create_ordered("Look")
 for _group, _commands in (
-    (_TRAIN, (runs.run, runs.plan, runs.retrain, data.data)),
-    (_MODELS, (runs.promote, models.rollback, models.lineage, models.reproduce)),
+    (_TRAIN, (runs.run, runs.plan, runs.size, runs.retrain, data.data)),
+    (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve, models.lineage, models.reproduce)),
     (_LOOK, (show.show, settings.config, servers.ui, machine.doctor)),
 ):
     for _command in _commands:

@@ -53,6 +53,32 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     return 0
 
 
+def size(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Say what each stage of a preset needs of memory, whether it fits here, and what a run writes to the disk.
+
+    The sizes follow from the model's configuration. Where the model has not been fetched yet, they are known when
+    `rlcore run` has imported it.
+
+    ```
+    rlcore size mine.toml
+    rlcore size mine.toml --set stages.grpo.update.adapter.rank=16
+    ```
+    """
+    home = open_home()
+    from flows.presets import open_preset
+    from flows.stages import stages
+    from tasks.pipeline.memory_plan import memory_lines, model_of
+    from tasks.pipeline.run import cached_refs
+    from tasks.pipeline.sizes import disk_account
+
+    config = open_preset(preset, overrides)
+    refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
+    memory = memory_lines(config, home, refs, names)
+    disk = disk_account(config, model_of(config, home, refs), names, home.root)
+    sys.stdout.write("\n".join(filter(None, [*memory, disk])) + "\n")
+    return 0
+
+
 def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     """Judge a preset's challenger against the champion, and promote it if it is better.
 

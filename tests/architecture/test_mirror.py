@@ -42,7 +42,6 @@ DRIVEN_BY = {
     "flows/command/test_app": (
         "flows/command/machine",
         "flows/command/models",
-        "flows/command/runs",
         "flows/command/servers",
         "flows/command/settings",
     ),

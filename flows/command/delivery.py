@@ -1,0 +1,72 @@
+"""Commands that hand a registered model on: as a folder that other libraries load, and behind an address."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from flows.command.parameters import Model, open_home
+
+
+def export(
+    model: Model,
+    folder: Annotated[Path, Parameter(help="Where the files go: a folder that is new or empty.")],
+    /,
+    *,
+    dtype: Annotated[
+        Literal["keep", "float32", "bfloat16", "float16"],
+        Parameter(help="Precision of the written weights; keep: that of the checkpoint."),
+    ] = "keep",
+    gguf: Annotated[bool, Parameter(help="GGUF files are not written; the answer names the tool that does.")] = False,
+) -> int:
+    """Write a registered model as a folder that transformers, vLLM and the hubs load.
+
+    It holds safetensors with merged adapters, the tokenizer with its chat template, the generation configuration with
+    every EOS id, and the model card as README.md.
+
+    ```
+    rlcore export tiny-grpo@champion exported
+    rlcore export mine-grpo/3 exported --dtype bfloat16
+    ```
+
+    Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`.
+    """
+    home = open_home()
+    from tasks.pipeline.delivery import export_model
+
+    written = export_model(home, model, folder, dtype=dtype, gguf=gguf)
+    sys.stdout.write(f"{model} is in {written.absolute()}\n")
+    return 0
+
+
+def serve(
+    model: Model,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen at.")] = 8000,
+    engine: Annotated[
+        Literal["auto", "vllm", "transformers"],
+        Parameter(help="What answers. auto: vLLM where it is installed, else the server of transformers, for a CPU."),
+    ] = "auto",
+    python: Annotated[
+        str, Parameter(help="The interpreter that has vLLM, where it is not in .venv-engine.", show_default=False)
+    ] = "",
+) -> int:
+    """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.
+
+    A request calls the model by its registered name, without the version.
+
+    ```
+    rlcore serve tiny-grpo@champion --port 8001
+    curl http://127.0.0.1:8001/v1/chat/completions --json \\
+      '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
+    ```
+    """
+    home = open_home()
+    from tasks.pipeline.serving import serve_model
+
+    return serve_model(home, model, host=host, port=port, engine=engine, python=python)

@@ -1,0 +1,23 @@
+"""``rlcore size``: what each stage needs beside what is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.command.app import main
+from tasks.home.settings import Home
+
+
+def test_each_stage_that_trains_has_its_memory_and_the_run_its_disk(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["size", "tiny"]) == 0
+    *stages, disk = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in stages] == ["sft", "reward_model", "grpo", "ppo"]
+    assert [line for line in stages if "needs about" not in line or "are free" not in line] == []
+    assert disk.startswith("disk: the run writes about ")
+
+
+def test_a_model_of_which_nothing_is_here_has_no_size_yet(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", "smollm2"]) == 0
+    assert capsys.readouterr().out == "memory: known when the model is there, after import_sft\n"
