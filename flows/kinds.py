@@ -1,4 +1,4 @@
-"""The table of kinds of stages: how a stage of each kind is run, from what it reads to what is made of its result."""
+"""The table of stage kinds: for each kind its step, its inputs and the page of its result."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
 
 
 def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
-    """A policy trained by online RL; ``start`` names another stage to start from than the preset does."""
+    """A policy trained by online RL; ``start`` replaces the preset's own starting stage."""
     own = config.stage(name, RlStage)
     start = start or stage_of_checkpoint(start_of(name, own))
     evaluated = evaluated_data(config)

@@ -1,4 +1,4 @@
-"""The parameters of deployments: what their form in the Prefect UI says, and what is refused before queueing.
+"""The parameters of deployments: their descriptions in the Prefect UI, and checks before a run is queued.
 
 Prefect validates a request against the JSON schema of the flow's signature, so whatever a pattern can say is said
 here; a key or a value that only the preset's own types can judge ends the run within its first seconds.

@@ -1,4 +1,4 @@
-"""Flow: new data, and the champion trained on from where it is."""
+"""Flow: retrain the champion on new data."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ plan_logger = logging.getLogger("tasks.plan")
 
 
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
-    """Run what the targets need and give the artifact of every stage by its name."""
+    """Run what the targets need; returns the artifact of every stage by the stage's name."""
     home = find_home()
     configure_environment(home)
     configure_logging()
@@ -45,7 +45,7 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
 
 
 def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
-    """The report of a run that says which command makes it, and which preset it is a change of."""
+    """The report of a run, with the command that repeats it and the preset that it extends."""
     words = ["python", "-m", "flows", command, "--preset", preset]
     words += [word for override in overrides for word in ("--set", override)]
     base_name = _extended(preset)
@@ -84,7 +84,7 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
 
 
 def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
-    """Train the champion on with what is new, and promote what comes out if it is better; the same again does nothing.
+    """Continue training the champion on new data, and promote a better model; without new data do nothing.
 
     Without a champion the preset's whole chain is run, and its result has only limits of its own to meet.
 
@@ -102,7 +102,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     with full_disk_named(home.root):
         champion, report = current_champion(home, config), _report("retrain", preset, overrides)
         if champion is None:
-            logger.info("there is no champion yet: the preset's chain is run from its model, to make the first one")
+            logger.info("there is no champion yet: the whole preset runs from its model, to make the first one")
             done = _judged(home, config, promotion_stages(config, None), None, report=report)
         else:
             done = _retrain_champion(home, config, champion, report=report)
@@ -129,7 +129,7 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion, *, 
 def _judged(
     home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None, *, report: Report
 ) -> Retraining:
-    """Run what is not cached and move the aliases; a verdict that was reached before is acted on once more."""
+    """Run what is not cached, then apply the verdict; a cached verdict is applied again."""
     targets = [stage.name for stage in table if stage.name in ("drift", "reward_gate", "promote")]
     refs = cached_refs(table, config, targets, home=home)
     known = "promote" in refs
@@ -176,7 +176,7 @@ def ready_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> l
 
 
 def _say(lines: Iterable[str]) -> None:
-    """What people should look at before the work; the memory plan is told when the model is there."""
+    """Log what people should read before the work. The memory plan follows when the model is imported."""
     for line in lines:
         if line.startswith(("unusual:", "evaluation:")):
             plan_logger.warning("%s", line)
@@ -194,7 +194,7 @@ def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]
 
 
 def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str]) -> list[str]:
-    """What the targets' stages need of memory and disk, as far as the starting checkpoint is known; what is unusual.
+    """Lines on the targets' memory and disk, as far as the starting checkpoint is known, and on unusual values.
 
     Raises:
         ConfigError: as :func:`plan_targets`.

@@ -57,7 +57,7 @@ def datasets(config: RunConfig) -> tuple[str, ...]:
 
 
 def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
-    """The stages of a run and, behind them, the promotion of its challenger over the champion of this moment.
+    """The stages of a run, followed by the promotion of its challenger over the present champion.
 
     Raises:
         ConfigError: the preset has no section promotion.
@@ -66,7 +66,7 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
 
 
 def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tuple[Stage, ...]:
-    """New data and reward model against those of the champion's ``past``, RL from the champion, promotion over it."""
+    """The stages of a retraining: gates for drift and reward model, RL from the champion, promotion over it."""
     challenger = config.section("promotion", PromotionConfig).challenger
     own = config.stage(challenger, RlStage)
     models = needed_reward_models(own.settings)
@@ -164,7 +164,7 @@ def _start(name: str, model: str) -> Stage:
 
 
 def _prepare(name: str, config: RunConfig) -> Stage:
-    """A data set, whose prompts are none that another one keeps for evaluation; of prompts, one that comes before."""
+    """The stage that prepares a data set. It refuses or drops prompts that other data sets hold out for evaluation."""
     data, asked = config.data[name], prompt_data(config)
     held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
     if resolve_adapter(data) == POLICY:

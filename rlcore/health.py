@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
         reading=signal_of_groups,
         lag=1,
         says="All completions of a prompt are worth the same, for every prompt. Not judged where there is a critic.",
-        fix="solved: harder prompts; never solved: easier ones or more SFT; sampling.max_replacements",
+        fix="all solved: harder prompts; none solved: easier ones or more SFT; or set sampling.max_replacements",
     ),
     Rule(
         name="length",
@@ -158,7 +158,7 @@ RULES: tuple[Rule, ...] = (
         reading=length_ratio,
         lag=1,
         says="Completions are many times longer or shorter than in the run's first three iterations.",
-        fix="look at completions of both ends; add or repair a length term; check update.truncated",
+        fix="read the shortest and the longest completions; add or fix a length reward; check update.truncated",
     ),
     Rule(
         name="gaming",
@@ -166,7 +166,7 @@ RULES: tuple[Rule, ...] = (
         reading=gamed_reward,
         lag=0,
         says="The reward (mean of five iterations) is above that of the best evaluation, and accuracy has fallen.",
-        fix="read the best paid completions: the reward is gamed; repair it, raise kl.coefficient",
+        fix="reward hacking: read the completions with the highest reward; fix the reward; raise kl.coefficient",
     ),
     Rule(
         name="critic",

@@ -1,4 +1,4 @@
-"""What online RL holds in memory, by part: worked out before a run, and measured in its first update that takes a step.
+"""What online RL holds in memory, by part: computed before a run, and measured in its first update that takes a step.
 
 In multiples of the policy's parameters P (float32, 4 bytes each): what learns is held four times (weights, gradients,
 Adam's two moments), what is frozen once, in the precision that it is loaded in.

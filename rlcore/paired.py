@@ -1,4 +1,4 @@
-"""Exact tests of shares: how much one has changed on the same problems, and whether a loss of it can be ruled out.
+"""Exact tests of paired shares: how much a share changed on the same problems, and whether a loss can be ruled out.
 
 Of N problems ``won`` are those that only the new model solves, ``lost`` those that only the old one solves. The
 change of the share is Δ = (won - lost) / N. Tango's score statistic (1998, Statistics in Medicine 17) compares it with

@@ -28,7 +28,7 @@ def data(
     ] = "",
     overrides: Overrides = (),
 ) -> int:
-    """Hold data against their contracts without a run: what is accepted, what is refused and why.
+    """Check data against their contracts without a run: what is accepted, what is refused and why.
 
     Exit code 1 if a run would refuse them. The tokenizer's rules (length, control tokens) are judged in the run.
 

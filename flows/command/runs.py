@@ -102,7 +102,7 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
 
 
 def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
-    """Train the champion on with what is new, and promote what is better; the same again does nothing.
+    """Continue training the champion on new data, and promote a better model; without new data do nothing.
 
     ```
     rlcore retrain mine.toml

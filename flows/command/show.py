@@ -18,7 +18,7 @@ def show(
     *,
     overrides: Overrides = (),
 ) -> int:
-    """Show what is there of a preset or a registered model: stages, comparison, report; metrics, verdict, files.
+    """Show the results of a preset (stages, comparison, report) or of a registered model (metrics, verdict, files).
 
     Nothing is run. Exit code 1 if nothing of a preset is there.
 

@@ -1,4 +1,4 @@
-"""The one way in for an algorithm's constants: what a run's configuration sets reaches the functions of its row."""
+"""Passes the constants that a run's configuration sets to the functions of an algorithm's row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well an engine's log-probabilities of its own completions agree with the trainer's, as a statistician asks it.
+"""How well an engine's log-probabilities of its own completions agree with the trainer's.
 
 Rounding disturbs logits, all of them about alike. A disturbance δ_v of the logits moves the log-probability of a token
 by δ_x - Σ p_v δ_v, so by about (1 - p)·δ: next to nothing where the policy is sure, everything where it is not. Divided

@@ -51,7 +51,7 @@ def terms_canary(
         What could not be probed, a sentence for each term.
 
     Raises:
-        CanaryError: a term misjudges a known answer, scores in another order, or gives no finite number.
+        CanaryError: a term misjudges a known answer, scores in another order, or returns a value that is not finite.
     """
     notes: list[str] = []
     for part in reward.parts:
@@ -224,12 +224,13 @@ def _finite(reward: RewardFn, samples: Sequence[Rollout]) -> list[float]:
     """The scores; NaN where a completion was not scored.
 
     Raises:
-        CanaryError: none was scored, or a score is no finite number.
+        CanaryError: none was scored, or a score is not finite.
     """
     scores = scores_of(reward, samples)
     values = [score.value for score in scores if score.value is not None]
     if not all(map(math.isfinite, values)):
-        raise CanaryError(f"the reward {reward.name!r} gives no finite number", fix="bound it, or return None")
+        text = f"the reward {reward.name!r} returned a value that is not finite"
+        raise CanaryError(text, fix="bound it, or return None")
     if scores and not values:
         raise CanaryError(f"the reward {reward.name!r} scores none of {len(scores)} completions: {scores[0].error}")
     return [math.nan if score.value is None else score.value for score in scores]

@@ -119,7 +119,7 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
         raise StaleSamplerError(
             f"the engine's weights are not the learner's in {len(differing)} parts: {', '.join(sorted(differing)[:8])}",
             where=f"policy version {truth.policy_version}",
-            fix="a sync did not arrive, or only a part of it; see the engine's log",
+            fix="the new weights did not arrive completely; see the engine's log",
         )
     found = _compare(engine, probes, truth)
     check_agreement(found, noise=baseline.noise, dtype=truth.dtype)

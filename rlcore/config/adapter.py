@@ -11,7 +11,7 @@ from rlcore.config.bounds import NonNegativeInt, PositiveInt
 class AdapterConfig:
     """LoRA (Hu et al. 2021): ``W + alpha / rank * B A`` on a frozen W. ``rank`` 0: all weights learn, no adapter.
 
-    ``targets``: last names of the linear layers that get one (``q_proj``); none named: every linear layer of the trunk.
+    ``targets``: last names of the linear layers with an adapter (``q_proj``); none named: all of the trunk.
     There is no dropout: it would make the log-probabilities of engine and trainer differ.
     """
 

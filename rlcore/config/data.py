@@ -33,9 +33,9 @@ class HardwareConfig:
 
     ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one card by its number, ``cuda:1``. ``dtype``: of the
     matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).
-    ``recompute_layers``: keep no activations inside the layers of a model that learns, and compute them a second time
-    in the backward pass: less memory for about a third more time. ``save_float32``: checkpoints of SFT and RL in
-    float32, as they learned, where starting checkpoint and products are in half precision and they would be too.
+    ``recompute_layers``: gradient checkpointing. Activations inside a learning model's layers are not kept but computed
+    again in the backward pass: less memory, about a third more time. ``save_float32``: write checkpoints of SFT and RL
+    in float32, even if the starting checkpoint and the products are in half precision.
     """
 
     device: str = "auto"
@@ -76,9 +76,9 @@ class ModelConfig:
     package that carries ``file``, a GGUF), ``registry`` (``path`` is an MLflow model URI).
 
     ``template_arguments``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``: control
-    tokens that end a completion beside those that the model declares, such as ``<|im_end|>`` for a base model of which
-    the template writes it. Both become a part of the imported checkpoint, and so of every model that is trained from
-    it. ``system``: the system prompt of the data sets that name none of their own.
+    tokens that end a completion, in addition to those that the model declares: ``<|im_end|>``, for example, if a base
+    model's template ends turns with it. Both become a part of the imported checkpoint, and of every model trained from
+    it. ``system``: the system prompt of the data sets that name none.
     """
 
     source: Literal["scratch", "hub", "folder", "gguf", "package", "registry"]
@@ -129,7 +129,7 @@ class DatasetConfig:
     num_train: PositiveInt
     num_eval: PositiveInt
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
-    max_quarantined: Fraction = 0.01  # the largest share of rows that may break the contract
+    max_quarantined: Fraction = 0.01  # largest share of rows that may break the contract
     system: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
 

@@ -14,10 +14,10 @@ TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineConfig:
-    """How long an engine may take. ``request_seconds``: of one completion, which is then asked for again."""
+    """How long an engine may take. ``request_seconds``: for one completion; after that it is requested again."""
 
     start_seconds: PositiveFloat = 600.0
-    request_seconds: NonNegativeFloat = 0.0  # 0: ten minutes, and a tenth of a second for each token
+    request_seconds: NonNegativeFloat = 0.0  # 0: ten minutes plus 0.1 s for each token
 
     def of_request(self, num_tokens: int) -> float:
         """Seconds that a completion of ``num_tokens`` may take."""
@@ -28,13 +28,13 @@ class DeadlineConfig:
 class GpuConfig:
     """The GPUs of the servers that are started here: each computes on ``tensor_parallel`` of them.
 
-    They are dealt in order from ``devices``, indices among the GPUs that this process sees. Empty: those beside the
-    trainer's, or the only one, which they then share. ``memory_fraction``: how much of a GPU a server takes.
+    They are taken in order from ``devices``, indices of the GPUs that this process sees. Empty: all but the trainer's;
+    if there is only one, trainer and server share it. ``memory_fraction``: the share of a GPU that a server takes.
     """
 
     devices: tuple[NonNegativeInt, ...] = ()
     tensor_parallel: PositiveInt = 1
-    memory_fraction: Fraction = 0.0  # 0: 0.85 of what is free, beside a learner at most 0.4 of all
+    memory_fraction: Fraction = 0.0  # 0: 0.85 of the free memory; beside a learner at most 0.4 of all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,32 +59,32 @@ class EngineConfig:
     transfer: TransferKind = "auto"
     exchange: str = ""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: of the longest prompt and its completion
-    kv_cache_gib: NonNegativeFloat = 0.0  # 0: what is left of gpus.memory_fraction
-    eager: bool | None = None  # False: compiled, with CUDA graphs, slower to start; left out: False on a GPU alone
+    max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: what the longest text needs
+    kv_cache_gib: NonNegativeFloat = 0.0  # 0: what gpus.memory_fraction leaves
+    eager: bool | None = None  # False: compile, with CUDA graphs; starts slower; left out: False on GPUs only
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
 
     def __post_init__(self) -> None:
         is_placed = bool(self.gpus.devices) or self.gpus.tensor_parallel > 1
         if self.urls and (self.python or self.replicas > 1 or is_placed):
             raise ConfigError(
-                "urls names servers that run; python, replicas and gpus are of those to be started: name only one"
+                "urls names servers that run already; python, replicas and gpus start new ones: set one or the other"
             )
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("urls names a server twice")
         of_servers = (self.python, self.urls, self.replicas > 1, is_placed, self.transfer != "auto", self.exchange)
         if self.kind == "vllm_inprocess" and any(of_servers):
             raise ConfigError(
-                "python, urls, replicas, gpus.devices, gpus.tensor_parallel, transfer and exchange are of servers, "
+                "python, urls, replicas, gpus.devices, gpus.tensor_parallel, transfer and exchange belong to servers: "
                 "vllm_inprocess has none"
             )
         if self.exchange and self.transfer == "shared_memory":
-            raise ConfigError("exchange names a folder, shared_memory needs none: name only one")
+            raise ConfigError("transfer = 'shared_memory' needs no folder: leave exchange empty")
         named, width = len(self.gpus.devices), self.gpus.tensor_parallel
         if named and named != self.replicas * width:
             raise ConfigError(
                 f"gpus.devices names {named} GPUs, {self.replicas} replicas of {width} need {self.replicas * width}: "
-                "name one for each place, and a GPU twice where two replicas share it"
+                "name one for each, and a GPU twice if two replicas share it"
             )
 
     @property

@@ -13,7 +13,7 @@ from rlcore.config.rl import RewardTerm
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierConfig:
-    """What decides right or wrong, whatever a reward mixes in. ``data``: on which data sets; none named: on all."""
+    """The grader of held-out answers: right or wrong. ``data``: the data sets that it grades; none named: all."""
 
     kind: Literal["math", "procedural", "code"] = "math"
     data: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class EvaluationConfig:
     num_samples: NonNegativeInt = 0  # 0: greedy only
     num_sampled_problems: PositiveInt = 64
     temperature: PositiveFloat = 1.0
-    num_monitor_problems: PositiveInt = 64  # of the periodic evaluation inside an RL run
+    num_monitor_problems: PositiveInt = 64  # of the periodic evaluation during an RL run (eval_every)
     confidence: Fraction = 0.95
     max_concurrent: PositiveInt = 256
-    engine: EngineConfig | None = None  # left out: the run's
+    engine: EngineConfig | None = None  # left out: the run's engine

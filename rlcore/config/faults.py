@@ -48,7 +48,7 @@ def graph_faults(config: RunConfig) -> list[str]:
         faults += [*_start(config, path, stage), *_reads(config, path, stage), *_rewards(config, path, stage)]
         faults += [*_shares(path, stage), *_critic(config, path, stage), *_turns(config, path, stage)]
     if cycle := cycle_in(needed_stages(config)):
-        faults.append(f"stages.{cycle[0]}: stages need each other: {' -> '.join(cycle)}; let one start elsewhere")
+        faults.append(f"stages.{cycle[0]}: the stages form a cycle: {' -> '.join(cycle)}; let one start elsewhere")
     return faults or [*_episodes(config), *_evaluation(config), *_promotion(config)]
 
 

@@ -1,4 +1,4 @@
-"""Settings of the health rules: from which figure on a run is warned of, and from which it is stopped."""
+"""Settings of the health rules: the limits at which a run is warned about, and at which it is stopped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class LimitConfig:
-    """What is set otherwise than the rule has it; left out: the rule's own."""
+    """Limits of one rule; left out: the rule's own."""
 
     warn: float | None = None
     stop: float | None = None

@@ -14,11 +14,11 @@ class PromotionConfig:
     """The checkpoint ``challenger`` against the champion of its registered model, greedy on the same held-out prompts.
 
     ``alpha``: largest chance of ever promoting a model that is no better, over all looks at one version of the prompts.
-    ``min_gain``: smallest gain in accuracy worth a promotion. Margins are losses that are let pass: of accuracy within
-    a task, of accuracy on each of ``safety_tasks``, of the share of answers that end by themselves, and tokens by
-    which answers may grow. A task with fewer than ``min_task_problems`` problems is not judged by itself, unless it is
-    a safety task: those always are. The last three are conditions on the challenger alone; they are all that a first
-    champion has to meet.
+    ``min_gain``: smallest gain in accuracy worth a promotion. The margins are the largest losses allowed: of accuracy
+    within a task, of accuracy on each of ``safety_tasks``, of the share of answers that end by themselves; and the
+    tokens by which answers may grow. A task with fewer than ``min_task_problems`` problems is not judged separately,
+    unless it is a safety task. ``min_accuracy``, ``max_truncated`` and ``max_kl`` are limits of the challenger itself;
+    a first champion has to meet only those.
     """
 
     challenger: str
@@ -32,4 +32,4 @@ class PromotionConfig:
     length_margin: PositiveFloat = 32.0  # tokens
     min_accuracy: Fraction = 0.0
     max_truncated: Fraction = 1.0
-    max_kl: NonNegativeFloat | None = None  # nats per token to the reference, in the last iteration; left out: no limit
+    max_kl: NonNegativeFloat | None = None  # to the reference, nats per token, last iteration; left out: no limit

@@ -9,9 +9,9 @@ from rlcore.config.bounds import NonNegativeFloat
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """What an hour costs: of a GPU where the run has one, else of a processor core. 0: the report says nothing of cost.
+    """The price of an hour: of a GPU if the run has one, else of a processor core. 0: the report gives no cost.
 
-    No stage depends on it: a new price computes nothing anew.
+    No stage depends on it: with a new price no stage runs again.
     """
 
     price_per_gpu_hour: NonNegativeFloat = 0.0

@@ -1,4 +1,4 @@
-"""Settings of retraining: how far new data may drift, and what a new reward model must hold."""
+"""Settings of retraining: how far new data may drift, and how good a new reward model must be."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from rlcore.strict import Above, AtLeast, Below
 
 @dataclass(frozen=True, kw_only=True)
 class DriftConfig:
-    """From which distance to the last accepted data a column warns, and from which it refuses the new data.
+    """The distances to the last accepted data at which a column warns, and at which the new data are refused.
 
-    ``psi``: population stability index, less what chance gives on average; ``ks``: largest difference of cumulative
-    shares. A distance that chance alone exceeds with probability ``chance`` or more, by a permutation test, does
-    neither. ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has looked at and
-    takes as they are.
+    ``psi``: population stability index, less its mean under chance; ``ks``: largest difference of cumulative shares. A
+    distance that chance alone exceeds with probability ``chance`` or more, by a permutation test, is ignored.
+    ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has checked and accepts.
     """
 
     warn_psi: NonNegativeFloat = 0.1
@@ -40,9 +39,9 @@ class DriftConfig:
 class RetrainConfig:
     """What must hold before the champion is trained on; the promotion itself is judged by the section ``promotion``.
 
-    A new reward model is held against the one of the champion on held-out pairs that neither was trained on: the lower
-    ends of the intervals of its accuracy and of their agreement must reach ``min_accuracy`` and ``min_agreement``, and
-    its accuracy may be lower by ``accuracy_margin`` at most, the interval's end again.
+    A new reward model is compared with the champion's on held-out pairs that neither was trained on. The lower ends of
+    the intervals of its accuracy and of their agreement must reach ``min_accuracy`` and ``min_agreement``. Its accuracy
+    may be lower by at most ``accuracy_margin``, at the end of the interval.
     """
 
     drift: DriftConfig = field(default_factory=DriftConfig)

@@ -21,11 +21,11 @@ class SamplingConfig:
 
     temperature: PositiveFloat = 1.0
     max_new_tokens: PositiveInt
-    max_concurrent: PositiveInt = 256  # sequences decoded together
-    max_replacements: NonNegativeInt = 0  # rounds in which groups without signal give way to fresh prompts'; 0: never
-    staleness: Literal[0, 1] = 0  # 1: the next iteration's rollouts are sampled while this one's update runs
+    max_concurrent: PositiveInt = 256  # sequences decoded at the same time
+    max_replacements: NonNegativeInt = 0  # rounds of dynamic sampling: groups without signal are replaced; 0: off
+    staleness: Literal[0, 1] = 0  # 1: the next iteration's rollouts are sampled during this update, off-policy by one
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
-    engine: EngineConfig | None = None  # left out: the run's
+    engine: EngineConfig | None = None  # left out: the run's engine
 
     def __post_init__(self) -> None:
         if self.episodes.tools and self.episodes.max_turn_tokens > self.max_new_tokens:
@@ -57,11 +57,11 @@ class KlConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GaeConfig:
-    """What may differ from plain generalised advantage estimation with one lambda.
+    """Variants of generalised advantage estimation; the defaults are the plain form with one lambda.
 
     ``lam_value``: lambda of the critic's own returns; left out, that of the policy. ``lam_alpha`` > 0: the policy's
     lambda is ``1 - 1 / (lam_alpha * length)`` of each completion, in place of ``critic.lam`` (both VAPO, Yue et al.
-    2025). ``bootstrap_truncated``: a completion that the engine cut by length goes on with the value of its last
+    2025). ``bootstrap_truncated``: after a completion that was cut by length comes the critic's value of its last
     state, in place of 0.
     """
 
@@ -72,14 +72,14 @@ class GaeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """The value model of PPO. ``optim`` left out: the section of the policy.
+    """The value model of PPO. Without ``optim`` it has the policy's settings (``update.optim``).
 
     ``initialise_from``: ``policy``, or the name of the stage whose reward model it starts from.
 
     ``placement``: ``trunk``, a trunk of its own; ``head``, a head on the policy's trunk: one forward pass and one
     step of one optimizer for ``L_policy + coefficient * L_value``, and with ``detach`` the head's gradient ends before
     the trunk; ``adapter``, an adapter of ``update.adapter``'s shape beside the policy's on the same frozen base.
-    ``learning_rate``: of what the critic has to itself.
+    ``learning_rate``: of the weights that the critic does not share with the policy.
     """
 
     initialise_from: str = "policy"
@@ -88,12 +88,12 @@ class CriticConfig:
     coefficient: NonNegativeFloat = 0.5
     learning_rate: PositiveFloat = 1e-5
     clip_range: NonNegativeFloat = 0.2  # 0: no value clipping
-    huber_delta: NonNegativeFloat = 0.0  # errors beyond it count linearly; 0: all count by their square
+    huber_delta: NonNegativeFloat = 0.0  # larger errors count linearly (Huber loss); 0: squared error for all
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
     gae: GaeConfig = field(default_factory=GaeConfig)
     optim: OptimConfig | None = None
-    warmup_iterations: NonNegativeInt = 0  # iterations in which the critic alone learns
+    warmup_iterations: NonNegativeInt = 0  # first iterations, in which only the critic learns
 
     def __post_init__(self) -> None:
         if self.placement != "head":
@@ -108,8 +108,8 @@ class CriticConfig:
 class MismatchConfig:
     """Correction of the difference between the engine's and the trainer's log-probabilities.
 
-    ``truncate`` cuts the weight at ``high``; ``mask`` gives weight 0 outside [``low``, ``high``]. Without ``high`` it
-    is 2 to truncate, 5 to mask.
+    ``truncate`` cuts the weight at ``high``; ``mask`` gives weight 0 outside [``low``, ``high``]. The
+    default of ``high`` is 2 to truncate, 5 to mask.
     """
 
     mode: Literal["truncate", "mask", "off"] = "truncate"
@@ -129,11 +129,11 @@ class MismatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Constants of the algorithm's row, set otherwise; left out: the row's own. A meaningless one is refused.
+    """Constants of the algorithm; left out: those of its row. One that the row does not have is refused.
 
     ``scale``: what a group's centred rewards are divided by, the std of the group, of the batch, or nothing.
-    ``clip_low``, ``clip_high``: bounds of the ratio, or of the moved probability (dppo_tv). ``dual_clip``: largest
-    ratio that counts against a token (usual 3), 0 = off. ``gate_…``: of sapo. ``constant_length`` in tokens.
+    ``clip_low``, ``clip_high``: bounds of the ratio, or of the moved probability (dppo_tv). ``dual_clip``: bound of
+    the ratio where the advantage is negative (usual 3), 0 = off. ``gate_…``: of sapo. ``constant_length`` in tokens.
     """
 
     scale: Literal["group", "group_sample", "batch", "batch_sample", "none"] | None = None
@@ -143,7 +143,7 @@ class ObjectiveConfig:
     gate_positive: PositiveFloat | None = None
     gate_negative: PositiveFloat | None = None
     weighting: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None = None
-    constant_length: PositiveInt | None = None  # of the weighting constant; left out: sampling.max_new_tokens
+    constant_length: PositiveInt | None = None  # for weighting = constant; left out: sampling.max_new_tokens
 
     def __post_init__(self) -> None:
         if self.dual_clip is not None and 0.0 < self.dual_clip <= 1.0:
@@ -154,9 +154,9 @@ class ObjectiveConfig:
 class RewardTerm:
     """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
 
-    ``data``: the data sets whose rollouts it scores; none named: all. ``stage``: of ``reward_model``, the stage that
-    trained it. ``files``: of a function of one's own, the data files that it reads. With ``gate``, a rollout whose part
-    is below it gets ``below_gate`` as its total, whatever the other parts say.
+    ``data``: the data sets whose rollouts it scores; none named: all. ``stage``, for kind ``reward_model``: the stage
+    that trained it. ``files``, for a function of one's own: the data files that it reads. ``gate``: a rollout whose
+    part is below it gets ``below_gate`` as its total reward, whatever the other parts are.
     """
 
     kind: str
@@ -175,19 +175,19 @@ class RewardTerm:
 
     def __post_init__(self) -> None:
         if self.files and not self.module:
-            raise ConfigError(f"files are of a function of one's own (module:function), and this is {self.kind!r}")
+            raise ConfigError(f"only a function of one's own (module:function) takes files, not kind {self.kind!r}")
         if self.gate is None and self.below_gate != 0.0:
             raise ConfigError("below_gate needs a gate")
         if self.stage and self.kind != "reward_model":
-            raise ConfigError(f"stage is of the kind reward_model alone, and this is {self.kind!r}")
+            raise ConfigError(f"only a reward of kind reward_model takes stage, not kind {self.kind!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
     """How one batch of rollouts is turned into optimizer steps.
 
-    ``max_kl``, ``max_ref_kl``: no further epoch where an epoch's mean KL, in nats per token, to the policy that sampled
-    or to the reference was above it; 0: never.
+    ``max_kl``, ``max_ref_kl``: the update ends after an epoch whose mean KL, in nats per token, to the policy that
+    sampled or to the reference is above the limit; 0: no limit.
     """
 
     epochs: PositiveInt = 1
@@ -196,7 +196,7 @@ class UpdateConfig:
     entropy_coefficient: NonNegativeFloat = 0.0
     max_kl: NonNegativeFloat = 0.0
     max_ref_kl: NonNegativeFloat = 0.0
-    truncated: Literal["score", "mask", "zero"] = "score"  # what a completion cut by the limit is worth
+    truncated: Literal["score", "mask", "zero"] = "score"  # a cut completion: its reward, not trained on, or 0
     optim: OptimConfig = field(default_factory=OptimConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -207,7 +207,7 @@ class UpdateConfig:
 class CheckpointConfig:
     """When a run writes a checkpoint: after its first and its last iteration, and every ``minutes`` between them.
 
-    ``iterations`` > 0: every so many in place of the clock. No result depends on which checkpoints there are.
+    ``iterations`` > 0: every so many iterations instead. No result depends on the number of checkpoints.
     """
 
     minutes: PositiveFloat = 15.0
@@ -235,13 +235,13 @@ class RlConfig:
         if self.sampling.max_replacements > 0 and self.group_size == 1:
             raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
         if self.sampling.staleness and self.update.mismatch.mode == "off":
-            raise ConfigError("sampling.staleness = 1 needs update.mismatch: older weights sampled than are trained")
+            raise ConfigError("sampling.staleness = 1 needs update.mismatch: older weights sample than are trained")
         if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:
             raise ConfigError("update.max_ref_kl needs kl.coefficient > 0: without it there is no reference")
         if self.critic.gae.bootstrap_truncated and self.update.truncated != "score":
             raise ConfigError(
-                "critic.gae.bootstrap_truncated lets a completion that was cut go on, "
-                f"update.truncated = {self.update.truncated!r} lets it end with nothing: choose one"
+                "critic.gae.bootstrap_truncated continues a cut completion with the critic's value, "
+                f"update.truncated = {self.update.truncated!r} gives it no reward: choose one"
             )
         if self.critic.placement == "adapter" and self.update.adapter.rank == 0:
             raise ConfigError("critic.placement = 'adapter' needs update.adapter.rank > 0: a frozen base to be on")

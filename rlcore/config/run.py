@@ -182,7 +182,8 @@ def _leave_out(document: dict[str, Any], keys: Sequence[str], *, where: str) -> 
         for parent in parents:
             holder = holder.get(parent, {})
         if leaf not in holder:
-            raise ConfigError(f"without names {key!r}, which is not there", where=where, fix="leave it out of the list")
+            text = f"without names {key!r}, which the extended preset does not have"
+            raise ConfigError(text, where=where, fix="leave it out of the list")
         del holder[leaf]
 
 

@@ -15,8 +15,8 @@ from rlcore.strict import AtLeast, Below
 class OptimConfig:
     """AdamW with linear warm-up, then the named schedule.
 
-    ``kind``: ``adamw_8bit`` holds the two moments of matrices in one byte a number (Dettmers et al. 2021, block-wise
-    quantisation) where ``adamw`` takes four, and needs the extra ``bnb``.
+    ``kind``: ``adamw_8bit`` keeps the two moments of matrices in one byte per number instead of four (Dettmers et al.
+    2021, block-wise quantisation), and needs the extra ``bnb``.
     """
 
     kind: Literal["adamw", "adamw_8bit"] = "adamw"
@@ -42,7 +42,7 @@ class SftConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceLossConfig:
-    """``margin`` is added to each pair's own; ``label_smoothing``: share of labels taken to be wrong at random.
+    """``margin``: added to each pair's own margin. ``label_smoothing``: share of labels assumed to be wrong.
 
     ``length_debias``: take the effect of length, measured on training pairs, out of the scores.
     """
@@ -54,11 +54,11 @@ class PreferenceLossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkConfig:
-    """What of its starting checkpoint a reward model keeps, and what of it learns beside the head.
+    """The part of its starting checkpoint that a reward model keeps, and the part that learns beside the head.
 
     ``layers``: how many of its first layers are kept (0: all). ``trainable_layers``: how many of the last ones learn
-    (-1: all); at 0 the head alone learns, and its optimum is computed at once. With ``adapter.rank`` > 0 an adapter
-    learns on the whole trunk, frozen: an RL run whose policy is an adapter too holds the two on one base.
+    (-1: all); at 0 only the head learns, and its optimum is computed directly. With ``adapter.rank`` > 0 an adapter
+    learns on the whole frozen trunk: an RL run whose policy is an adapter too keeps both on one base.
     """
 
     layers: NonNegativeInt = 0
@@ -76,12 +76,12 @@ class TrunkConfig:
 class RewardModelConfig:
     """Bradley-Terry training. ``ensemble``: number of members, each on its own resample of the prompts.
 
-    Where the head alone learns (``trunk.trainable_layers = 0``), epochs, batch size and learning rates are not used.
-    ``audit_folds``: labels are audited in so many folds (0: not at all).
+    If only the head learns (``trunk.trainable_layers = 0``), epochs, batch size and learning rates are not used.
+    ``audit_folds``: number of folds of the label audit (0: no audit).
     """
 
     num_epochs: PositiveInt
-    batch_size: PositiveInt  # pairs per optimizer step; a ranked list, with all of its pairs, is one
+    batch_size: PositiveInt  # pairs per optimizer step; a ranked list counts as one
     learning_rate: PositiveFloat
     head_learning_rate: PositiveFloat
     ensemble: PositiveInt = 1

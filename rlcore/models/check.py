@@ -1,4 +1,4 @@
-"""Whether what is computed here is what a model's own code says: tried on a few tokens before a run begins.
+"""Checks on a few tokens, before a run, that our log-probabilities equal those of the model's own code.
 
 Packed rows, kernels, and the product with the head are compared with plain forward passes of one sequence at a time, by
 the library's eager attention, in float32. Two completions of one prompt show a state that leaks from one to the next; a

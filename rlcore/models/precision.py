@@ -1,9 +1,9 @@
-"""Which precision a model's products are computed in: its own affair, and no context that somebody opens around it.
+"""The precision of a model's matrix products. It belongs to the model, not to a context around it.
 
-Weights that learn are float32 always: in bfloat16 a small learning rate rounds to no update at all. Where such a model
-is to compute in half precision, :func:`compute_in` says so, and the trunk casts its weights anew in every forward pass.
-Autocast's cache of cast weights stays off: it is emptied only when the outermost context ends, so a context that
-outlives an optimizer step would go on with the weights of before.
+Weights that learn are float32 always: in bfloat16 a small learning rate rounds to no update at all. If such a model
+computes in half precision (:func:`compute_in`), the trunk casts its weights again in every forward pass. Autocast's
+cache of cast weights stays off: it is emptied only when the outermost context ends, so a context that outlives an
+optimizer step would continue with the old weights.
 
 Everything outside of trunk and head computes in float32: losses, advantages, rewards, scalar heads, statistics.
 """

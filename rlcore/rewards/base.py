@@ -32,7 +32,7 @@ def graded(name: str, value: float) -> Score:
 
 
 def ungraded(error: str) -> Score:
-    """The score of a rollout whose grader failed: it leaves the baseline and is counted."""
+    """The score of a rollout whose grader failed: it is counted, and left out of the baseline."""
     return Score(value=None, parts={}, error=error)
 
 

@@ -1,4 +1,4 @@
-"""One request to a server of the OpenAI protocol, with the standard library: a deadline, retries, no surprises."""
+"""One request to a server with the OpenAI protocol, by the standard library, with a deadline and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs judged by their tests, in a sandbox: nothing that a program says about itself counts."""
+"""Programs judged by their tests, in a sandbox. The verdict is reached outside of the program's process."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class GraderPool:
         return [outcomes[request] for request in encoded]
 
     def close(self) -> None:
-        """Kill the workers and their parent, and wait for it; the next batch starts them anew."""
+        """Kill the workers and their parent, and wait for it; the next batch starts new ones."""
         with self._lock:
             for worker in self._workers:
                 worker.connection.close()

@@ -114,7 +114,7 @@ def _reply(grade: Grade, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit_cpu(seconds: int) -> None:
-    """A backstop for the day on which nobody is left to kill this worker."""
+    """A limit on CPU time, in case nobody is left to kill this worker."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime)
     resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))

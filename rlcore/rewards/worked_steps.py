@@ -1,4 +1,4 @@
-r"""Did a completion work its answer out, whatever it then stated? Exact arithmetic on the equations in its text.
+r"""Whether a completion works its answer out: exact arithmetic on the equations in its text.
 
 Sound work is a narrow thing here, so that it cannot be had by listing numbers: every equation between two arithmetic
 expressions in the text is true, there is at least one, and the *last* one ends in the reference. ``48/2 = 24, 48 + 24 =

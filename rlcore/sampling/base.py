@@ -1,4 +1,4 @@
-"""What every rollout engine can do: sample groups of completions, take new weights, and be probed.
+"""The interface of rollout engines: sample groups of completions, take new weights, and be probed.
 
 An engine holds a copy of the policy's weights under a version number. ``sampler_logprobs`` are those of the
 distribution that was sampled from: ``log_softmax(logits / temperature)``, over the whole vocabulary.

@@ -1,4 +1,4 @@
-"""Batched decoding: one forward pass per token for all live sequences, each with random numbers of its own."""
+"""Batched decoding: one forward pass per token for all live sequences; each sequence has its own random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-turn episodes around any rollout engine: the policy writes a turn, a tool answers, the policy goes on.
+"""Multi-turn episodes on any rollout engine: the policy writes a turn, a tool answers, the policy continues.
 
     prompt | turn, EOS | output in the template's words | turn, EOS | output | turn, EOS
              trained     read, not trained                trained     read     trained
@@ -181,7 +181,7 @@ def _sound(made: Mapping[_Key, Rollout | FailedRollout]) -> dict[_Key, Rollout]:
 
 
 def _open_call(episode: Rollout) -> ParsedCall | None:
-    """The call that an episode waits for; a turn that was cut by its limit is none, however it ends."""
+    """The call that an episode waits for. A turn that was cut by its limit is not a call, however it ends."""
     return parse_call(episode.text) if episode.finish_reason == "stop" else None
 
 

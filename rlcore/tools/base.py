@@ -30,7 +30,7 @@ class ToolOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolFailure:
-    """The tool itself is broken (not the call): the episode fails, and nobody is blamed for it."""
+    """The tool itself failed, not the call: the episode fails, and is not trained on."""
 
     reason: str
 

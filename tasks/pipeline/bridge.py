@@ -88,7 +88,7 @@ def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callabl
 
 
 def as_task(name: str, number: int, work: Callable[[], R]) -> R:
-    """Do ``work`` as the task ``<name> <number>`` of a flow run; anywhere else it is just done."""
+    """Do ``work`` as the task ``<name> <number>`` of a flow run; outside of one, call it directly."""
     if not _in_flow_run():
         return work()
     return cast(R, _prefect_task(name)(_Call(work, f"{name} {number}")))
@@ -186,13 +186,13 @@ def announce(event: str, resource: Mapping[str, str], text: str) -> None:
 
 @contextmanager
 def _as_far_as_the_server_answers() -> Iterator[None]:
-    """What is shown on a page is no result: a server that is down for a moment must not end hours of work."""
+    """Ignore a Prefect server that is down: a page entry is not a result, and must not end hours of work."""
     from httpx import HTTPError
 
     try:
         yield
     except HTTPError as error:
-        logger.warning("the Prefect server does not answer (%s), so this is not on the run's page", error)
+        logger.warning("the Prefect server does not answer (%s): the run's page lacks this entry", error)
 
 
 _shown: dict[tuple[str, str], tuple[UUID, float]] = {}  # (flow run, label) to (artifact, time of its last update)

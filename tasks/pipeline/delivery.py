@@ -1,4 +1,4 @@
-"""A registered model on its way out: as a folder for other libraries, and behind an address that OpenAI's clients ask.
+"""Delivers a registered model: as a folder for other libraries, or served with the OpenAI protocol.
 
     export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
@@ -35,7 +35,7 @@ class Registered:
 
 @contextmanager
 def open_registered(home: Home, model: str) -> Iterator[Registered]:
-    """The version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names, its files proved by their digest.
+    """The version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names, its files verified by their digest.
 
     They are those of the stage that made it; where this home has them no more, the registry's, for as long as this is
     open.
@@ -80,7 +80,7 @@ def _faults(home: Home, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _card(home: Home, registered: Registered) -> str:
-    """The card with all that is known by now; of a model that another home made, the one beside its files."""
+    """The model card, brought up to date; for a model that another home made, the card beside its files."""
     records = read_records(home)
     record = next((each for each in records if each.key == registered.tags.get("stage_key")), None)
     if record is not None:

@@ -1,4 +1,4 @@
-"""What the Prefect server is told for others to react to: a new snapshot, a failed stage, a stopped run, a refusal.
+"""Events for automations in Prefect: a new snapshot, a failed stage, a stopped run, a refused model.
 
 ``infra/automations.yaml`` reacts: a snapshot starts a retraining, the others call a webhook. Each event names its flow
 run, deployment and tags by itself. The inline engine has no server, and tells nobody.
@@ -21,7 +21,7 @@ FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.
 
 
 def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
-    """A dataset that this home has not had: its rows, gated."""
+    """Emit an event for a dataset snapshot that is new to this home."""
     labels = {
         "rlcore.contract": ref.contract.partition("/")[0],
         "rlcore.retrain": "yes" if config.retrain else "no",
@@ -35,7 +35,7 @@ def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
 
 @contextmanager
 def told_if_it_fails(preset: str, stage: str) -> Iterator[None]:
-    """Tell of an error of ours that ends a stage: a gate, a canary, a grader. A wrong preset is its user's affair."""
+    """Emit an event when one of our errors ends a stage (gate, canary, grader). A wrong preset emits none."""
     try:
         yield
     except ConfigError:
@@ -47,7 +47,7 @@ def told_if_it_fails(preset: str, stage: str) -> Iterator[None]:
 
 
 def tell_of_stop(preset: str, stage: str, folder: Path) -> None:
-    """A health rule has stopped an RL run, by the account in its artifact; nothing of any other artifact."""
+    """Emit an event if the artifact's ``health.json`` says that a health rule stopped the run."""
     path = folder / "health.json"
     stopped = read_json(path)["stopped"] if path.is_file() else None
     if stopped is not None:
@@ -55,7 +55,7 @@ def tell_of_stop(preset: str, stage: str, folder: Path) -> None:
 
 
 def tell_of_refusal(model: str, version: int, text: str) -> None:
-    """The promotion gate has refused a version of a registered model."""
+    """Emit an event for a version that the promotion gate has refused."""
     name = f"{model} version {version}"
     announce(REFUSED, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
 

@@ -1,4 +1,4 @@
-"""What the running stage logged last, as a page for Prometheus; off unless ``RLCORE_METRICS_ADDRESS`` is set.
+"""The newest metrics of the running stage as a page for Prometheus; off unless ``RLCORE_METRICS_ADDRESS`` is set.
 
 The page belongs to the process: it opens with the first stage that is computed, and goes when the run ends. Every
 metric has a gauge: ``reward/mean`` is ``rlcore_reward_mean``, labelled with preset, stage and recipe (the algorithm
@@ -78,7 +78,7 @@ class Board:
 
 @contextmanager
 def exported(config: RunConfig, stage: str) -> Iterator[Show | None]:
-    """What shows a stage's figures while it runs; None where nobody has asked for the page.
+    """Shows a stage's metrics while the block runs; yields None if ``RLCORE_METRICS_ADDRESS`` is not set.
 
     Raises:
         ConfigError: ``RLCORE_METRICS_ADDRESS`` is no ``host:port``.
@@ -130,7 +130,8 @@ def _open_page(address: str) -> Board:
 def _parse(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) <= 65535:
-        raise ConfigError(f"{address!r} is no address", where=ADDRESS, fix="set it to host:port, as 127.0.0.1:9464")
+        fix = "set it to host:port, for example 127.0.0.1:9464"
+        raise ConfigError(f"{address!r} is not an address", where=ADDRESS, fix=fix)
     return host, int(port)
 
 

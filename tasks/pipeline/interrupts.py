@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run ends within seconds, leaves what the next one goes on from, and says so in one line.
+"""Ctrl-C and SIGTERM: a run ends within seconds, can be resumed, and says so in one line.
 
 The signal is raised as an exception in the main thread, so that stages leave their engines, graders and records in
 order. What does not end by itself within ``PATIENCE`` seconds, such as a thread that samples, is left behind: the next
@@ -30,7 +30,7 @@ _SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
 
 
 class Interruption(KeyboardInterrupt):
-    """SIGINT or SIGTERM, where it was waited for. ``code`` is the exit code that shells expect."""
+    """SIGINT or SIGTERM inside :func:`interruptible`. ``code`` is the exit code that shells expect."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -39,7 +39,7 @@ class Interruption(KeyboardInterrupt):
 
 @dataclass
 class _State:
-    """Whether the command can go on later; the stages that are under way, each with its work folder; how it ended."""
+    """Whether the command can be resumed; the running stages, each with its work folder; how it ended."""
 
     resumes: bool = False
     stages: list[tuple[str, Path]] = field(default_factory=list)
@@ -52,7 +52,7 @@ _state = _State()  # signals belong to the process, and so does this
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the block as :class:`Interruption`, where the same command goes on later.
+    """Let SIGINT and SIGTERM end the block as :class:`Interruption`; the same command resumes it later.
 
     Signals belong to the main thread; in any other this does nothing.
     """
@@ -73,7 +73,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def under_way(stage: str, work: Path) -> Iterator[None]:
-    """Note which stage runs in the block, and its work folder: an interruption leaves the note for its last words."""
+    """Note which stage runs in the block, and its work folder. After an interruption the note stays for the message."""
     _state.stages.append((stage, work))
     try:
         yield
@@ -84,7 +84,7 @@ def under_way(stage: str, work: Path) -> Iterator[None]:
 
 
 def last_words() -> str:
-    """What an interrupted command says: where the same command would go on, if it would."""
+    """The message of an interrupted command: where the same command resumes, if it does."""
     if not _state.resumes:
         return "interrupted"
     if not _state.stages:

@@ -1,4 +1,4 @@
-"""What a stage's result depends on, as one key; and what has changed since a result that is there already.
+"""The key of a stage's result, and what has changed since an earlier result.
 
 The key is the SHA-256 of the *ingredients*: name and version of the stage, digests of its inputs (never paths), of
 every module that it can reach, of data outside the store, its section of the configuration, the machine where it
@@ -74,9 +74,9 @@ def differences(old: Ingredients, new: Ingredients, *, unknown: Collection[str] 
 
 
 def why(ingredients: Ingredients, records: Collection[Record], *, unknown: Collection[str] = ()) -> str:
-    """Why there is no result for these ingredients: in what they differ from the nearest record, else the newest.
+    """Why the cache has no result for these ingredients: how they differ from the most similar record.
 
-    Empty when a record differs in nothing but the unknown inputs.
+    Of equally similar records the newest counts. Empty when a record differs in nothing but the unknown inputs.
     """
     if not records:
         return "no earlier result"

@@ -1,8 +1,8 @@
-"""Runs that died without a word: found by their lease, and brought to an end in MLflow and Prefect.
+"""Finds runs whose process died, by their leases, and marks them as ended in MLflow and Prefect.
 
-After SIGKILL or a power cut both leave a run RUNNING for ever, and the server that embedded Prefect had started goes
-on alone. Each pipeline run therefore holds a lease, a locked file in the home; the next start takes over the leases
-whose lock the kernel has released. Process ids in it are for people: an id alone proves nothing.
+After SIGKILL or a power cut both show a run as RUNNING for ever, and the embedded Prefect server stays alive. So each
+pipeline run holds a lease: a locked file in the home. The next start takes over the leases whose lock the kernel has
+released. Process ids in a lease are for people: an id alone proves nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def end_orphaned_servers(home: Home) -> tuple[str, ...]:
 
 
 def crash_flow_run(flow_run_id: str, *, attempt: int, reason: str) -> bool:
-    """Mark a Prefect flow run as crashed where it is still said to run in that attempt; whether it was marked.
+    """Mark a Prefect flow run as crashed if Prefect still shows this attempt as running; returns whether it did.
 
     A run that has gone on elsewhere in the meantime, as a later attempt, is left alone.
     """

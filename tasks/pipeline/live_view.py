@@ -27,7 +27,7 @@ _SHARES = {"completion/truncated": "cut", "reward/part/format": "well-formed"}  
 
 
 class LiveView(logging.Handler):
-    """The newest progress of the loop that works now, drawn anew with every refresh so that the clock goes on."""
+    """The progress of the running loop, redrawn at each refresh, so that the clock advances."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -104,7 +104,7 @@ def _point(handler: logging.StreamHandler[TextIO], stream: TextIO) -> None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The last values as blocks of eight heights, the lowest and the highest of them at the ends of the scale.
+    """A sparkline of the last values in eight heights, scaled from their minimum to their maximum.
 
     ``sparkline([0, 1, 2])`` is ``▁▅█``: 1 is half way, 0.5 * 7 = 3.5, rounded to the even block 4.
     """

@@ -40,12 +40,12 @@ class Need:
 
     @property
     def held(self) -> int:
-        """Bytes that stand whatever the micro-batches are; exact."""
+        """Bytes that do not depend on the micro-batches; exact."""
         return self.footprint.weights + self.footprint.gradients + self.footprint.optimizer + self.engine
 
     @property
     def peak(self) -> int:
-        """Those and the larger of activations and the engine's cache, which take turns; an estimate."""
+        """The fixed bytes plus the larger of activations and the engine's cache, which take turns; an estimate."""
         return self.held + max(self.footprint.activations, self.footprint.kv_cache)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Need:
 
 
 def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> tuple[Need, ...]:
-    """What those of ``stages`` need that train, for the starting checkpoint's configuration."""
+    """The memory that each training stage among ``stages`` needs, for the starting checkpoint's configuration."""
     size = ModelSize.of(model)
     device, dtype = choose_device_and_dtype(config.hardware)
     width, recompute = dtype.itemsize, config.hardware.recompute_layers
@@ -172,10 +172,10 @@ def _rl_need(
 
 
 def _engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
-    """What vLLM servers that are started here take of the trainer's device; one in this process sleeps meanwhile.
+    """Bytes that vLLM servers take on the trainer's device; 0 for vLLM in this process, which sleeps during updates.
 
     Raises:
-        ConfigError: the servers' GPUs are not there, or weights cannot get to them the way that is named.
+        ConfigError: the servers' GPUs do not exist, or ``engine.transfer`` cannot bring weights to them.
     """
     if engine.kind != "vllm":
         return 0

@@ -18,9 +18,9 @@ from tasks.tracking.registry import find_by_sha256, register_model
 def register(
     stage: Stage, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun
 ) -> None:
-    """Let the stage's model be a version of ``<preset>-<stage.model>``, if it is none yet.
+    """Register the stage's model as a version of ``<preset>-<stage.model>``, unless it is registered already.
 
-    What a version says of its making is what the record says, whichever run registers it.
+    The version's tags and card are made from the stage's record, whichever run registers it.
     """
     name = f"{preset}-{stage.model}"
     record = run.cache.find(stage.name, ref.stage_key)
@@ -36,7 +36,7 @@ def register(
 
 
 def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:
-    """Add to the cards of the stages' models what the run has found out since they were registered."""
+    """Add to the cards of the stages' models the results that came after their registration."""
     made = [(f"{preset}-{stage.model}", refs[stage.name].sha256) for stage in stages if stage.model]
     found = [find_by_sha256(run.tracker, name, sha256) for name, sha256 in made]
     refresh_cards(run.home, run.tracker, [version for version in found if version is not None])

@@ -46,7 +46,7 @@ def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:
 
 
 def is_drawn(draw: Draw, folder: Path) -> bool:
-    """Whether ``folder`` holds the pages as ``draw`` draws them now."""
+    """Whether ``folder`` has the pages that the present code of ``draw`` makes."""
     mark = _mark(folder)
     return folder.is_dir() and mark.is_file() and mark.read_text(encoding="utf-8") == closure_digest(draw.__module__)
 
@@ -71,6 +71,6 @@ def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> Non
 
 
 def show_refusal(draw: Draw, result: Result, folder: Path) -> None:
-    """Draw the page of a gate that refused into ``folder``; nothing where the stage failed without an account."""
+    """Draw the page of a gate that refused into ``folder``; no page if the stage failed before it wrote its report."""
     if (result.data / f"{result.stage}.json").is_file():
         report_markdown(result.stage, draw(result, folder))

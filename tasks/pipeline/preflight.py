@@ -1,4 +1,4 @@
-"""Preflight: everything about a run that can be known before work, all faults at once, each with its full key.
+"""Preflight: checks everything that can be checked before work; all faults at once, each with its full key.
 
 Rewards are built and data sets, files, templates and registered models looked for; nothing is trained, sampled or
 downloaded. ``sizes.py`` holds texts against the model's positions and a run against the disk, ``unusual.py`` says what
@@ -123,13 +123,13 @@ def preflight(
 
 
 def _memory(ready: Ready, stages: Collection[str]) -> list[str]:
-    """The memory plan; its first line alone where the model is yet to be fetched."""
+    """The memory plan; only its first line if the model must still be fetched."""
     known = ready.refs if ready.model else {}
     return memory_lines(ready.config, ready.home, known, stages)
 
 
 def _caught(path: str, work: Callable[[], object], *, within: bool = False) -> list[str]:
-    """What ``work`` refuses, as a line that begins with the full key ``path``, or with one that the error knows better.
+    """The error of ``work`` as a line that begins with the full key ``path``, or with a more exact key of the error.
 
     ``within``: keys of its errors are those within ``path``.
     """

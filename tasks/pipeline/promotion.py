@@ -1,4 +1,4 @@
-"""What a verdict moves in the registry, and the champion that the next one is judged against."""
+"""Applies a verdict to the registry, and finds the champion that the next one is judged against."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
 
 
 def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
-    """Do in the registry what the verdict says, and tell in a sentence; a repeated call changes nothing.
+    """Apply the verdict to the registry; returns a sentence about it. A repeated call changes nothing.
 
     Raises:
         PromotionError: the champion is no longer the one that was judged against, or the version was rolled back.

@@ -1,4 +1,4 @@
-"""Which data sets have no references, as far as their first rows say it, and what cannot be done without any.
+"""Finds data sets without references, from their first rows, and what a preset cannot do with them.
 
 Rewards such as a reward model, a judge or a format need none. A verifier does, and so does whatever hangs on accuracy.
 """

@@ -1,8 +1,8 @@
-"""The same run once more: what a registered version was made from, whether all of it is still there, and the files.
+"""Reproduces a registered version: finds what it was made from, checks that all of it exists, compares the files.
 
 A version is reproduced from the records of its stages: their sections of the preset, seeds and digests. A model that
-its run started from (a champion that was trained on) is taken as it is; to reproduce that one too, name it.
-What counts is the model's own files: an artifact of RL also holds its history, with times that never come twice.
+its run started from (an earlier champion) is taken as it is; to reproduce that one too, name it. The model's own files
+are compared, not the whole artifact: that of RL also has a history with times, which differ in every run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
 
 
 def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:
-    """Before any work: what is gone, so that it cannot be run, and what is no longer as it was."""
+    """Before any work: what is missing, so that nothing can be run, and what has changed."""
     gone, changed = [], []
     store = ArtifactStore(home.root)
     by_name = {stage.name: stage for stage in table}
@@ -121,7 +121,7 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
 
 
 def machines(origin: Origin, config: RunConfig) -> list[str]:
-    """The machine that made the version and this one, in a line; nothing of a version that no model computed."""
+    """A line that compares the machine that made the version with this one; empty if no model was computed."""
     then, now = origin.record.ingredients.get("machine"), to_dict(find_machine(config.hardware))
     if then == {}:
         return []
@@ -133,7 +133,7 @@ def machines(origin: Origin, config: RunConfig) -> list[str]:
 
 @contextmanager
 def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> Iterator[Home]:
-    """A new home below ``home``, with a tracking database of its own; what the run starts from lies in it already.
+    """A new home below ``home``, with a tracking database of its own; it already has what the run starts from.
 
     It stays. Each has a name of its own: MLflow keeps a database open that was removed, and would go on with that.
     """
@@ -156,7 +156,7 @@ def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: Run
 
 
 def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, ArtifactRef]) -> list[str]:
-    """What came out otherwise, in the order of the stages; empty when the model's files are the same bytes."""
+    """The stages and files that differ, in the order of the stages; empty when the model's files are identical."""
     lines = []
     for record in origin.chain:
         name = _name(record)

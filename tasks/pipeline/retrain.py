@@ -1,4 +1,4 @@
-"""What retraining asks of the champion's past: what it was made from, and whether that is what we have now.
+"""What a champion was made from, and whether the present inputs are the same.
 
 The last accepted data are those that the champion was trained on. They follow from its lineage, so a promotion accepts
 data, a refusal does not, and a roll-back takes the acceptance back; there is no second account to keep in step.
@@ -26,7 +26,7 @@ Result = Literal["unchanged", "judged"]
 
 @dataclass(frozen=True, kw_only=True)
 class Retraining:
-    """What a retraining came to: nothing to do, or a verdict. ``page``: Markdown; ``outcome``: a sentence."""
+    """The outcome of a retraining: nothing to do, or a verdict. ``page``: Markdown; ``outcome``: a sentence."""
 
     result: Result
     outcome: str
@@ -72,10 +72,10 @@ def nearest(root: Ancestor) -> dict[str, str]:
 
 
 def recipe_of(home: Home, ingredients: Ingredients) -> str:
-    """Digest of all that an RL run is made from, but for the checkpoint that it starts from.
+    """Digest of everything that an RL run is made from, except its starting checkpoint.
 
     Datasets count by the digest of their rows: a copy of the same rows under another name is the same data. The machine
-    does not count: that another one would round otherwise is no reason to train a champion on.
+    does not count: another machine's rounding is no reason to continue the training of a champion.
     """
     arguments = dict(ingredients["arguments"])
     start = arguments.pop("start")

@@ -62,7 +62,7 @@ def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Sta
         ordered = TopologicalSorter({name: needed[name] for name in known if name in needed}).static_order()
         return tuple(known[name] for name in ordered)
     except CycleError as error:
-        raise ConfigError(f"stages need each other: {' -> '.join(error.args[1])}") from error
+        raise ConfigError(f"the stages form a cycle: {' -> '.join(error.args[1])}") from error
 
 
 def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:
@@ -80,7 +80,7 @@ def cached_refs(
 def recorded_refs(
     stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
 ) -> Mapping[str, ArtifactRef]:
-    """As :func:`cached_refs`, by the records alone: no file is read, so one that is damaged since counts as there."""
+    """As :func:`cached_refs`, from the records alone: no file is read, so damaged files are not noticed."""
     cache, known = StageCache(home.cache), dict[str, ArtifactRef]()
     for stage in order_stages(stages, targets):
         if all(name in known for name in stage.inputs):
@@ -113,7 +113,7 @@ def run_pipeline(
     experiment: str,
     report: Report | None = None,
 ) -> Mapping[str, ArtifactRef]:
-    """Run what the targets need, in order, and give every stage's artifact by its name; ``report`` ends the run.
+    """Run what the targets need, in order; returns every stage's artifact by name. ``report`` is written at the end.
 
     When the starting checkpoint is there, what the stages need is held against the device's memory.
 
@@ -224,7 +224,7 @@ def _plan_stage(
 
 
 def open_pipeline_run(tracker: Tracker, experiment: str, config: RunConfig, flow_run: FlowRun | None) -> RunTracker:
-    """The pipeline's MLflow run; a later attempt of the same flow run goes on with that of the first."""
+    """The pipeline's MLflow run; a later attempt of the same flow run continues the first attempt's."""
     values = to_dict(config)
     attempt_of = f"{flow_run.flow_run_id}/{key_of(values)[:16]}" if flow_run else ""
     if flow_run and flow_run.attempt > 1:

@@ -45,7 +45,7 @@ def serve_model(
     engine: ServingEngine = "auto",
     python: str = "",
 ) -> int:
-    """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; gives the server's exit code.
+    """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; returns the server's exit code.
 
     Requests call it by its registered name, ``tiny-grpo``. ``python``: the interpreter of vLLM's environment, where
     it is neither this one nor ``.venv-engine``.
@@ -94,7 +94,7 @@ def _vllm_python(named: str) -> str:
 
 
 def _transformers_command(registered: Registered, folder: Path, *, host: str, port: int) -> list[str]:
-    """The server calls a model by its path, so the model's folder has its name, and the server is started beside it."""
+    """The server names a model by its path. So the folder has the model's name, and the server starts in its parent."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Sizes that are known before work: texts against the positions of the model, and a run against the free disk."""
+"""Checks of sizes before work: texts against the model's positions, and a run's files against the free disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def position_faults(
     *,
     is_evaluated: bool,
 ) -> Iterator[str]:
-    """Where the longest row that the gate lets through, and the answer to it, are beyond what the model reads."""
+    """The settings that allow a row and its answer to be longer than the model's positions."""
     positions = max_positions(model) if model else None
     if positions is None:
         return
@@ -75,7 +75,7 @@ def _working(rl: RlConfig, parameters: int) -> int:
 
 
 def disk_account(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
-    """What ``stages`` write beside what is free on the disk of ``folder``, in a sentence; empty where it is not known.
+    """A sentence: what ``stages`` write, and what is free on the disk of ``folder``; empty if unknown.
 
     Raises:
         StorageError: it is more than what is free.
@@ -93,6 +93,6 @@ def disk_account(config: RunConfig, model: PretrainedConfig | None, stages: Coll
 
 
 def free_bytes(folder: Path) -> int:
-    """What is free on the disk of a folder, which need not be there yet."""
+    """Free bytes on the disk of a folder, which need not exist yet."""
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
     return shutil.disk_usage(there).free

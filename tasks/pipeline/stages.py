@@ -1,8 +1,8 @@
-"""A stage: a named step from artifacts to an artifact, run only when nothing that it depends on is known.
+"""A stage: a named step from artifacts to one artifact. It runs only when the cache has no result for its key.
 
-A step writes into a temporary folder that becomes its artifact when it is done; what it wants to find again after a
-kill (checkpoints) it keeps in its work folder, which is removed at success. The order on disk is: artifact, record in
-the cache, end of the work folder; so a kill at any moment costs at most the work of one stage.
+A step writes into a temporary folder, which becomes its artifact when the step is done. What it needs again after a
+kill (checkpoints) is in its work folder, which is removed at success. The order on disk is: artifact, record in the
+cache, end of the work folder. So a kill at any moment costs at most the work of one stage.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
-    """Where stages run: the home and its parts, and the MLflow run of the whole pipeline."""
+    """What stages share in a run: the home with its store and cache, and the MLflow run of their pipeline."""
 
     home: Home
     store: ArtifactStore
@@ -118,9 +118,9 @@ def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, Artifac
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What a key counts of the sections, and the machine that ``hardware`` came to, which takes the settings' place.
+    """The configuration in a stage's key: its sections, and the machine in place of the settings of ``hardware``.
 
-    So ``auto`` is what it became, and asking for just that is no change. Without such settings there is no machine.
+    So ``auto`` counts as the value that was chosen. Without ``hardware`` the machine is empty.
     """
     counted = sections.counted()
     if "hardware" not in counted:
@@ -198,7 +198,7 @@ def _keep(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> 
 
 
 def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:
-    """Run the step; a gate that refuses has written its account by then, and its page is shown before the error."""
+    """Run the step. If a gate refuses, its page is shown before the error is raised."""
     try:
         return stage.run(context)
     except RlcoreError:
@@ -243,7 +243,7 @@ def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _open_run(stage: Stage, key: str, work: Path, run: PipelineRun) -> RunTracker:
-    """The stage's MLflow run: the one that a killed attempt left, so that its curves go on, or a new one."""
+    """The stage's MLflow run: that of a killed attempt, so that its curves continue, or a new one."""
     known = work / "mlflow_run.json"
     parent = run.parent.run_id
     tracker = run.tracker.reopen_run(read_json(known)["run_id"], parent=parent) if known.exists() else None

@@ -1,11 +1,12 @@
-"""Values that are allowed and mostly not meant: a line for each, before anything runs."""
+"""Values that are allowed but rarely meant: a line for each, before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from rlcore.config import RunConfig
+from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.config import RlConfig, RunConfig
 from rlcore.config.stages import StageConfig, data_of
 
 # The largest values that recipes of the literature and ours have, with room above.
@@ -22,7 +23,7 @@ LARGEST = {
 
 
 def unusual(config: RunConfig, stages: Collection[str]) -> list[str]:
-    """A sentence for each value of these stages that is beyond what recipes have, or than there are rows."""
+    """A sentence for each value of these stages that is larger than in any recipe, or than the data."""
     found = []
     for name in stages:
         stage, path = config.stages[name], f"stages.{name}"
@@ -30,8 +31,21 @@ def unusual(config: RunConfig, stages: Collection[str]) -> list[str]:
             value = _value(stage.settings, key)
             if value is not None and value > largest:
                 found.append(f"unusual: {path}.{key} = {value!r}: recipes have at most {largest!r}; is it meant?")
-        found += _beyond_the_data(config, path, stage)
+        found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
     return found
+
+
+def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
+    """KL in rewards that are divided by the group's std: in a group of equal scores, the KL alone is scaled to 1."""
+    rl = stage.settings
+    if not isinstance(rl, RlConfig) or rl.kl.placement == "loss" or rl.kl.coefficient == 0.0:
+        return
+    scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
+    if scale in ("group", "group_sample"):
+        yield (
+            f"unusual: {path}.kl.placement = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "
+            "group of equal scores is trained on its KL alone, scaled up; is 'loss' meant?"
+        )
 
 
 def _value(settings: Any, key: str) -> float | None:

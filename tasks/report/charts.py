@@ -48,7 +48,7 @@ class Series:
 
 
 def line_chart(series: Sequence[Series], *, title: str) -> str:
-    """An SVG element; each point tells its value where the pointer rests on it. Empty without a finite point."""
+    """An SVG element; each point shows its value under the pointer. Empty without a finite point."""
     drawn = [replace(each, points=points) for each in series if (points := _finite(each.points))]
     if not drawn:
         return ""

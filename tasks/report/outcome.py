@@ -1,4 +1,4 @@
-"""What came of a run, in a few lines for the terminal: reward, shape of the rollouts, and where everything lies."""
+"""The outcome of a run in a few lines for the terminal: reward, shape of the rollouts, and where the files are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
 
 
 def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, since: float) -> Iterator[str]:
-    """Where the models lie, and the report of a run that began at ``since``, seconds of the clock."""
+    """The paths of the models, and of the report of a run that began at ``since``, in seconds since the epoch."""
     for name, ref in refs.items():
         folder = home.root / ref.uri / MODEL
         if ref.kind != "dataset" and folder.is_dir():

@@ -1,4 +1,4 @@
-"""The page of the reward model: what held-out pairs say of it, and its loss."""
+"""The page of the reward model: its figures on held-out pairs, and its loss."""
 
 from __future__ import annotations
 

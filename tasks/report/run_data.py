@@ -1,4 +1,4 @@
-"""What a report tells, read from the artifacts and the records of the stages; nothing is computed anew."""
+"""The contents of a report, read from the stages' artifacts and records; nothing is computed again."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def word_of(paired: PairedDifference, confidence: float) -> str:
 
 
 def changed_samples(folders: Folders, pairs: Pairs) -> list[dict[str, Any]]:
-    """Answers of what an RL run started from and of the run itself: mended, broken, changed the most in their words."""
+    """Answers of an RL run beside those of its start: fixed, broken, and with the most changed words."""
     evaluations, starts, prompts = evaluations_in(folders), dict(reversed(pairs)), _prompts(folders)
     found = []
     for name in rl_runs(folders):

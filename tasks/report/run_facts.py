@@ -88,7 +88,7 @@ def machine_facts(config: RunConfig) -> dict[str, str]:
 
 
 def stage_facts(config: RunConfig) -> list[dict[str, Any]]:
-    """Of each stage its kind, start and data, the algorithm, and the rewards that it is paid by."""
+    """For each stage its kind, start, data, algorithm and rewards."""
     return [
         {
             "name": name,
@@ -123,7 +123,7 @@ def reward_model_facts(folders: Folders) -> list[dict[str, Any]]:
 
 
 def answers_shape(texts: Sequence[str], finish_reasons: Sequence[str]) -> Answers:
-    """The shares of completions that were cut at the limit of tokens, and that end with an answer that is marked."""
+    """The shares of completions that were cut at the token limit, and that end with a marked answer."""
     count = len(texts)
     if not count:
         return Answers(count=0, cut=0.0)

@@ -39,7 +39,7 @@ Refs = Mapping[str, ArtifactRef]
 
 @dataclass(frozen=True, kw_only=True)
 class StageLine:
-    """What one stage was and cost. ``was_run``: computed by this run, else cached, and this is what it had cost.
+    """What one stage was and cost. ``was_run``: this run computed it; else it was cached, with its original cost.
 
     ``tokens`` and ``memory_gib`` are None where the stage measures none, ``cost`` where there is no price.
     """

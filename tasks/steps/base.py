@@ -1,4 +1,4 @@
-"""What every step is given, and what it gives back beside its files."""
+"""What every step receives, and what it returns beside its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Advance(Protocol):
 
 
 class Turn(Protocol):
-    """Does one turn of a loop, as a task of its own where the pipeline has such, and gives what ``work`` gives."""
+    """Does one turn of a loop, as its own task if the pipeline has tasks, and returns what ``work`` returns."""
 
     def __call__(self, name: str, number: int, work: Callable[[], R]) -> R: ...
 
@@ -59,7 +59,7 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """What a step gives back, beside its files: the figures that sum it up, the number of rows, their contract."""
+    """What a step returns beside its files: summary metrics, the number of rows, their contract."""
 
     metrics: Mapping[str, float]
     rows: int = 0

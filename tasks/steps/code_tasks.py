@@ -14,7 +14,7 @@ _LIMITS = Limits(wall_seconds=10.0, cpu_seconds=60)
 
 
 def without_broken_tests(candidates: Candidates) -> Candidates:
-    """The candidates but for those whose solution does not pass, or whose tests a stub passes, in a sandbox.
+    """The candidates without tasks whose own solution fails, or whose tests a stub passes, in the sandbox.
 
     Raises:
         SandboxError: programs cannot be isolated on this machine.

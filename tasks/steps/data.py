@@ -84,7 +84,7 @@ def prepare_dataset(
 def prepare_source(
     kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
 ) -> GateReport:
-    """Rows that are read or made already, gated: see :func:`prepare_dataset`, which says what is raised."""
+    """Gate rows that are already read or made; raises what :func:`prepare_dataset` raises."""
     with _contract_errors():
         candidates = convert.candidates(source, kind, limits, adapter=adapter)
         contract = convert.contract_of(adapter, kind)
@@ -139,7 +139,7 @@ def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
 
 
 def source_digest(config: DatasetConfig) -> str:
-    """What the rows are made from, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
+    """The source of the rows, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
 
     Of two sources, both.
 
@@ -220,14 +220,14 @@ def _meter(tokens: TokenView) -> TokenMeter:
 
 
 def _write(result: GateResult, folder: Path) -> None:
-    """The account always; the rows only if they may be used."""
+    """Write the report and the refused rows; the accepted rows only if the gate has passed."""
     lines = [json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in result.quarantine]
     write_bytes("".join(lines).encode("utf-8"), folder / "quarantine.jsonl")
     write_json(result.report.to_json(), folder / "report.json")
     with _contract_errors():
         result.report.require_passed(
             where=result.report.source,
-            fix=f"see the refused rows in {folder / 'quarantine.jsonl'} and the account in {folder / 'report.json'}",
+            fix=f"the refused rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
         )
     for split in ("train", "eval"):
         write_table(result.kept[result.kept["split"] == split], folder / f"{split}.parquet")
@@ -235,7 +235,7 @@ def _write(result: GateResult, folder: Path) -> None:
 
 @contextmanager
 def _contract_errors(kind: type[DataError] | type[ConfigError] = DataError) -> Iterator[None]:
-    """Contracts know no rlcore, so their error becomes one of the tree that users see."""
+    """Turn errors of the contracts, which do not import rlcore, into rlcore's own."""
     try:
         yield
     except ContractError as error:

@@ -71,7 +71,7 @@ def import_sections(config: RunConfig) -> Sections:
 
 
 def source_files(config: Sections) -> str:
-    """What the checkpoint is made from, for the stage's key; empty where the configuration says it all.
+    """Digest of the checkpoint's source, for the stage's key; empty where the configuration determines it.
 
     An alias in a registry URI counts as the version that it points at now: moving it re-runs the import.
     """

@@ -63,7 +63,7 @@ def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, he
 
 
 def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
-    """Refuse a data set that evaluates on what one that was prepared before it trains on."""
+    """Refuse a data set whose evaluation prompts are training prompts of a data set prepared earlier."""
     kept = prompt_hashes(read_prompts(context.folder / "eval.parquet"))
     for stage in stages:
         if shared := kept & prompt_hashes(read_prompts(context.inputs[stage] / "train.parquet")):

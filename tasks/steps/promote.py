@@ -109,7 +109,7 @@ def compared(
 
 
 def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: PromotionConfig) -> list[Check]:
-    """What the challenger must meet by itself, whoever the champion is.
+    """The challenger's own limits, independent of the champion.
 
     Raises:
         ConfigError: there is a limit for the KL to the reference, which the run did not measure.
@@ -129,9 +129,9 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
 
 
 def prompt_set(*paths: Path) -> str:
-    """Digest of the prompts of files, whatever their order and whatever else the file says: looks count per set.
+    """Digest of the prompts in files, independent of their order and of other columns. Looks are counted per digest.
 
-    The whole files count and not what an evaluation takes of it: fewer problems of one file are no fresh ones.
+    All prompts of the files count, not only those that an evaluation takes: fewer problems of a file are not new ones.
     """
     return hashlib.sha256(
         "\n".join(sorted(prompt_hashes(row for path in paths for row in read_prompts(path)))).encode()

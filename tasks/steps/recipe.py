@@ -1,7 +1,7 @@
-"""The code that a recipe does not run, though its step can reach it: no key counts it.
+"""Code that a preset's step can import but never runs. It is left out of the stage's key.
 
-Every entry is a choice of the preset and what only that choice runs. A module that stands in no entry is counted for
-everybody, so what is forgotten here computes too much again, and never too little.
+Every entry is a choice of the preset with the modules that only this choice runs. A module without an entry counts for
+every preset. So a forgotten entry runs too many stages again, never too few.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def score_groups(groups: Sequence[Sequence[Rollout]], reward: RewardFn) -> list[
 
 
 def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path) -> None:
-    """Stop the run where the grader fails too often; the rollouts then lie in a table of their own, with their errors.
+    """Stop the run if the grader fails too often; the rollouts with their errors are then in a separate table.
 
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.
@@ -157,7 +157,7 @@ def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path)
 
 
 def calls_of(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, dict[str, Any]]:
-    """What a table of rollouts holds as one text: the last turn of each answer, and its calls with what tools said."""
+    """The last turn of each answer, and its calls with the tools' output; a table of rollouts has them as one text."""
     return {
         answer_name(item.rollout.prompt.prompt_id, index): {
             "text": item.rollout.text,
@@ -250,9 +250,9 @@ def write_demonstrations(
 
 
 def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: str = "tool") -> dict[str, Any]:
-    """A kept answer as a row; what the template puts into the assistant's mouth belongs to the demonstration.
+    """A kept answer as a row of demonstrations. It includes ``prefill``, which the template writes before a turn.
 
-    Its calls are turns before it, each with the tool's output in a message of ``tool_role``.
+    The answer's calls are turns before it, each followed by the tool's output as a message of ``tool_role``.
     """
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     for turn, output in kept.calls:

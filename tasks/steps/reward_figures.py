@@ -1,4 +1,4 @@
-"""What held-out pairs say of a reward model: figures with intervals, and tables."""
+"""A reward model on held-out pairs: metrics with intervals, and tables."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _unseen(rows: Sequence[PairRow], snapshots: Sequence[Path]) -> list[PairRow]
     if not left:
         raise DataError(
             "every held-out pair has a prompt that the champion's reward model was trained on",
-            fix="give preferences of more prompts, or a split column that keeps held-out prompts held out",
+            fix="add preferences with other prompts, or a split column that keeps some prompts out of training",
         )
     return left
 

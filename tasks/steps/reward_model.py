@@ -85,7 +85,7 @@ def _read(context: StageContext, start: Path) -> _Data:
             raise DataError(
                 f"there are no preference pairs to {'train' if split == 'train' else 'evaluate'} on",
                 where=", ".join(f"data.{name}.{number}" for name in data),
-                fix="give pairs of more prompts: a prompt with all its pairs is either trained on or held out",
+                fix="add pairs with more different prompts: all pairs of a prompt are on the same side of the split",
             )
     return _Data(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
 

@@ -1,4 +1,4 @@
-"""Rewards as a run asks for them: the grader of held-out answers, and what reward terms need beside their options."""
+"""The rewards of a run: the grader of held-out answers, and what reward terms need beside their options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks.steps.base import MODEL, StageContext
 
 
 def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
-    """The grader of held-out answers: right or wrong, whatever else the reward mixes in.
+    """The grader of held-out answers: right or wrong, independent of the reward that trains.
 
     ``prefill``: of the tokenizer whose model answers.
     """

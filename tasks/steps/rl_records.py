@@ -1,6 +1,6 @@
-"""What an RL run tells its stage: figures to MLflow, sentences to people, and every rollout to a table.
+"""The recorder of an RL stage: metrics to MLflow, messages to the log, rollouts to tables.
 
-Rollouts and their scores are one contract-checked Parquet file per iteration, and a few rows that MLflow shows.
+Each iteration's rollouts and scores are a contract-checked Parquet file, and a few of them a table in MLflow.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class RolloutKeeper:
         self._written = time.monotonic()
 
     def keep(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
-        """Take the rollouts of an iteration, those that gave way to others (dynamic sampling) among them."""
+        """Take the rollouts of an iteration, including those that dynamic sampling replaced."""
         self._waiting += rollout_rows(iteration, drawn.groups, replaced=drawn.replaced)
         if time.monotonic() - self._written > WRITE_SECONDS:
             self.write()
 
     def write(self) -> None:
-        """Check what waits, and have it written: it is there when the tracker was flushed.
+        """Check the collected rollouts and write them in the background; the tracker's next flush waits for it.
 
         Raises:
             ContractError: a row breaks ``rollouts/v1`` or ``scores/v1``; none of them is written.

@@ -178,6 +178,8 @@ def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
     positions = max_positions(model)
     if config.max_model_len > positions:
         raise ConfigError(
-            f"the model has {positions} positions", where="engine.max_model_len", fix="0 takes what the run needs"
+            f"the model has {positions} positions",
+            where="engine.max_model_len",
+            fix="set it to 0: the engine then makes room for the run's longest text",
         )
     return config.max_model_len or min(positions, work.max_tokens + 1)

@@ -86,7 +86,7 @@ def sample_groups(
 def pair_of(group: Sequence[Rollout], grade: RewardFn, prefill: str) -> dict[str, object] | None:
     """The first right answer of a group against its first wrong one; None where it has only one kind.
 
-    What the template puts into the assistant's mouth, ``prefill``, belongs to an answer in a table.
+    The stored answers include ``prefill``, the text that the chat template writes before a completion.
     """
     values = [score.value for score in grade(group)]
     right = next((rollout for rollout, value in zip(group, values, strict=True) if value == RIGHT), None)

@@ -11,7 +11,7 @@ from tasks.steps.rows import DemonstrationRow, PairRow
 
 
 def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[Demonstration]:
-    """Token ids and loss masks: every turn of the assistant counts, up to and with its end-of-turn token."""
+    """Token ids and loss masks: every turn of the assistant is trained on, including its end-of-turn token."""
     return [render_conversation(tokenizer, row.messages, row.completion) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Prompts of one data set or of several as token sequences, and whether the model has room for them."""
+"""Prompts as token sequences, and whether the model has room for them."""
 
 from __future__ import annotations
 

@@ -84,6 +84,11 @@ def test_every_preset_that_a_document_names_is_committed(path: Path) -> None:
     assert named - {preset.stem for preset in (ROOT / "flows/presets").glob("*.toml")} == set()
 
 
+def test_every_committed_preset_is_named_among_the_recipes() -> None:
+    recipes = code_spans(ROOT / "docs/recipes.md")
+    assert {preset.stem for preset in (ROOT / "flows/presets").glob("*.toml")} - set(recipes) == set()
+
+
 @each_document
 def test_every_file_that_a_document_names_exists(path: Path) -> None:
     named = {span for span in code_spans(path) if re.fullmatch(rf"({'|'.join(TOP_FOLDERS)})/[\w./-]+", span)}

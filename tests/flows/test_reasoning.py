@@ -199,10 +199,10 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
             "stages.rejection.num_sample: unknown key; did you mean stages.rejection.num_samples",
         ),
         ("stages.rejection.rewards.0.weigth=2", "stages.rejection.rewards.0.weigth: unknown key"),
-        ("stages.rejection.sampling.max_replacements=2", "stages.rejection: sampling.max_replacements is of RL alone"),
+        ("stages.rejection.sampling.max_replacements=2", "only RL stages take sampling.max_replacements"),
         (
             "stages.rejection.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
-            "stages.rejection: sampling.episodes.tools is of RL alone",
+            "stages.rejection.sampling.episodes differs from stages.grpo.sampling.episodes",
         ),
         ("stages.grpo_mixed.kl.coefficient=-1.0", "stages.grpo_mixed.kl.coefficient"),
     ],

@@ -312,7 +312,7 @@ def test_an_override_leaves_out_what_a_preset_has(preset: Path) -> None:
     ("text", "message"),
     [
         ('extends = "base"\nwithout = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
-        ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which is not there"),
+        ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which the extended preset does not have"),
         ('extends = "nothing"\n', "nothing.toml"),
         ('extends = "../base"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),

@@ -170,7 +170,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.first.start=second", "stages need each other: "),
+        ("stages.first.start=second", "the stages form a cycle: "),
         ("stages.first.start=fist", "stages.first.start = 'fist': no such checkpoint; choose one of base, second"),
         ("stages.first.start=taste", "stages.first.start = 'taste': this stage makes a reward model, no policy"),
         ("stages.first.start=models:/mine", "stages.first.start = 'models:/mine': not a registered model; write"),
@@ -184,7 +184,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
             "stages.kept.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
             "stages.kept.sampling.episodes differs from stages.first.sampling.episodes",
         ),
-        ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: files are of a function of one's own"),
+        ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: only a function of one's own"),
         ("stages.first.prompts={}", "stages.first.prompts: names no data"),
         ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
         ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),
@@ -193,7 +193,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.first.rewards.2.data=['sums']", ""),
         ("stages.first.rewards.2.stage=first", "stages.first.rewards.2.stage = 'first': not a stage of the kind"),
         ("stages.first.rewards.2.stage=''", "stages.first.rewards.2.stage = '': not a stage of the kind reward_model"),
-        ("stages.first.rewards.0.stage=taste", "stages.first.rewards.0: stage is of the kind reward_model alone"),
+        ("stages.first.rewards.0.stage=taste", "stages.first.rewards.0: only a reward of kind reward_model"),
         (
             "stages.first.critic.initialise_from=tast",
             "stages.first.critic.initialise_from = 'tast': not a stage of the",

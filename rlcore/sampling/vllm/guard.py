@@ -1,4 +1,4 @@
-"""Keeps an engine's processes together: none of them outlives the process that started it, however that one ends.
+"""Ends an engine's processes when the process that started them ends, however it ends.
 
     python guard.py PARENT_PID FOLDERS COMMAND...
 

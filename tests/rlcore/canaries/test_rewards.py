@@ -298,7 +298,7 @@ def test_a_function_that_cannot_read_the_probes_is_not_stopped_by_them() -> None
 def test_a_term_that_gives_no_finite_number_is_stopped() -> None:
     for value in (numbers.nan, numbers.inf):
         bad = FunctionReward(lambda rollouts, value=value: [value] * len(rollouts), "bad")
-        with pytest.raises(CanaryError, match="'bad' gives no finite number"):
+        with pytest.raises(CanaryError, match="'bad' returned a value that is not finite"):
             terms_canary(mixed(bad), [], samples())
 
 

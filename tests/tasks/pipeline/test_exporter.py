@@ -135,5 +135,5 @@ def test_a_taken_port_is_passed_by_and_no_free_one_costs_the_page_alone(
 @pytest.mark.parametrize("address", ["9464", ":9464", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "a:b"])
 def test_what_is_no_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv(ADDRESS, address)
-    with pytest.raises(ConfigError, match="is no address"), exported(CONFIG, "grpo"):
+    with pytest.raises(ConfigError, match="is not an address"), exported(CONFIG, "grpo"):
         pass

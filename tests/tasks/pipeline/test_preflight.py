@@ -189,12 +189,20 @@ def test_every_committed_preset_passes_on_its_own(monkeypatch: pytest.MonkeyPatc
             "unusual: stages.grpo.prompts_per_iteration = 100000: more than the 200 training rows of prompts",
         ),
         ("stages.sft.batch_size=5000", "unusual: stages.sft.batch_size = 5000: more than the 800 training rows"),
+        ("stages.grpo.kl={coefficient=0.01,placement='reward'}", "unusual: stages.grpo.kl.placement = 'reward': grpo"),
     ],
 )
 def test_an_absurd_value_is_a_line_and_no_refusal(override: str, said: str) -> None:
     assert not [line for line in lines() if line.startswith("unusual")]
     (found,) = [line for line in lines(override) if line.startswith("unusual")]
     assert found.startswith(said)
+
+
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_kl_in_the_reward_is_usual_where_no_group_scales_it(scale: str) -> None:
+    kl = "stages.grpo.kl={coefficient=0.01,placement='reward'}"
+    found = lines(kl, f"stages.grpo.update.objective.scale={scale}")
+    assert not [line for line in found if line.startswith("unusual")]
 
 
 class Disk(NamedTuple):
