@@ -35,7 +35,7 @@ class Runtime:
         return model.requires_grad_(False)
 
     def load_reference(self, folder: Path) -> PreTrainedModel:
-        """A frozen model that computes what :meth:`load_trainable` computes at first, bit for bit.
+        """A frozen model whose outputs equal those of a freshly loaded trainable one, bit for bit.
 
         With all weights and states in half precision it would differ by rounding, and a KL penalty would train on that.
         """
@@ -43,6 +43,6 @@ class Runtime:
         return narrow_linears(model, self.compute_dtype).requires_grad_(False)
 
     def load_base(self, folder: Path) -> PreTrainedModel:
-        """A frozen model that adapters are to learn on."""
+        """A frozen base for adapters that learn."""
         model = self.load_frozen(folder)
         return recompute_layers(model) if self.recompute else model
