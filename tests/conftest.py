@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a job in the background with SIGINT ignored, and every process that a test starts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in _FOREIGN_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
 

@@ -25,7 +25,7 @@ def test_a_preset_is_shown_with_its_stages_comparison_and_report(micro_home: Pat
     (record,) = (json.loads(path.read_text()) for path in (micro_home / "cache" / "grpo").glob("*.json"))
     assert f"grpo                    {record['seconds']:9.1f}  policy/{record['ref']['sha256'][:12]}" in done.stdout
     assert "| grpo" in done.stdout
-    (report,) = [line.removeprefix("report: ") for line in done.stdout.splitlines() if line.startswith("report: ")]
+    (report,) = [line.removeprefix("report").strip() for line in done.stdout.splitlines() if line.startswith("report ")]
     assert Path(report).is_file()
     assert "not run yet" not in done.stdout
 

@@ -147,13 +147,13 @@ def test_the_code_version_is_never_empty() -> None:
     assert code_version()
 
 
-# my_rewards -> helpers.words (by a package of the user's) -> deep (beside it); numpy and json are not the user's.
+# A function's module -> a package of the user's -> a module beside it; numpy and json are not the user's.
 USERS = {
-    "my_rewards.py": "import json\nimport numpy\nfrom helpers import words\n\n\ndef brief(rollouts):\n    return []\n",
-    "helpers/__init__.py": "",
-    "helpers/words.py": "def f():\n    import deep\n    return deep.X\n",
-    "deep.py": "X = 1\n",
-    "alone.py": "Y = 1\n",
+    "followed_rewards.py": "import json\nimport numpy\nfrom followed_helpers import words\n\n\ndef brief(rollouts): ...\n",
+    "followed_helpers/__init__.py": "",
+    "followed_helpers/words.py": "def f():\n    import followed_deep\n    return followed_deep.X\n",
+    "followed_deep.py": "X = 1\n",
+    "followed_alone.py": "Y = 1\n",
 }
 
 
@@ -164,12 +164,17 @@ def test_a_users_module_is_followed_into_the_users_own_code_and_no_other(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert closure("my_rewards") == {"my_rewards", "helpers", "helpers.words", "deep"}
-    before = closure_digest("my_rewards")
-    (tmp_path / "alone.py").write_text("Y = 2\n")
-    assert closure_digest("my_rewards") == before
-    (tmp_path / "deep.py").write_text("X = 2\n")
-    assert closure_digest("my_rewards") != before
+    assert closure("followed_rewards") == {
+        "followed_rewards",
+        "followed_helpers",
+        "followed_helpers.words",
+        "followed_deep",
+    }
+    before = closure_digest("followed_rewards")
+    (tmp_path / "followed_alone.py").write_text("Y = 2\n")
+    assert closure_digest("followed_rewards") == before
+    (tmp_path / "followed_deep.py").write_text("X = 2\n")
+    assert closure_digest("followed_rewards") != before
 
 
 def test_our_own_modules_are_not_followed_into_what_lies_beside_the_user(

@@ -66,9 +66,11 @@ def test_where_nothing_was_run_that_is_said(home: Home, capsys: pytest.CaptureFi
 
 
 def test_a_server_that_ends_by_itself_is_named_and_the_other_is_ended() -> None:
+    before = {each.pid for each in psutil.Process().children()}
     with pytest.raises(ServiceError, match="the B server ended with exit code 3"):
         watch({"A": (SLEEPER, {}), "B": ([sys.executable, "-c", "import sys; sys.exit(3)"], {})})
-    assert not [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    left = [each for each in psutil.Process().children() if each.pid not in before]
+    assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_ctrl_c_ends_the_servers_and_what_they_have_started() -> None:

@@ -11,8 +11,7 @@ import pytest
 from flows.presets import FOLDER
 from rlcore.strict import apply_override
 from tasks.preset.schema import preset_schema
-
-PRESETS = sorted(FOLDER.glob("*.toml"))
+from tests.flows.micro import PRESETS
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def faults(validator: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(".".join(map(str, error.absolute_path)), error.message) for error in found]
 
 
-@pytest.mark.parametrize("preset", [path.stem for path in PRESETS])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_committed_preset_is_valid(validator: Any, preset: str) -> None:
     assert faults(validator, tomllib.loads((FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))) == []
 

@@ -36,7 +36,7 @@ def test_the_page_says_how_many_rows_are_used_over_and_set_aside_and_what_warns(
     limits = GateLimits(num_train=4, num_eval=3, max_tokens=8, max_quarantined=0.5)
     report = gate.check(candidates, CONTRACTS["prompts"], limits, meter=METER).report
     write_json(report.to_json(), tmp_path / "report.json")
-    page = data_page(Result(preset="mine", stage="prepare_sums", data=tmp_path, inputs={}), tmp_path)
+    page = data_page(Result(preset="mine", stage="prepare_sums", confidence=0.95, data=tmp_path, inputs={}), tmp_path)
     assert page.startswith("**4 for training, 1 held out, 2 over, 1 quarantined**")
     assert "fewer rows than were asked for (0.714): 4 of 4 for training, 1 of 3 held out" in page
     assert "| must not be blank | 1 |" in page

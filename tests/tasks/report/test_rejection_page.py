@@ -17,7 +17,9 @@ SUMS = Yield(
 
 
 def test_a_task_is_a_row_with_what_was_sampled_verified_and_kept() -> None:
-    lines = render({"all": SUMS, "sums": SUMS}, {"duplicate": 3, "wrong": 40, "too long": 0}).splitlines()
+    lines = render(
+        {"all": SUMS, "sums": SUMS}, {"duplicate": 3, "wrong": 40, "too long": 0}, confidence=0.95
+    ).splitlines()
     row = "10 | 80 | 40 | 20 | 0.250 | 0.500 | [0.400, 0.600] | 0.900 |"
     assert lines[2:4] == [f"| all | {row}", f"| sums | {row}"]
     assert lines[-1] == "Not kept: 3 duplicate, 40 wrong."
@@ -25,4 +27,4 @@ def test_a_task_is_a_row_with_what_was_sampled_verified_and_kept() -> None:
 
 
 def test_where_everything_is_kept_the_page_says_none() -> None:
-    assert render({"all": SUMS}, {"wrong": 0}).endswith("\nNot kept: none.")
+    assert render({"all": SUMS}, {"wrong": 0}, confidence=0.95).endswith("\nNot kept: none.")

@@ -62,7 +62,7 @@ def test_the_longest_prompt_must_leave_room_for_a_whole_completion(tokenizer: Ch
     long = PromptRow(prompt_id="long", messages=(Message(role="user", content="9" * 30),), reference="", task="")
     prompts = tokenize_prompts([ROW, long, ROW], tokenizer)
     needed = len(prompts[1].token_ids) + 8
-    check_context(needed, prompts, 8)
+    check_context(needed, prompts, 8, key="stages.grpo.sampling.max_new_tokens")
     with pytest.raises(ConfigError, match=rf"'long' .*{needed} in all, the model reads {needed - 1}") as caught:
-        check_context(needed - 1, prompts, 8)
+        check_context(needed - 1, prompts, 8, key="stages.grpo.sampling.max_new_tokens")
     assert "sampling.max_new_tokens" in str(caught.value)
