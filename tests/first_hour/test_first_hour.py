@@ -147,7 +147,7 @@ def hour(project: Project) -> Hour:
     with first:
         for line in first.stdout:
             said.append(line)
-            if "grpo: iteration 1/3" in line:
+            if "grpo: iteration 2/3" in line:  # the first is kept by then
                 os.killpg(first.pid, signal.SIGINT)
     return Hour(interrupted=said, code=first.returncode, finished=project.rlcore("run", "mine.toml"))
 
