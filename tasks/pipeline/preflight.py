@@ -104,7 +104,7 @@ def preflight(
         *chain(*(_stage(ready, name) for name in stages)),
         *chain(*(_data(config, name) for name in data)),
         *(_evaluation(config) if is_evaluated else ()),
-        *position_faults(config, ready.model, stages, data),
+        *position_faults(config, ready.model, stages, data, is_evaluated=is_evaluated),
         *reference_faults(config, stages, data),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]
