@@ -343,6 +343,10 @@ rewards = [{ kind = "judge", options = { template = "judge.txt" } }]
 tools = ["search"]
 corpus = "/data/passages.jsonl"
 max_turn_tokens = 8
+[stages.ppo.sampling.episodes]
+tools = ["search"]
+corpus = "/data/passages.jsonl"
+max_turn_tokens = 8
 """
 
 

@@ -10,9 +10,9 @@ from flows.presets import FOLDER, open_preset, preset_path
 from rlcore.config import load_preset
 from tasks.preset.described import describe, origins
 from tasks.preset.pages import as_markdown, as_toml
+from tests.flows.micro import PRESETS
 
 SETTINGS = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
-PRESETS = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def test_the_page_of_settings_is_that_of_the_code() -> None:
