@@ -426,5 +426,5 @@ def test_held_out_rows_of_their_own_need_training_rows_of_their_own(preset: Path
 def test_a_cut_completion_cannot_both_go_on_and_end_with_nothing(truncated: Any) -> None:
     critic = config.CriticConfig(gae=config.GaeConfig(bootstrap_truncated=True))
     strategies.rl_config("ppo", critic=critic)
-    with pytest.raises(ConfigError, match="bootstrap_truncated lets a completion that was cut go on"):
+    with pytest.raises(ConfigError, match="bootstrap_truncated continues a cut completion"):
         strategies.rl_config("ppo", critic=critic, update=config.UpdateConfig(truncated=truncated))
