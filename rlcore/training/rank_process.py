@@ -40,8 +40,10 @@ def main() -> None:
     end, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the ranks in order
     setup = decode(end.recv_bytes())
-    threading.Thread(target=_end_with, args=(parent, Path(setup["folder"])), daemon=True).start()
+    folder = Path(setup["folder"])
+    threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     serve(end, setup)
+    _end_with(parent, folder)  # a parent that is there ends this process itself
 
 
 def serve(end: Connection, setup: Mapping[str, Any]) -> None:

@@ -20,7 +20,9 @@ from rlcore.models.policy import completion_logprobs
 from rlcore.models.runtime import Runtime
 from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
-from tasks.steps import reward_model, rl_parts
+from rlcore.training import building
+from rlcore.training.building import LearnerPlan, make_policy
+from tasks.steps import reward_model
 from tasks.steps.base import MODEL
 from tasks.steps.runtime import open_runtime
 from tests import strategies
@@ -41,11 +43,11 @@ def start(tmp_path: Path) -> Path:
 
 def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The policy as an RL run loads it; the tiny model has no tokenizer to be checked with."""
-    monkeypatch.setattr(rl_parts, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
-    monkeypatch.setattr(rl_parts, "check_model", lambda *_: None)
+    monkeypatch.setattr(building, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
+    monkeypatch.setattr(building, "check_model", lambda *_: None)
     rl = strategies.rl_config("grpo", update=update_config(adapter=ADAPTER))
-    context: Any = SimpleNamespace(inputs={rl_parts.START: start}, seed=0)
-    return rl_parts._policy(context, rl, runtime)
+    plan = LearnerPlan(start=start / MODEL, critic_start=start / MODEL, config=rl, seed=0)
+    return make_policy(plan, runtime)
 
 
 def activations(model: AdaptedModel) -> int:
