@@ -149,7 +149,7 @@ def test_the_code_version_is_never_empty() -> None:
 
 # A function's module -> a package of the user's -> a module beside it; numpy and json are not the user's.
 USERS = {
-    "followed_rewards.py": "import json\nimport numpy\nfrom followed_helpers import words\n\n\ndef brief(rollouts): ...\n",
+    "followed_rewards.py": "import json\nimport numpy\nfrom followed_helpers import words\ndef brief(rollouts): ...\n",
     "followed_helpers/__init__.py": "",
     "followed_helpers/words.py": "def f():\n    import followed_deep\n    return followed_deep.X\n",
     "followed_deep.py": "X = 1\n",
