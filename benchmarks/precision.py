@@ -5,6 +5,8 @@
 Prints a Markdown table for docs/benchmarks/precision.md: held-out greedy accuracy after SFT, GRPO and PPO, with the
 critic on a trunk of its own, on the policy's, and with policy and critic as adapters, and the reward model's held-out
 accuracy. The stages are cached, so that an interrupted measurement goes on where it was.
+
+A processor without units for float16 takes its products in float32 and rounds them: benchmarks/float16_products.py.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
+from benchmarks.float16_products import fast_float16
 from flows.run import every_target, run_targets
 from tasks.home.settings import configure_environment, find_home
 
@@ -60,7 +64,8 @@ def measure(preset: str, precision: str, seed: int, arms: Sequence[str], root: P
     row: Row = {"seed": seed, "precision": precision}
     for arm in arms:
         overrides = (f"hardware.dtype={precision}", f"seed={seed}", *ARMS[arm])
-        refs = run_targets(preset, overrides, every_target(preset, overrides))
+        with fast_float16() if precision == "float16" else nullcontext():
+            refs = run_targets(preset, overrides, every_target(preset, overrides))
         for name, ref in refs.items():
             if name.startswith("evaluate_"):
                 row[arm, name.removeprefix("evaluate_")] = _read(root / ref.uri / "summary.json")
