@@ -21,7 +21,7 @@ QUESTIONS = ("3+4", "12+30-7", "1", "8-2+5-1+6")
 MAX_NEW_TOKENS = 24
 
 
-def make_checkpoint(folder: Path, *, seed: int = 0) -> Path:
+def make_checkpoint(folder: Path, *, seed: int = 3) -> Path:
     """A checkpoint from scratch, of which every third token ends an answer: so some answers end and others are cut."""
     import_model(ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0"), folder, seed=seed)
     path = folder / "generation_config.json"

@@ -108,7 +108,7 @@ def preflight(
         *reference_faults(config, stages, data),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]
-    lines = [*unusual(config, stages), *unmeasured_line(config, data)]
+    lines = [] if faults else [*unusual(config, stages), *unmeasured_line(config, data)]
     if not faults and refs is not None:  # the sizes are those that are meant
         new = [name for name in stages if name not in refs]
         faults = _caught("memory", lambda: lines.extend(_memory(ready, stages)))

@@ -121,8 +121,8 @@ def test_a_trainer_on_the_processor_has_no_gpu() -> None:
     [
         ({"devices": (0, 1)}, "devices names 2 GPUs, 1 replicas of 1 need 1"),
         ({"devices": (0,), "replicas": 2}, "devices names 1 GPUs, 2 replicas of 1 need 2"),
-        ({"devices": (0,), "urls": ("http://a:1",)}, "name only one"),
-        ({"tensor_parallel": 2, "urls": ("http://a:1",)}, "name only one"),
+        ({"devices": (0,), "urls": ("http://a:1",)}, "set one or the other"),
+        ({"tensor_parallel": 2, "urls": ("http://a:1",)}, "set one or the other"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:

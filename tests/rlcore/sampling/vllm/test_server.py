@@ -313,9 +313,9 @@ def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, 
         ServerProcess(spec)
     with pytest.raises(ConfigError, match="not http://host:port"):
         address_of("localhost:80")
-    with pytest.raises(ConfigError, match="name only one"):
+    with pytest.raises(ConfigError, match="set one or the other"):
         EngineConfig(urls=("http://a:1",), python="python")
-    with pytest.raises(ConfigError, match="name only one"):
+    with pytest.raises(ConfigError, match="set one or the other"):
         EngineConfig(urls=("http://a:1",), replicas=2)
     with pytest.raises(ConfigError, match="twice"):
         EngineConfig(urls=("http://a:1", "http://a:1"))

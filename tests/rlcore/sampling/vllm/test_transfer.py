@@ -193,7 +193,7 @@ def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
         choose_transfer(short, CPU, num_bytes=2**60, shares=(False,), can_send=False)
     monkeypatch.setattr(weight_files, "_MEMORY", tmp_path / "none")
     assert choose(CPU) == "file"
-    with pytest.raises(ConfigError, match="name only one"):
+    with pytest.raises(ConfigError, match="needs no folder"):
         EngineConfig(transfer="shared_memory", exchange="/data")
 
 
