@@ -100,6 +100,12 @@ class ModelConfig:
                 raise ConfigError(f"template_arguments.{name}: not a variable that a preset may set in a chat template")
 
     @property
+    def files(self) -> dict[str, str]:
+        """The files and folders that it names, by their keys."""
+        named = {"path": self.path if self.source in _FILE_SOURCES else "", "chat_template": self.chat_template}
+        return {key: path for key, path in named.items() if path}
+
+    @property
     def without_folders(self) -> ModelConfig:
         """The same, files by their names alone: keys count their content, wherever they lie."""
         path = Path(self.path).name if self.source in _FILE_SOURCES else self.path
@@ -146,6 +152,12 @@ class DatasetConfig:
     def is_sampled(self) -> bool:
         """Whether its rows may be sampled from a policy of the run."""
         return POLICY in (self.adapter, self.fallback)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files that it names, by their keys."""
+        named = {"path": self.path, "eval_path": self.eval_path}
+        return {key: path for key, path in named.items() if path and not path.startswith(HUB)}
 
     @property
     def without_folders(self) -> DatasetConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ _FORMAT = 2
 class Record:
     """A finished stage in the cache: its result, what that was made from, by what code and in what environment.
 
+    ``files``: where the files lay that the preset names, by its keys, since ingredients have their names alone.
     ``created``: ISO 8601, UTC. ``environment``: digest of all installed packages. ``metrics`` sum the stage up.
     """
 
@@ -32,6 +33,7 @@ class Record:
     environment: str
     created: str
     seconds: float
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe_machine(machine: Mapping[str, object]) -> str:

@@ -12,7 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +90,19 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     """
     document = to_dict(preset)
     for record in origin.chain:
-        known = record.ingredients["config"]
-        own = document["model"]
+        known = deepcopy(record.ingredients["config"])
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
-        document["model"] = document["model"] | _folders(own, document["model"], ("path", "chat_template"))
-        for name, data in known.get("data", {}).items():
-            document["data"][name] = data | _folders(document["data"].get(name, {}), data, ("path", "eval_path"))
+        document["data"] |= known.get("data", {})
         document["stages"] |= (
             {_name(record): known["stage"]} if "stage" in known and _name(record) in document["stages"] else {}
         )
+        for key, path in record.files.items():
+            section, _, last = key.rpartition(".")
+            reduce(getitem, section.split("."), document)[last] = path
     machine = origin.record.ingredients.get("machine", {})
     document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
     document["seed"] = origin.record.ingredients["seed"]
     return build(RunConfig, _without_none(document), source=f"the records of {origin.version.name}")
-
-
-def _folders(own: Mapping[str, Any], recorded: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """The files of a preset's section that have the names of those recorded: a record knows no folders."""
-    return {key: own[key] for key in keys if own.get(key) and Path(own[key]).name == Path(recorded[key]).name}
 
 
 def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:

@@ -181,6 +181,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             environment=pins_digest(),
             created=now(),
             seconds=time.perf_counter() - started,
+            files=context.config.files(),
         )
         _keep(record, stage, config, run)
     logger.info("%s: done in %.1f s", stage.name, record.seconds)

@@ -7,8 +7,9 @@ another machine finds what it computed. Files of data and models count by their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rlcore.config import (
@@ -40,6 +41,10 @@ class Sections:
     def counted(self) -> dict[str, Any]:
         """What a key counts of each section, as JSON values."""
         return {name: _counted(value) for name, value in self.declared.items()}
+
+    def files(self) -> dict[str, str]:
+        """Where the files lie that the sections name, by the keys that name them: a key counts their names alone."""
+        return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
 
 
 def sections_of(config: RunConfig, *names: str) -> Sections:
@@ -78,6 +83,14 @@ def _with_engine(config: RunConfig, name: str) -> StageConfig:
     settings: Any = stage.settings  # of a kind that samples
     named = replace(sampling, engine=config.engine_of(sampling))
     return replace(stage, settings=replace(settings, sampling=named))
+
+
+def _files(name: str, section: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(section, Mapping):
+        for each, inner in section.items():
+            yield from _files(f"{name}.{each}", inner)
+    elif isinstance(section, DatasetConfig | ModelConfig):
+        yield from ((f"{name}.{key}", str(Path(path).absolute())) for key, path in section.files.items())
 
 
 def _counted(section: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from pathlib import Path
 
 import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from tasks.preset.sections import sections_of, stage_sections
+from tasks.preset.sections import Sections, sections_of, stage_sections
 
 VLLM = "engine.kind=vllm"
 
@@ -100,3 +102,11 @@ def test_where_a_file_lies_is_in_no_key_and_its_name_is() -> None:
     model = ("model.source=folder", "model.path=weights/qwen", "model.chat_template=a.jinja")
     assert changed("model.path=/data/weights/qwen", "model.chat_template=b/a.jinja", start=model) == set()
     assert "import_sft" in changed("model.source=hub", start=model)
+
+
+def test_the_files_that_sections_name_are_known_with_their_folders_and_counted_without() -> None:
+    data = dataclasses.replace(open_preset("tiny").data["prompts"], adapter="prompts", path="rows.jsonl")
+    sections = Sections({"data": {"prompts": data, "pairs": dataclasses.replace(data, path="hub:a/b@0")}})
+    assert sections.files() == {"data.prompts.path": str(Path("rows.jsonl").absolute())}
+    elsewhere = Sections({"data": {"prompts": dataclasses.replace(data, path="/elsewhere/rows.jsonl")}})
+    assert elsewhere.counted()["data"]["prompts"] == sections.counted()["data"]["prompts"]
