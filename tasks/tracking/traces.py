@@ -30,7 +30,7 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     """
     from mlflow.tracing import reset
 
-    reset()  # it keeps the store that the process's first trace went to, and a home has its own
+    reset()  # type: ignore[no-untyped-call]  # it keeps the store that the process's first trace went to, and a home has its own
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # its thread would speak at the process's end
     latest = time.time_ns()
     with warnings.catch_warnings():
