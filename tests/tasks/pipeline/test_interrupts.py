@@ -22,8 +22,8 @@ interrupts.PATIENCE = 0.5
 child = subprocess.Popen({sleeper!r})
 try:
     with interrupts.interruptible(), interrupts.under_way("grpo", Path({work!r})):
-        print(child.pid, flush=True)
         try:
+            print(child.pid, flush=True)
             time.sleep(60)
         finally:
             {finish}
