@@ -19,12 +19,12 @@ def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
     shapes = rollout_shapes(folders)
     if shapes:
         yield ""
-        yield f"{'first -> last iteration':<24}{'reward':>16}{'cut off':>16}{'well-formed':>16}"
+        yield f"{'first -> last iteration':<24}{'reward':>18}{'cut off':>18}{'well-formed':>18}"
     for name, (first, last) in shapes.items():
         history = read_json(folders[name] / "history.json")
         reward = f"{history[0]['reward/mean']:.3f} -> {history[-1]['reward/mean']:.3f}"
         cut, marked = (f"{a:.1%} -> {b:.1%}" for a, b in ((first.cut, last.cut), (first.marked, last.marked)))
-        yield f"{name:<24}{reward:>16}{cut:>16}{marked:>16}"
+        yield f"{name:<24}{reward:>18}{cut:>18}{marked:>18}"
 
 
 def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, since: float) -> Iterator[str]:
