@@ -16,6 +16,7 @@ from rlcore.config import HealthConfig, Limit
 History = Sequence[Mapping[str, float]]
 _BASELINE = 3  # iterations at the start of a run that its lengths are compared with
 _SMOOTHED = 5  # readings of a noisy metric that are averaged
+_EMPTY = 1e-6  # tokens; no completion is as short, and a ratio of such numbers leaves the floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,10 +103,12 @@ def length_ratio(history: History, place: int) -> float | None:
     """How many times longer, or shorter, completions are than in the first iterations (at least 1)."""
     length = history[place].get("completion/length")
     first = [row["completion/length"] for row in history[: min(_BASELINE, place + 1)] if "completion/length" in row]
-    if not length or not sum(first):
+    if not length or not first:
         return None
-    ratio = length / (sum(first) / len(first))
-    return max(ratio, 1.0 / ratio)
+    usual = sum(first) / len(first)
+    if min(abs(length), abs(usual)) < _EMPTY:
+        return None
+    return max(length / usual, usual / length)
 
 
 def gamed_reward(history: History, place: int) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlcore.config import LIMITS, HealthConfig, LimitConfig
@@ -173,6 +173,8 @@ wild_rows = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(WITHIN, an
 
 
 @given(wild_rows)
+@example([{"completion/length": 4.0}, {"completion/length": 5e-324}])
+@example([{"completion/length": 0.0}, {"completion/length": 5e-324}])
 def test_the_verdict_of_a_longer_history_never_makes_an_unsound_checkpoint_of_a_stopped_run_sound(
     rows: list[dict[str, float]],
 ) -> None:
