@@ -84,6 +84,7 @@ def test_ctrl_c_ends_the_servers_and_what_they_have_started() -> None:
         child = psutil.Process(int(process.stdout.readline()))
         threading.Timer(0.1, os.kill, (process.pid, signal.SIGINT)).start()
         assert process.wait(10) == 0
+    psutil.wait_procs([child], timeout=10)  # a killed process takes a moment to be gone
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
