@@ -117,7 +117,8 @@ def _lines(error: RlcoreError, path: str) -> list[str]:
 
 
 def _untrained(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
-    raise NotImplementedError  # nothing is scored by it
+    """Stands for a reward model that is yet to be trained, where rewards are built to be checked."""
+    raise AssertionError("rewards that are built to be checked score nothing")
 
 
 def _part(term: RewardTerm, path: str, resources: RewardResources) -> WeightedPart:
