@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from tasks.pipeline.keys import function_of
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 
-SMALL = (*MICRO, "stages.sft.num_steps=2", "stages.grpo.num_iterations=1", "stages.grpo.eval_every=1")
+SMALL = (*MICRO, "stages.grpo.num_iterations=1", "stages.grpo.eval_every=1")
 RUN = """
 import json, sys, threading
 from flows.run import run_targets
@@ -39,8 +40,9 @@ json.dump(sorted(called), open(file, "w"))
 """
 
 
-def test_no_function_is_called_that_the_key_of_an_rl_stage_does_not_count(tmp_path: Path) -> None:
+def test_no_function_is_called_that_the_key_of_an_rl_stage_does_not_count(micro_home: Path, tmp_path: Path) -> None:
     file = tmp_path / "called.json"
+    shutil.copytree(micro_home, tmp_path / "home")
     command = [sys.executable, "-c", RUN, json.dumps(SMALL), str(file)]
     done = subprocess.run(command, cwd=ROOT, env=environment(tmp_path / "home"), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
