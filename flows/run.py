@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from flows.presets import FOLDER, open_preset
+from flows.presets import FOLDER, draft_of, open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
 from rlcore.errors import ConfigError, RlcoreError
@@ -208,6 +208,6 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: as :func:`plan_targets`.
     """
-    config = open_preset(preset, overrides)
+    config = draft_of(preset, overrides)
     preflight(config, find_home(), None, None)
     return tuple(stage.name for stage in stages(config))

@@ -19,16 +19,16 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     home = open_home()
-    from flows.presets import open_preset
+    from flows.presets import draft_of
 
-    config = open_preset(preset, overrides)  # refused here, before anything is started
+    config = draft_of(preset, overrides)  # refused here, before anything is imported: what cannot be read
     from flows.post_train import post_train
     from flows.run import every_target
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.live_view import live_view
     from tasks.report.summary import summarise
 
-    every_target(preset, overrides)  # refused here: what its stages cannot do together
+    every_target(preset, overrides)  # refused here, before anything is started: what cannot be run
     started = time.perf_counter()
     with live_view():
         refs = call_flow(post_train, preset=preset, overrides=overrides)
