@@ -78,6 +78,7 @@ def _what(name: str, record: Record, base: Mapping[str, Any]) -> str:
     lines = [f"{code(name)} is the checkpoint of the stage {code(stage)}, made {record.created[:10]} by rlcore."]
     if base:
         origin = f"{base['path']}@{base['revision'][:_DIGITS]}" if base.get("revision") else base.get("path", "")
+        origin = "/".join(filter(None, (origin, base.get("file", ""))))
         size = f"{base.get('num_parameters', 0) / 1e6:.2f} M parameters"
         lines.append(f"Its base is a {base.get('architecture', 'model')} of {size}, source {code(base.get('source'))}")
         lines[-1] += f": {code(origin)}." if origin else "."

@@ -14,6 +14,7 @@ from tests.flows.warm import run_warm
 NAME = "tiny-v1.2"
 
 
+@pytest.mark.slow  # ten seconds of the processor; tests of the registry and of promotion have such names too
 def test_a_name_with_a_dot_works_from_the_run_to_the_export(micro_home: Path, tmp_path: Path) -> None:
     home = Path(shutil.copytree(micro_home, tmp_path / "home"))
     done = run_flows("run", home, f"name={NAME}")
