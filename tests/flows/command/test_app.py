@@ -72,6 +72,27 @@ def test_the_console_script_is_the_same_command() -> None:
     assert getattr(import_module(module), name) is main
 
 
+OWN = """
+import sys
+from flows.command.app import main
+sys.argv = ["rlcore", "--version"]
+main()
+import own_rewards, tasks
+print(own_rewards.__file__, tasks.__file__)
+"""
+
+
+def test_the_console_script_finds_modules_of_the_current_folder_and_none_there_hides_ours(tmp_path: Path) -> None:
+    (tmp_path / "own_rewards.py").write_text("")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").write_text("raise ImportError('not ours')")
+    command = [sys.executable, "-P", "-c", OWN]  # -P: as a script, without the current folder
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables, check=True)
+    own, ours = done.stdout.split()[-2:]
+    assert (own, ours) == (str(tmp_path / "own_rewards.py"), str(ROOT / "tasks" / "__init__.py"))
+
+
 MEASURE = """
 import json, sys, time
 from flows.command.app import main
