@@ -28,7 +28,7 @@ from rlcore.config.rl import (
     SamplingConfig,
     UpdateConfig,
 )
-from rlcore.config.run import RunConfig, load_preset
+from rlcore.config.run import RunConfig, load_preset, read_preset
 from rlcore.config.stages import (
     BASE,
     AnyStage,
@@ -95,5 +95,6 @@ __all__ = [
     "UpdateConfig",
     "VerifierConfig",
     "load_preset",
+    "read_preset",
     "to_dict",
 ]

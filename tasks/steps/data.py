@@ -155,7 +155,7 @@ def source_digest(config: DatasetConfig) -> str:
 
 def _digest_of(path: str, adapter: str) -> str:
     if path.startswith(HUB):
-        return _hub_parts(path)["revision"]
+        return hub_parts(path)["revision"]
     try:
         return file_sha256(Path(path))
     except OSError as error:
@@ -187,7 +187,7 @@ def _read_hub(path: str) -> Source:
     """A split of a dataset on the hub, ``train`` unless the path names one, at one commit; no code of it is run."""
     import datasets
 
-    parts = _hub_parts(path)
+    parts = hub_parts(path)
     try:
         split = parts["split"] or "train"
         loaded = datasets.load_dataset(parts["name"], parts["subset"], revision=parts["revision"], split=split)
@@ -200,7 +200,12 @@ def _read_hub(path: str) -> Source:
     return source_of(path, list(loaded))
 
 
-def _hub_parts(path: str) -> dict[str, str]:
+def hub_parts(path: str) -> dict[str, str]:
+    """Name, revision, subset and split that a hub path names; empty or None where it does not.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
     match = _HUB.fullmatch(path)
     if match is None:
         raise ConfigError(
