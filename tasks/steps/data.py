@@ -15,7 +15,7 @@ from data_contracts.budget import TokenMeter
 from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.gate import Candidates, GateLimits, GateReport, GateResult
-from data_contracts.reading import Source, joined, read_source, source_of
+from data_contracts.reading import Source, joined, read_source, require_file, source_of
 from rlcore.config import DatasetConfig
 from rlcore.config.data import HUB, tried
 from rlcore.errors import ConfigError, DataError
@@ -145,7 +145,7 @@ def source_digest(config: DatasetConfig) -> str:
 
     Raises:
         ConfigError: unknown adapter, malformed hub path.
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or is a pipe or a device.
     """
     adapter = resolve_adapter(config)
     if adapter == POLICY or convert.is_generator(adapter):
@@ -157,6 +157,8 @@ def _digest_of(path: str, adapter: str) -> str:
     if path.startswith(HUB):
         return hub_parts(path)["revision"]
     try:
+        with _contract_errors():
+            require_file(Path(path))
         return file_sha256(Path(path))
     except OSError as error:
         raise DataError(
