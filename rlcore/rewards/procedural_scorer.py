@@ -8,8 +8,8 @@ from typing import Any
 
 from reasoning_gym.factory import get_score_answer_fn
 
-# Some scorers hand the answer, or fields of the row, to eval, or to sympy's parser, which evals them with the builtins in
-# reach. They see a text only when it is made of these tokens: no attribute, no name longer than a letter but the
+# Some scorers hand the answer, or fields of the row, to eval, or to sympy's parser, which evals them with the builtins
+# in reach. They see a text only when it is made of these tokens: no attribute, no name longer than a letter but the
 # functions, no call by name in a list. Any other answer to those tasks is wrong, an integral that is left to be done
 # among them; a row with any other field is refused.
 _EXPRESSION = re.compile(
@@ -67,7 +67,9 @@ def _refuse_code(dataset: str, entry: dict[str, Any]) -> None:
         for name in path.split("."):
             text = text.get(name) if isinstance(text, dict) else None
         if not isinstance(text, str) or not allowed.fullmatch(text):
-            raise ValueError(f"{dataset} runs the entry's {path} as code, and {str(text)[:80]!r} is more than a formula")
+            raise ValueError(
+                f"{dataset} runs the entry's {path} as code, and {str(text)[:80]!r} is more than a formula"
+            )
 
 
 @lru_cache(maxsize=32)
