@@ -10,7 +10,7 @@ from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, Shape
 from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.evaluation import EvaluationConfig, VerifierConfig
-from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
+from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
 from rlcore.config.placement import PlacementConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
@@ -46,6 +46,7 @@ __all__ = [
     "LIMITS",
     "AdapterConfig",
     "AnyStage",
+    "AuditConfig",
     "CheckpointConfig",
     "CriticConfig",
     "DatasetConfig",

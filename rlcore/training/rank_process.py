@@ -32,7 +32,7 @@ from rlcore.training.local import LocalLearner
 from rlcore.training.wire import decode, encode
 
 _POLL_SECONDS = 0.5
-_METHODS = ("passes", "scores", "update", "observe_kl", "save", "load", "wait", "save_model")
+_METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "load", "wait", "save_model")
 
 
 def main() -> None:

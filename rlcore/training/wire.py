@@ -17,16 +17,26 @@ from typing import Any
 
 import torch
 
+from rlcore.audit.second_pass import Examined
 from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
 from rlcore.training.judges import Passes
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Message, Prompt, Rollout, ToolCall, TrainingSample
 
-_KINDS = {
-    kind.__name__: kind
-    for kind in (Footprint, Message, Passes, Prompt, Rollout, TokenSequence, ToolCall, TrainingSample, UpdateStats)
-}
+_RECORDS = (
+    Examined,
+    Footprint,
+    Message,
+    Passes,
+    Prompt,
+    Rollout,
+    TokenSequence,
+    ToolCall,
+    TrainingSample,
+    UpdateStats,
+)
+_KINDS = {kind.__name__: kind for kind in _RECORDS}
 
 
 def encode(value: Any) -> bytes:
