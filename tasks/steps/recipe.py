@@ -49,8 +49,10 @@ _SERVERS = (
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
 _RANKS = (
+    "rlcore.training.children",
     "rlcore.training.exported",
     "rlcore.training.group",
+    "rlcore.training.rank",
     "rlcore.training.rank_pool",
     "rlcore.training.rank_process",
     "rlcore.training.wire",

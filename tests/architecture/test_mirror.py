@@ -139,7 +139,9 @@ DRIVEN_BY = {
     "rlcore/training/test_ranks": ("rlcore/ranks",),
     "rlcore/training/test_group": (
         "rlcore/training/building",
+        "rlcore/training/children",
         "rlcore/training/exported",
+        "rlcore/training/rank",
         "rlcore/training/rank_pool",
         "rlcore/training/rank_process",
         "rlcore/training/handle",
