@@ -25,9 +25,10 @@ from rlcore.audit.direction import Direction
 from rlcore.audit.plain import usable
 from rlcore.audit.rewards import RewardAudit
 from rlcore.audit.sampling import SamplingTest
+from rlcore.audit.seals import digest_of_prompts
 from rlcore.canaries import known_answers_canary
 from rlcore.canaries.rewards import VERIFIERS, prompts_for
-from rlcore.errors import CanaryError
+from rlcore.errors import CanaryError, CheckpointError
 from rlcore.packing import TokenSequence
 from rlcore.sampling.replicas import members_of
 from rlcore.sampling.scripted import ScriptedSampler
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Groups = Sequence[Sequence[ScoredRollout]]
 _PROBE = 16  # tokens on which the reference is asked again
 _MOVED = 1e-3, 0.25  # nats; of the reference in float32, in half precision
+_RESUMED = "what a checkpoint restores is not what the run goes on with; start the same command again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,6 +77,7 @@ class Audit:
         self._draws = not any(isinstance(engine, ScriptedSampler) for engine in members_of(parts.engine))
         self._sampling, self._direction, self._said = SamplingTest(), Direction(), set[str]()
         self._anchor: list[float] = []
+        self._prompts = digest_of_prompts(parts.prompts) if self.is_on else ""
 
     @property
     def is_on(self) -> bool:
@@ -95,16 +98,25 @@ class Audit:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        kept = {"direction": self._direction.values, "anchor": self._anchor}
+        kept = {"direction": self._direction.values, "anchor": self._anchor, "prompts": self._prompts}
         return {"sampling": self._sampling.state(), **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state` gave; nothing begins anew with the first iteration."""
+        """Go on with what :meth:`state` gave; nothing begins anew with the first iteration.
+
+        Raises:
+            CheckpointError: the prompts are others than when the checkpoint was written.
+        """
         self._sampling, self._direction = SamplingTest(), Direction()
         if state:
             self._sampling.restore(state["sampling"])
             self._direction.values = list(state["direction"])
             self._anchor = list(state["anchor"])
+            if self._prompts and state["prompts"] not in ("", self._prompts):
+                raise CheckpointError(
+                    "the prompts are not those that the run was interrupted with: other ids, tokens or references",
+                    fix="bring back the data that the run began with, or remove its checkpoints to begin anew",
+                )
 
     def before(self, groups: Groups, samples: Sequence[TrainingSample], iteration: int) -> Looked | None:
         """Look at an iteration before its update; None where nothing has to be looked at after it.
@@ -116,6 +128,9 @@ class Audit:
             return None
         with self._timed():
             parts, config = self._parts, self._parts.config
+            if parts.learner.policy_version != iteration - 1:
+                shown = {"expected": f"{iteration - 1} updates", "found": str(parts.learner.policy_version)}
+                self._report(Finding(what="where the learner stands", fix=_RESUMED, **shown), iteration)
             in_reward = parts.learner.has_reference and config.kl.placement == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
             for fault in experience_faults(groups, samples, config, penalty=penalty):

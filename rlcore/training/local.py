@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import Algorithm
+from rlcore.audit.seals import require_saved
 from rlcore.audit.second_pass import Examined, examine
 from rlcore.audit.steps import StepWitness
 from rlcore.canaries import token_scores
@@ -145,6 +146,8 @@ class LocalLearner:
         policy, ranks = self.learner.policy, self.learner.ranks
         state = whole_state(policy)
         ranks.of_first(partial(save_model, policy, start, folder, like_start=like_start, state=state))
+        held = state if state is not None else merged_state(self.learner.policy)
+        ranks.of_first(partial(require_saved, held, folder))
 
     def close(self) -> None:
         self._writer.close()
