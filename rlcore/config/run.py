@@ -52,7 +52,7 @@ class RunConfig:
     retrain: RetrainConfig | None = None
 
     def __post_init__(self) -> None:
-        if faults := [*graph_faults(self), *placement_faults(self.placement, self.stages)]:
+        if faults := [*graph_faults(self), *placement_faults(self.placement, self.stages, self.engine)]:
             raise ConfigError("\n".join(faults))
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:

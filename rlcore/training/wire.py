@@ -22,13 +22,27 @@ from rlcore import errors
 from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
+from rlcore.sampling.base import SamplingParams
 from rlcore.training.judges import Passes
 from rlcore.training.totals import UpdateStats
-from rlcore.types import Message, Prompt, Rollout, ToolCall, TrainingSample
+from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
 _KINDS = {
     kind.__name__: kind
-    for kind in (Footprint, Message, Passes, Prompt, Rollout, TokenSequence, ToolCall, TrainingSample, UpdateStats)
+    for kind in (
+        FailedRollout,
+        Footprint,
+        Message,
+        Passes,
+        Prompt,
+        Rollout,
+        SamplingParams,
+        Score,
+        TokenSequence,
+        ToolCall,
+        TrainingSample,
+        UpdateStats,
+    )
 }
 
 
