@@ -11,7 +11,7 @@ from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, Transf
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.evaluation import EvaluationConfig, VerifierConfig
 from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.placement import PlacementConfig, RayConfig
 from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.report import ReportConfig
@@ -75,6 +75,7 @@ __all__ = [
     "PositiveInt",
     "PreferenceLossConfig",
     "PromotionConfig",
+    "RayConfig",
     "RejectionConfig",
     "RejectionStage",
     "ReportConfig",

@@ -54,7 +54,7 @@ class RunConfig:
     @property
     def faults(self) -> list[str]:
         """What its sections cannot be together, a line each, with the full key."""
-        return [*graph_faults(self), *placement_faults(self.placement, self.stages)]
+        return [*graph_faults(self), *placement_faults(self.placement, self.stages, self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """The engine that a section names, or the run's."""

@@ -26,6 +26,12 @@ class RewardFn(Protocol):
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
 
 
+def known_as(reward: RewardFn) -> RewardFn:
+    """What a reward is: itself, or what it has computed in another process."""
+    found: RewardFn = getattr(reward, "known_as", reward)
+    return found
+
+
 def graded(name: str, value: float) -> Score:
     """The score of a rollout that the part ``name`` could judge."""
     return Score(value=value, parts={name: value})

@@ -23,23 +23,29 @@ from rlcore.audit.second_pass import Examined
 from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
+from rlcore.sampling.base import SamplingParams
 from rlcore.training.judges import Passes
 from rlcore.training.totals import UpdateStats
-from rlcore.types import Message, Prompt, Rollout, ToolCall, TrainingSample
+from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
-_RECORDS = (
-    Examined,
-    Footprint,
-    Message,
-    Passes,
-    Prompt,
-    Rollout,
-    TokenSequence,
-    ToolCall,
-    TrainingSample,
-    UpdateStats,
-)
-_KINDS = {kind.__name__: kind for kind in _RECORDS}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        Examined,
+        FailedRollout,
+        Footprint,
+        Message,
+        Passes,
+        Prompt,
+        Rollout,
+        SamplingParams,
+        Score,
+        TokenSequence,
+        ToolCall,
+        TrainingSample,
+        UpdateStats,
+    )
+}
 
 
 def encode(value: Any) -> bytes:

@@ -57,6 +57,15 @@ _RANKS = (
     "rlcore.training.rank_process",
     "rlcore.training.wire",
 )
+_CLUSTER = (
+    "rlcore.cluster.host",
+    "rlcore.cluster.ranks",
+    "rlcore.cluster.ray_cluster",
+    "rlcore.cluster.sampler_role",
+    "rlcore.cluster.samplers",
+    "rlcore.cluster.scorer_role",
+    "rlcore.cluster.scorers",
+)
 # What brings a checkpoint in, and nothing after that.
 _IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch", "rlcore.models.starting_tokenizer")
 
@@ -68,8 +77,8 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     models = ["reward_model"] if reward_models_of(config.stage) else []
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
     kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
-    has_ranks = "placement" in config.declared and config.placement.backend != "local"
-    ranks = frozenset(() if has_ranks else _RANKS)
+    backend = config.placement.backend if "placement" in config.declared else "local"
+    ranks = frozenset({"local": (*_RANKS, *_CLUSTER), "processes": _CLUSTER}.get(backend, ()))
     return _unused(kinds, sampling.episodes, sampling.engine) | _unused_adapters(config.stage.settings) | ranks
 
 
