@@ -6,8 +6,7 @@ import math
 
 import pandas as pd
 
-from data_contracts.fields import SPLITS
-
+SPLITS = ("train", "eval")
 ROLES = ("system", "user", "assistant")
 FINISH_REASONS = ("stop", "length")
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from data_contracts.cells import SPLITS
 from data_contracts.errors import RowFault
 
 Row = Mapping[str, Any]
 Messages = list[dict[str, str]]
-SPLITS = ("train", "eval")
 
 
 def text(row: Row, name: str) -> str:

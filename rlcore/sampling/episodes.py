@@ -158,12 +158,6 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-def transcript(rollout: Rollout) -> str:
-    """An episode for people: every turn, after each call ``[tool]`` and what it said; without calls, the text alone."""
-    turns = [f"{call.text}\n[{call.tool or 'no tool'}] {call.output}\n" for call in rollout.tool_calls]
-    return "".join(turns) + rollout.text
-
-
 def reply_frame(tokenizer: ChatTokenizer, role: Role) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Token ids of what the template writes after an assistant's EOS and before a message of ``role``, and after it.
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from rlcore import errors
+import rlcore.errors
 from rlcore.errors import LearnerLostError, RlcoreError
 from rlcore.training import rank_process
 from rlcore.training.wire import decode, encode
@@ -161,5 +161,5 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
 
 def _error(fields: Sequence[str]) -> RlcoreError:
     name, what, where, fix = fields
-    kind: type[RlcoreError] = getattr(errors, name)
+    kind: type[RlcoreError] = getattr(rlcore.errors, name)
     return kind(what, where=where, fix=fix)

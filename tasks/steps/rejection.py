@@ -21,11 +21,11 @@ from data_contracts.reading import source_of
 from rlcore.canaries import mask_canary
 from rlcore.config import RejectionConfig
 from rlcore.errors import DataError, RewardError
+from rlcore.models.architectures import positions_of
 from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.rewards.base import RewardFn, check_error_rate
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.vllm.weights import max_positions
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
@@ -89,7 +89,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     if done:
         context.progress(f"goes on after {done} of {len(paths)} chunks")
     key = f"stages.{context.stage}.sampling.max_new_tokens"
-    check_context(max_positions(folder), prompts, config.sampling.max_new_tokens, key=key)
+    check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         models, budget = open_reward_models(context, config.rewards, runtime), config.tokens_per_microbatch
