@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from rlcore.chat_template import template_pieces
 from rlcore.config import EpisodeConfig
 from rlcore.errors import ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer, template_pieces
+from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output, parse_call
 from rlcore.types import FailedRollout, Prompt, Role, Rollout, ToolCall
 
