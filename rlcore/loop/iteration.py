@@ -18,9 +18,8 @@ from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out
 from rlcore.loop.run import START, Outcome, Parts, Run, timed
 from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
 from rlcore.loop.update import update_policy
+from rlcore.sampling.base import rest, take_metrics
 from rlcore.sampling.episodes import episode_metrics
-from rlcore.sampling.replicas import take_metrics
-from rlcore.sampling.vllm.in_process import rest
 from rlcore.types import Rollout, ScoredRollout
 
 

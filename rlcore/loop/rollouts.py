@@ -14,7 +14,7 @@ from rlcore.canaries import mask_canary
 from rlcore.errors import RewardError
 from rlcore.evaluation import accuracy, dataset_accuracy
 from rlcore.loop.run import HeldOut, Parts, Run, mixed_by_shares, timed
-from rlcore.rewards.base import RewardFn, check_error_rate, score_each
+from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_usable, reward_of
@@ -84,19 +84,13 @@ def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str
     return {f"reward/data/{name}": sum(each) / len(each) for name, each in sorted(values.items())}
 
 
-def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Scores in one batched call over all groups."""
-    scores = iter(reward([rollout for group in groups for rollout in group]))
-    return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
-
-
 def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
     """Scored groups; where the grader fails too often, they are recorded with their errors before the run stops.
 
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.
     """
-    scored = score_rollouts(run.parts.reward, groups)
+    scored = score_groups(run.parts.reward, groups)
     try:
         check_error_rate([item.score for group in scored for item in group])
     except RewardError:

@@ -8,8 +8,7 @@ import torch
 
 from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary
 from rlcore.loop.run import Parts
-from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.replicas import members_of
+from rlcore.sampling.base import Sampler, SamplingParams, members_of
 from rlcore.seeding import derive_seed
 from rlcore.types import Rollout
 

@@ -19,7 +19,7 @@ from rlcore.canaries import token_scores
 from rlcore.config import RlConfig
 from rlcore.memory import Footprint, measuring, num_parameters, optimizer_bytes
 from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.precision import compute_dtype
 from rlcore.models.sharded import whole_state
 from rlcore.out_of_memory import free_cached
@@ -151,3 +151,8 @@ class LocalLearner:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
+    """A policy's weights as an engine takes them, in the base's names; an adapter is merged in when they are read."""
+    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()

@@ -123,14 +123,7 @@ def run_pipeline(
     Raises:
         ConfigError: a stage needs more than the GPU has.
     """
-    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
-
-    ordered = order_stages(stages, targets)
-    found = find_machine(config.hardware)
-    machine = describe_machine(to_dict(found))
-    logger.info("machine: %s", machine)
-    if slow := why_slow(found):
-        logger.warning("%s", slow)
+    ordered, machine = order_stages(stages, targets), _machine(config)
     for line in heal(home):
         logger.warning("%s", line)
     flow_run = current_flow_run()
@@ -158,6 +151,18 @@ def run_pipeline(
             report(run, config, refs, started=started)
     _report(refs, parent)
     return refs
+
+
+def _machine(config: RunConfig) -> str:
+    """The machine in words, which are logged, with a warning where it computes slowly."""
+    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
+
+    found = find_machine(config.hardware)
+    machine = describe_machine(to_dict(found))
+    logger.info("machine: %s", machine)
+    if slow := why_slow(found):
+        logger.warning("%s", slow)
+    return machine
 
 
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:

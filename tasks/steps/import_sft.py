@@ -8,7 +8,7 @@ from pathlib import Path
 from rlcore.audit.seals import write_seal
 from rlcore.config import ModelConfig, RunConfig
 from rlcore.errors import ModelError
-from rlcore.models.loading import import_model, source_digest
+from rlcore.models.importing import import_model, source_digest
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import find_home
 from tasks.preset.sections import Sections, sections_of

@@ -14,7 +14,7 @@ import pandas as pd
 from rlcore.checks import Check, at_least, at_most
 from rlcore.config import ModelConfig, PromotionConfig
 from rlcore.errors import ConfigError, DataError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
 from tasks.home.storage import write_json

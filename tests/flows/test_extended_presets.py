@@ -12,7 +12,7 @@ from flows.run import every_target, plan_memory, plan_targets
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.config.graph import rl_stages
 from rlcore.errors import ConfigError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tasks.home.settings import Home
 from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm

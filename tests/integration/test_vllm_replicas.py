@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from rlcore.config import GpuConfig, TransferKind
 from rlcore.errors import StaleSamplerError
 from rlcore.models.loading import load_policy
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, take_metrics
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.replicas import ReplicatedSampler, open_servers, take_metrics
+from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.vllm.server import VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt

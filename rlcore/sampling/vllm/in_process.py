@@ -19,7 +19,7 @@ import torch
 
 from rlcore.errors import SamplingError
 from rlcore.models.weight_names import as_stored
-from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.placement import is_installed
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
@@ -153,12 +153,6 @@ class InProcessSampler:
             "finish_reason": completion.finish_reason,
         }
         return rollout_of(prompt, choice, self._tokenizer)
-
-
-def rest(engine: Sampler) -> None:
-    """Let an engine that shares this process's GPU give it up until new weights come; others go on as they are."""
-    if isinstance(engine, InProcessSampler):
-        engine.rest()
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import struct
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig
 
 from rlcore.config import TransferKind
 from rlcore.errors import SamplingError
-from rlcore.models import architectures
-from rlcore.models.lora import AdaptedModel, MergedState, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.weight_names import as_stored
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.worker.sums import adapter_part, add, bit_sum, state_sums
@@ -226,11 +223,6 @@ def fits_in_memory(num_bytes: int) -> bool:
     return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
 
 
-def max_positions(folder: Path) -> int:
-    """How many tokens a checkpoint's model reads; ``sys.maxsize`` where there is no bound."""
-    return architectures.max_positions(AutoConfig.from_pretrained(folder, local_files_only=True)) or sys.maxsize
-
-
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
 
@@ -252,7 +244,7 @@ def differing_parts(
         for part, value in answer["sums"].items():
             add(found, part, value)
     adapted = state.adapted if is_adapter and isinstance(state, MergedState) else None
-    whole = merged_state(AdaptedModel(adapted.base, "")) if adapted else state
+    whole = MergedState(AdaptedModel(adapted.base, "")) if adapted else state
     expected = state_sums(whole.items(), dtype=dtype, seed=seed, by_columns=answers[0]["by_columns"])
     if adapted:
         expected |= adapter_sums(adapted, dtype)

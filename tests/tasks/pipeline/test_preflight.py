@@ -16,7 +16,7 @@ from flows.presets import FOLDER, open_preset
 from flows.run import every_target, plan_memory, plan_targets, run_promotion, run_targets
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tasks.home.settings import Home
 from tasks.pipeline import sizes
 from tests.flows.micro import MICRO, PRESETS

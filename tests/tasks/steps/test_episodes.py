@@ -10,7 +10,7 @@ import pytest
 from flows.presets import open_preset
 from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, RlStage, ShapeConfig
 from rlcore.errors import ConfigError, DataError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.episodes import EpisodeSampler, episode_metrics
 from rlcore.sampling.scripted import ScriptedSampler

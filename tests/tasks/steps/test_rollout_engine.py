@@ -22,7 +22,7 @@ from rlcore.config import (
     ShapeConfig,
 )
 from rlcore.errors import ConfigError, SamplingError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler

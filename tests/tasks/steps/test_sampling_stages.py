@@ -14,7 +14,7 @@ import pytest
 from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.config import EngineConfig, ModelConfig, RunConfig, ShapeConfig
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
