@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlcore.config.bounds import NonNegativeInt, PositiveFloat, PositiveInt
-from rlcore.config.stages import RlStage
+from rlcore.config.rl import RlConfig
 from rlcore.errors import ConfigError
 
 
@@ -55,15 +55,13 @@ class PlacementConfig:
         return {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
 
 
-def placement_faults(placement: PlacementConfig, stages: Mapping[str, Any]) -> list[str]:
-    """Why stages of a preset cannot learn where they are placed, with the key of each fault."""
+def placement_faults(placement: PlacementConfig, stages: Mapping[str, RlConfig]) -> list[str]:
+    """Why stages, by name, cannot learn where they are placed, with the key of each fault."""
     if placement.learner_ranks == 1:
         return []
     faults = []
-    for name, stage in stages.items():
-        if not isinstance(stage, RlStage):
-            continue
-        update, shard = stage.settings.update, placement.shard
+    for name, settings in stages.items():
+        update, shard = settings.update, placement.shard
         if update.adapter.rank and (shard == "full" or placement.narrow):
             faults.append(
                 f"placement: stages.{name}.update.adapter.rank > 0: an adapter's base is whole on every rank; set "

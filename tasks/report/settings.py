@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from tasks.home.nested import flatten
+from tasks.preset.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

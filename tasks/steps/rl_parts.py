@@ -9,8 +9,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RlConfig, RlStage
-from rlcore.config.stages import rewards_of, sampling_of
+from rlcore.config import RlConfig
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.runtime import Runtime
@@ -24,6 +23,7 @@ from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
+from tasks.preset.stages import RlStage, rewards_of, sampling_of
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
 from tasks.steps.rewards import file_digest, files_of, open_reward_models, reward_resources, verifier
