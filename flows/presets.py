@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlcore.config import RunConfig, load_preset, read_preset
 from rlcore.errors import ConfigError
+from tasks.preset.run import RunConfig, load_preset, read_preset
 
 FOLDER = Path(__file__).parent / "presets"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flows.presets import FOLDER, draft_of, open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
-from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
 from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.disk import full_disk_named
@@ -23,6 +22,9 @@ from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
 from tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.preset.promotion import PromotionConfig
+from tasks.preset.retrain import RetrainConfig
+from tasks.preset.run import RunConfig
 from tasks.report.run_facts import Origin
 from tasks.report.run_page import publish_report
 from tasks.tracking.described import refresh_cards

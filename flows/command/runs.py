@@ -112,7 +112,7 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     """
     open_home()
     from flows.presets import open_preset
-    from rlcore.config import RetrainConfig
+    from tasks.preset.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused here, before anything is started

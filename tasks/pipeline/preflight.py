@@ -21,19 +21,7 @@ from transformers import PretrainedConfig
 from data_contracts.convert import is_generator
 from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import (
-    EngineConfig,
-    EpisodeConfig,
-    EvaluationConfig,
-    ModelConfig,
-    RewardTerm,
-    RlStage,
-    RunConfig,
-    SamplingConfig,
-)
-from rlcore.config.data import HUB
-from rlcore.config.graph import asked_for, start_of
-from rlcore.config.stages import BASE, StageConfig, rewards_of, sampling_of
+from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
@@ -46,8 +34,13 @@ from tasks.pipeline.memory_plan import memory_lines, model_of
 from tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
 from tasks.pipeline.sizes import disk_account, position_faults
 from tasks.pipeline.unusual import unusual
+from tasks.preset.data import HUB, POLICY
+from tasks.preset.evaluation import EvaluationConfig
+from tasks.preset.graph import asked_for, start_of
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import BASE, RlStage, StageConfig, rewards_of, sampling_of
 from tasks.steps.base import MODEL
-from tasks.steps.data import POLICY, check_options, hub_parts, resolve_adapter
+from tasks.steps.data import check_options, hub_parts, resolve_adapter
 from tasks.steps.prepare import DATASET_KINDS
 from tasks.tracking.registry import read_version
 

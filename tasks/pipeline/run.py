@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal, Protocol
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import StageCache, describe_machine, now
@@ -21,6 +21,7 @@ from tasks.pipeline.leases import heal, hold_lease
 from tasks.pipeline.models import complete_cards, register
 from tasks.pipeline.pages import is_drawn, page_folder, show_pages
 from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, result_of, run_stage
+from tasks.preset.run import RunConfig
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.errors import ConfigError, RlcoreError, StorageError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import Ingredients, Record, StageCache, describe_machine, now
@@ -33,6 +33,7 @@ from tasks.pipeline.exporter import exported
 from tasks.pipeline.interrupts import under_way
 from tasks.pipeline.keys import function_of, key_of, versions
 from tasks.pipeline.pages import Draw, Result, show_refusal
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import RunTracker, Tracker

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RlConfig, RunConfig
-from rlcore.config.stages import StageConfig, data_of
+from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import StageConfig, data_of
 
 # The largest values that recipes of the literature and ours have, with room above.
 LARGEST = {

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import RlStage, RunConfig, to_dict
-from rlcore.config.stages import data_of, rewards_of
+from rlcore.config import to_dict
 from rlcore.machine import find_machine
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from tasks.home.storage import read_json, read_table
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import RlStage, data_of, rewards_of
 from tasks.report.found import Folders, reward_models, rl_runs
 from tasks.steps.base import MODEL
 

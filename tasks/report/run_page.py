@@ -10,8 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.config import RunConfig
-from rlcore.config.graph import contrasts, evaluated_data
 from rlcore.machine import choose_device_and_dtype
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.code_hash import code_version
@@ -20,6 +18,8 @@ from tasks.home.storage import read_json
 from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
 from tasks.pipeline.keys import versions
 from tasks.pipeline.stages import PipelineRun
+from tasks.preset.graph import contrasts, evaluated_data
+from tasks.preset.run import RunConfig
 from tasks.report import run_data as data
 from tasks.report import run_facts as facts
 from tasks.report.comparison import accuracy_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcore.config import RunConfig
 from tasks.preset.described import REQUIRED, Key, describe
+from tasks.preset.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

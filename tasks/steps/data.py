@@ -16,16 +16,15 @@ from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.gate import Candidates, GateLimits, GateReport, GateResult
 from data_contracts.reading import Source, joined, read_source, require_file, source_of
-from rlcore.config import DatasetConfig
-from rlcore.config.data import HUB, tried
+from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.home.artifacts import file_sha256
 from tasks.home.storage import write_bytes, write_json, write_table
+from tasks.preset.data import HUB, POLICY, DatasetConfig
 from tasks.steps.code_tasks import without_broken_tests
 
 DatasetKind = Kind
-POLICY = "policy"  # not an adapter of ours: pairs that the SFT policy samples
 GENERATED = "generated"
 _HUB = re.compile(
     r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.drift import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
-from rlcore.config import DriftConfig, RetrainConfig
 from rlcore.errors import DataError
 from tasks.home.settings import find_home
 from tasks.home.storage import read_json, write_json
+from tasks.preset.retrain import DriftConfig, RetrainConfig
 from tasks.steps.base import StageContext, StageResult
 
 _DIGITS = 12

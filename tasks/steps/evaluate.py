@@ -11,7 +11,6 @@ import pandas as pd
 
 from data_contracts import evaluations as contract
 from rlcore.audit.seals import require_sealed, require_served
-from rlcore.config import EvaluationConfig
 from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, score_each, ungraded
@@ -19,6 +18,7 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.types import Prompt, Rollout, is_correct
 from tasks.home.storage import write_table
+from tasks.preset.evaluation import EvaluationConfig
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import verifier

@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 
 from rlcore.checks import Check, at_least, at_most
-from rlcore.config import ModelConfig, PromotionConfig
+from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.models.importing import import_model
 from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
 from tasks.home.storage import write_json
+from tasks.preset.promotion import PromotionConfig
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.compare import greedy_answers
 from tasks.steps.prompt_hashes import prompt_hashes

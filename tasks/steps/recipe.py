@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig
-from rlcore.config.stages import reward_models_of, rewards_of, sampling_of
 from tasks.preset.sections import Sections
+from tasks.preset.stages import reward_models_of, rewards_of, sampling_of
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),

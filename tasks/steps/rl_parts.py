@@ -13,8 +13,7 @@ from rlcore.cluster.ranks import cluster_ranks
 from rlcore.cluster.ray_cluster import Cluster, open_cluster
 from rlcore.cluster.samplers import open_samplers
 from rlcore.cluster.scorers import open_scorers
-from rlcore.config import RlConfig, RlStage
-from rlcore.config.stages import rewards_of, sampling_of
+from rlcore.config import RlConfig
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.runtime import Runtime
@@ -29,6 +28,7 @@ from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
+from tasks.preset.stages import RlStage, rewards_of, sampling_of
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
 from tasks.steps.rewards import (

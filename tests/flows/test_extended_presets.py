@@ -10,10 +10,10 @@ import pytest
 from flows.presets import FOLDER, open_preset
 from flows.run import every_target, plan_memory, plan_targets
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.config.graph import rl_stages
 from rlcore.errors import ConfigError
 from rlcore.models.importing import import_model
 from tasks.home.settings import Home
+from tasks.preset.graph import rl_stages
 from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm
 

@@ -11,12 +11,12 @@ import pytest
 
 from flows.presets import open_preset
 from flows.run import run_promotion, run_roll_back
-from rlcore.config import PromotionConfig
 from rlcore.errors import ConfigError, DataError, PromotionError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.home.storage import read_json, write_table
 from tasks.pipeline.pages import page_folder
+from tasks.preset.promotion import PromotionConfig
 from tasks.steps.promote import compared, limits_of, prompt_set
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker

@@ -11,11 +11,11 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.config.graph import contrasts, opponents, rl_stages
 from rlcore.errors import SandboxError
 from rlcore.metrics import check_names
 from rlcore.sandbox.pool import SandboxPool
 from tasks.home.storage import read_table
+from tasks.preset.graph import contrasts, opponents, rl_stages
 from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config import RunConfig, load_preset
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tasks.home.storage import read_json, read_table, write_table
+from tasks.preset.run import RunConfig, load_preset
 from tasks.report import run_page as report
 from tasks.report.summary import summarise
 from tests.flows.conftest import ROOT

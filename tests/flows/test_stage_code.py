@@ -10,11 +10,11 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.config import RunConfig
 from tasks.home import code_hash
 from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.preset.run import RunConfig
 from tasks.steps import recipe
 from tests.flows.conftest import ROOT
 

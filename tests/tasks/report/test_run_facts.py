@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlcore.config import load_preset
 from tasks.home.storage import write_json
+from tasks.preset.run import load_preset
 from tasks.report.run_facts import answers_shape, explain, machine_facts, model_facts, stage_facts
 
 PRESETS = Path(__file__).resolve().parents[3] / "flows" / "presets"

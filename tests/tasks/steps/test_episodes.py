@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.presets import open_preset
-from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, RlStage, ShapeConfig
+from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, ShapeConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
@@ -16,6 +16,7 @@ from rlcore.sampling.episodes import EpisodeSampler, episode_metrics
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
+from tasks.preset.stages import RlStage
 from tasks.steps.episodes import corpus_digest, episodes_of, evaluation_sections, with_tools
 from tasks.steps.rl_records import rollout_rows
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config import HardwareConfig, RunConfig, to_dict
+from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.machine import find_machine
 from tasks.home.artifacts import ArtifactRef
@@ -20,6 +20,7 @@ from tasks.home.environment import pins_digest
 from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.lineage import draw, find_lineage, tree_text
