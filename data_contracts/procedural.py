@@ -18,9 +18,7 @@ from data_contracts.text import prompt_hash
 
 WORKED_TASK = "chain_sum"
 _ENTRY_FIELDS = ("question", "answer", "metadata")
-_RUNS_PROGRAMS = (
-    "codeio",
-)  # to make its problems, which are programs that a model wrote, with all rights of this user
+_RUNS_PROGRAMS = ("codeio",)  # that a model wrote, with all rights of this user
 _MAX_MISSES = 2_000  # problems in a row that are known or on the full side of the split
 _MANY = 10_000_000
 _TERM = re.compile(r"([+-]?)\s*(-?\d+)")

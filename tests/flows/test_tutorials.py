@@ -19,7 +19,7 @@ import pytest
 
 from flows.command.app import main
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tasks.home.settings import Home
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO

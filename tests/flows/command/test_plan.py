@@ -8,7 +8,7 @@ import pytest
 
 from flows.command.app import main
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tasks.home.settings import Home
 
 SHAPE = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8, max_positions=256)

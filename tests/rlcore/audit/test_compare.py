@@ -80,7 +80,7 @@ def test_a_completion_that_was_cut_has_as_many_tokens_as_the_limit() -> None:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     from rlcore.config import ModelConfig
-    from rlcore.models.loading import import_model
+    from rlcore.models.importing import import_model
     from tests.rlcore.loop.conftest import SHAPE
 
     folder = tmp_path_factory.mktemp("audit") / "model"
