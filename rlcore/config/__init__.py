@@ -28,7 +28,7 @@ from rlcore.config.rl import (
     SamplingConfig,
     UpdateConfig,
 )
-from rlcore.config.run import RunConfig, load_preset, read_preset
+from rlcore.config.run import RunConfig, load_preset, read_preset, without_faults
 from rlcore.config.stages import (
     BASE,
     AnyStage,
@@ -97,4 +97,5 @@ __all__ = [
     "load_preset",
     "read_preset",
     "to_dict",
+    "without_faults",
 ]

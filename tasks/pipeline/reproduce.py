@@ -19,7 +19,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import RunConfig, to_dict, without_faults
 from rlcore.errors import DataError, ModelError
 from rlcore.machine import find_machine, settings_of
 from rlcore.strict import build
@@ -102,7 +102,8 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     machine = origin.record.ingredients.get("machine", {})
     document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
     document["seed"] = origin.record.ingredients["seed"]
-    return build(RunConfig, _without_none(document), source=f"the records of {origin.version.name}")
+    source = f"the records of {origin.version.name}"
+    return without_faults(build(RunConfig, _without_none(document), source=source), source)
 
 
 def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:
