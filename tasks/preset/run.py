@@ -104,9 +104,17 @@ def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     Raises:
         ConfigError: as :func:`read_preset`; a fault of its graph (every fault is named).
     """
-    config = read_preset(path, overrides, library=library)
+    return without_faults(read_preset(path, overrides, library=library), str(path))
+
+
+def without_faults(config: RunConfig, source: str) -> RunConfig:
+    """``config``, which ``source`` describes, if its graph is sound.
+
+    Raises:
+        ConfigError: it is not; with every fault.
+    """
     if faults := config.faults:
-        raise refusal(faults, str(path))
+        raise refusal(faults, source)
     return config
 
 
