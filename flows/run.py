@@ -48,7 +48,7 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
 
 def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
     """The report of a run, with the command that repeats it and the preset that it extends."""
-    words = ["python", "-m", "flows", command, "--preset", preset]
+    words = ["rlcore", command, preset]
     words += [word for override in overrides for word in ("--set", override)]
     base_name = _extended(preset)
     try:

