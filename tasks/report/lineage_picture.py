@@ -35,7 +35,8 @@ def draw(root: Ancestor, path: Path) -> None:
             _box(axes, node, *place)
             for parent in dict.fromkeys(node.parents):
                 _arrow(axes, places[parent], place)
-        figure.savefig(path, format="svg", metadata={"Title": f"lineage of {root.stage}", "Date": None, "Creator": None})
+        about = {"Title": f"lineage of {root.stage}", "Date": None, "Creator": None}
+        figure.savefig(path, format="svg", metadata=about)
 
 
 def _box(axes: Axes, node: Ancestor, x: int, y: int) -> None:

@@ -174,12 +174,9 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     (first,) = copy.glob("work/*/chunks/chunk-00000.parquet")
     written = first.stat().st_mtime_ns
 
-    resumed = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(copy), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    _, errors = resumed.communicate()
-    assert resumed.returncode == 0, errors.decode()
-    assert b"goes on after" in errors
+    resumed = run(arguments_of("run"), copy)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on after" in resumed.stderr
     assert record(copy, "rejection")["ref"]["sha256"] == record(home, "rejection")["ref"]["sha256"]
     kept = folder(copy, "rejection") / "rollouts" / "chunk-00000.parquet"
     assert kept.stat().st_mtime_ns >= written  # copied from the work folder, never sampled again: see the bytes above

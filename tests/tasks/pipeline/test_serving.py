@@ -38,6 +38,7 @@ def test_an_openai_client_gets_the_greedy_answers_of_the_evaluation(tracked_home
     assert not list(tracked_home.work.glob("tmp*"))
 
 
+@pytest.mark.slow
 def test_mlflows_own_server_gives_the_greedy_answers_of_the_evaluation(tracked_home: Home, tmp_path: Path) -> None:
     ref, port = register_toy(tracked_home), free_port()
     tracker = open_tracker(tracked_home)
@@ -53,6 +54,7 @@ def test_mlflows_own_server_gives_the_greedy_answers_of_the_evaluation(tracked_h
     assert answer["choices"][0]["message"]["content"] == text.lstrip()
 
 
+@pytest.mark.slow
 def test_a_model_that_a_server_keeps_is_loaded_through_it(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
