@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.flows.conftest import environment, flows_command
+from tests.flows.homes import weights
 
 SECONDS = 5.0
 MARGIN = 3.0  # on a machine that does other work too
@@ -24,11 +24,6 @@ def without(home: Path, folder: Path, stage: str) -> Path:
     copied = Path(shutil.copytree(home, folder))
     shutil.rmtree(copied / "cache" / stage)
     return copied
-
-
-def weights(home: Path, stage: str) -> bytes:
-    (path,) = (home / "cache" / stage).glob("*.json")
-    return (home / json.loads(path.read_text())["ref"]["uri"] / "model" / "model.safetensors").read_bytes()
 
 
 def start(home: Path, engine: str) -> subprocess.Popen[str]:
