@@ -21,8 +21,9 @@ from tasks.preset.stages import RlStage
 from tasks.steps.rewards import open_reward_models
 from tasks.steps.runtime import open_runtime
 from tests.flows.conftest import run_flows
+from tests.flows.homes import folder
 from tests.flows.micro import MICRO
-from tests.flows.test_post_train import folder, pages
+from tests.flows.test_post_train import pages
 
 SETTINGS = (
     'without=["stages.grpo","promotion"]',

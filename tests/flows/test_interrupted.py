@@ -6,7 +6,6 @@ quiet cores, of this run: 0.1 s inline, 1.3 s under Prefect, 3.8 s for SIGTERM u
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from tests.flows.conftest import environment, flows_command
+from tests.flows.homes import weights
 
 
 def without(home: Path, folder: Path, stage: str) -> Path:
@@ -24,11 +24,6 @@ def without(home: Path, folder: Path, stage: str) -> Path:
     copied = Path(shutil.copytree(home, folder))
     shutil.rmtree(copied / "cache" / stage)
     return copied
-
-
-def weights(home: Path, stage: str) -> bytes:
-    (path,) = (home / "cache" / stage).glob("*.json")
-    return (home / json.loads(path.read_text())["ref"]["uri"] / "model" / "model.safetensors").read_bytes()
 
 
 def start(home: Path, engine: str) -> subprocess.Popen[str]:

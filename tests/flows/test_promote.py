@@ -20,16 +20,13 @@ from tasks.preset.promotion import PromotionConfig
 from tasks.steps.promote import compared, limits_of, prompt_set
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
+from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
 
 NAME = "tiny-sft"
 SMALL = (
     "hardware.num_threads=1",
-    "model.shape.hidden_size=48",
-    "model.shape.num_layers=1",
-    "model.shape.num_heads=2",
-    "model.shape.num_kv_heads=2",
-    "model.shape.intermediate_size=96",
+    *ONE_LAYER,
     "stages.sft.optim.warmup_steps=5",
     "stages.sft.learning_rate=5e-3",
     "evaluation.num_problems=100",

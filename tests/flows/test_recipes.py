@@ -11,13 +11,13 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.errors import SandboxError
 from rlcore.metrics import check_names
-from rlcore.sandbox.pool import SandboxPool
 from tasks.home.storage import read_table
 from tasks.preset.graph import contrasts, opponents, rl_stages
 from tests.flows.conftest import ROOT, environment
+from tests.flows.homes import folder, record
 from tests.flows.warm import run_warm
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 MICRO = (
     "hardware.num_threads=1",
@@ -52,16 +52,6 @@ def ran(home: Path, preset: str, *overrides: str) -> Path:
     done = run_warm(["run", "--preset", preset, *settings], environment(home), ROOT)
     assert done.returncode == 0, done.stderr
     return home
-
-
-def record(home: Path, stage: str) -> dict[str, Any]:
-    (path,) = (home / "cache" / stage).glob("*.json")
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
-
-
-def folder(home: Path, stage: str) -> Path:
-    return home / str(record(home, stage)["ref"]["uri"])
 
 
 def comparison(home: Path) -> str:
@@ -135,11 +125,7 @@ def test_three_algorithms_from_one_start_are_compared_with_each_other_under_thei
 
 @pytest.fixture(scope="module")
 def mixed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with SandboxPool() as sandbox:
-        try:
-            sandbox.run("")
-        except SandboxError as error:
-            pytest.skip(str(error))
+    require_bubblewrap()
     return ran(tmp_path_factory.mktemp("mixed"), "mixed")
 
 

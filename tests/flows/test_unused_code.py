@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,7 @@ from tests.flows.micro import MICRO
 
 LOOKED_AT = ("grpo", "ppo", "evaluate_sft")
 SMALL = (
-    *MICRO,
-    *("stages.sft.num_steps=2", "evaluation.num_problems=8"),
+    *(*MICRO, "evaluation.num_problems=8"),
     *(f"stages.{name}.{setting}=1" for name in ("grpo", "ppo") for setting in ("num_iterations", "eval_every")),
 )
 RUN = """
@@ -47,9 +47,10 @@ json.dump({name: sorted(modules) for name, modules in called.items()}, open(file
 
 
 @pytest.fixture(scope="module")
-def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def called(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Of each stage, the modules of which it called a function."""
     folder = tmp_path_factory.mktemp("called")
+    shutil.copytree(micro_home, folder / "home")  # it has what the stages read
     arguments = [json.dumps(SMALL), json.dumps(LOOKED_AT), str(folder / "called.json")]
     command = [sys.executable, "-c", RUN, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment(folder / "home"), capture_output=True, check=False)

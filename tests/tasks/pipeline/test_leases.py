@@ -14,6 +14,7 @@ import pytest
 from tasks.home.settings import Home
 from tasks.pipeline.leases import end_orphaned_servers, heal, hold_lease
 from tasks.tracking.runs import RunTracker, open_tracker
+from tests.processes import wait_for_line
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
 
@@ -33,16 +34,6 @@ def leave_dead_lease(home: Home, **changed: object) -> Path:
 
 def status(run: RunTracker) -> str:
     return str(run.client.get_run(run.run_id).info.status)
-
-
-def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        if line.startswith(start):
-            return line.strip()
-        seen.append(line)
-    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
 
 
 def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_home: Home) -> None:
