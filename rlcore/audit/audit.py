@@ -134,7 +134,8 @@ class Audit:
                 self._report(fault, iteration)
             in_reward = parts.learner.has_reference and config.kl.placement == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
-            for fault in experience_faults(groups, samples, config, penalty=penalty):
+            has_tools = parts.sampler is not parts.engine
+            for fault in experience_faults(groups, samples, config, penalty=penalty, has_tools=has_tools):
                 self._report(fault, iteration)
             if not self._is_due():
                 return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rlcore.audit.seals import write_seal
 from rlcore.checks import Check, at_least, at_most
 from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, DataError
@@ -36,6 +37,7 @@ def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult
     """
     folder = download_model(uri, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 

@@ -27,7 +27,7 @@ def pieces() -> tuple[list[list[ScoredRollout]], list[TrainingSample]]:
 
 
 def found(groups: Any, samples: Any, config: Any = CONFIG) -> list[str]:
-    return [str(fault) for fault in experience_faults(groups, samples, config, penalty=0.0)]
+    return [str(fault) for fault in experience_faults(groups, samples, config, penalty=0.0, has_tools=False)]
 
 
 def test_a_sound_iteration_has_no_fault() -> None:
