@@ -120,8 +120,12 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
-test-scale: setup  ## learners on two and four ranks against one process; kills and checkpoints of them (minutes)
+test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale
+
+.venv/.ray: .venv/.installed
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	@touch $@
 
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour

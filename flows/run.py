@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from flows.presets import FOLDER, open_preset
+from flows.presets import FOLDER, draft_of, open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.disk import full_disk_named
+from tasks.home.markdown import plain
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
 from tasks.pipeline.bridge import report_markdown
 from tasks.pipeline.preflight import preflight
@@ -81,7 +82,7 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
         refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
         outcome = settle(home, config, refs, over=champion)
     logger.info("%s", outcome)
-    report_markdown("outcome of the promotion", outcome)
+    report_markdown("outcome of the promotion", plain(outcome))
     return refs
 
 
@@ -109,7 +110,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
         else:
             done = _retrain_champion(home, config, champion, report=report)
     logger.info("%s", done.outcome)
-    report_markdown("outcome of the retraining", f"{done.outcome}\n\n{done.page}")
+    report_markdown("outcome of the retraining", f"{plain(done.outcome)}\n\n{done.page}")
     return done
 
 
@@ -156,7 +157,7 @@ def run_roll_back(model: str, version: int, reason: str) -> str:
         refresh_cards(home, tracker, [taken_down])
     outcome = f"{model}: version {version} is taken down, version {champion.version} is champion again"
     logger.info("%s", outcome)
-    report_markdown("outcome of the roll-back", outcome)
+    report_markdown("outcome of the roll-back", plain(outcome))
     return outcome
 
 
@@ -210,6 +211,6 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: as :func:`plan_targets`.
     """
-    config = open_preset(preset, overrides)
+    config = draft_of(preset, overrides)
     preflight(config, find_home(), None, None)
     return tuple(stage.name for stage in stages(config))

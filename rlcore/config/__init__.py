@@ -10,8 +10,8 @@ from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeI
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
-from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
+from rlcore.config.placement import PlacementConfig, RayConfig
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import (
     CheckpointConfig,
@@ -31,6 +31,7 @@ from rlcore.strict import to_dict
 __all__ = [
     "LIMITS",
     "AdapterConfig",
+    "AuditConfig",
     "CheckpointConfig",
     "CriticConfig",
     "DeadlineConfig",
@@ -55,6 +56,7 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "PreferenceLossConfig",
+    "RayConfig",
     "RejectionConfig",
     "RewardModelConfig",
     "RewardTerm",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
 from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.audit.audit import Audit
 from rlcore.canaries import known_answers_canary, terms_canary
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.ahead import RolloutsAhead, mean_staleness
@@ -59,7 +60,15 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
             recorder.note(text)
         for text in _check_rewards(parts, samples):
             recorder.note(text)
-        run = Run(parts=parts, recorder=recorder, checkpoints=checkpoints, ahead=ahead, baselines=tuple(baselines))
+        audit = Audit(parts, recorder.note)
+        run = Run(
+            parts=parts,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            ahead=ahead,
+            audit=audit,
+            baselines=tuple(baselines),
+        )
         state = checkpoints.load()
         if state is not None:
             run.restore(state)
@@ -102,7 +111,7 @@ def _iterate(run: Run) -> None:
     metrics = _rollout_metrics(parts, drawn)
     with timed(seconds, "update"):
         rest(parts.engine)
-        metrics |= update_policy(run, drawn.groups, iteration)
+        metrics |= update_policy(run, drawn.groups, iteration, audit=run.audit)
     with timed(seconds, "rollout"):
         run.ahead.wait()
     with timed(seconds, "sync"):
@@ -181,7 +190,7 @@ def _record(run: Run, iteration: int, metrics: dict[str, float], drawn: Drawn[li
     run.history.append({"iteration": iteration, **metrics})
     run.done = iteration
     verdict, counts = judge_run(run)
-    run.recorder.metrics(iteration, metrics | counts)
+    run.recorder.metrics(iteration, metrics | counts | run.audit.metrics())
     run.recorder.rollouts(iteration, drawn)
     if run.stop is None and run.checkpoints.is_due(iteration):
         _checkpoint(run, spared=verdict.seen.values())

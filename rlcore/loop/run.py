@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from rlcore.audit.audit import Audit
 from rlcore.canaries import Baseline
 from rlcore.config import HealthConfig, RlConfig
 from rlcore.loop.ahead import RolloutsAhead
@@ -32,7 +33,7 @@ CYCLE = 1000
 """Places after which the mix of data sets repeats: shares are exact to a thousandth."""
 
 
-START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": ""})
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": "", "audit": {}})
 """The state of a run before its first iteration."""
 
 
@@ -102,6 +103,7 @@ class Run:
     recorder: Recorder
     checkpoints: Checkpoints
     ahead: RolloutsAhead
+    audit: Audit
     baselines: tuple[Baseline, ...]
     done: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
@@ -115,13 +117,15 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the learner, JSON-able; the iteration is kept by the checkpoint itself."""
-        return {"history": self.history, "ahead": self.ahead.state(), "findings": self.findings}
+        kept = {"ahead": self.ahead.state(), "audit": self.audit.state()}
+        return {"history": self.history, "findings": self.findings, **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` gave; the learner has been restored already."""
         self.done = int(state["iteration"])
         self.history, self.findings = list(state["history"]), list(state["findings"])
         self.ahead.restore(state["ahead"], self.parts.prompts_of(self.done + 1))
+        self.audit.restore(state["audit"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

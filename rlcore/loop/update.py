@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rlcore.audit.audit import Audit
 from rlcore.canaries import sample_canary
 from rlcore.loop.run import Parts, Run
 from rlcore.memory import Footprint, kv_cache_bytes
@@ -14,13 +15,15 @@ from rlcore.training.totals import UpdateStats
 from rlcore.types import ScoredRollout, TrainingSample
 
 
-def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration: int) -> dict[str, float]:
-    """Advantages, then the optimizer steps; gives the metrics of both.
+def update_policy(
+    run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration: int, *, audit: Audit | None = None
+) -> dict[str, float]:
+    """Advantages, then the optimizer steps; gives the metrics of both. ``audit`` looks on, if one is given.
 
     Raises:
         TrainingError: not one rollout can be trained on, or memory does not hold a single sequence.
         NonFiniteError: NaN or infinity in a reward, a loss or a gradient.
-        CanaryError: a training sample is not whole, or the end of a turn is not trained on.
+        CanaryError: a training sample is not whole, the end of a turn is not trained on, or the audit found a fault.
     """
     parts, learner = run.parts, run.parts.learner
     experience = build_experience(
@@ -33,7 +36,10 @@ def update_policy(run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration
         need_old_logprobs=learner.needs_old_logprobs,
     )
     sample_canary(experience.samples, parts.tokenizer.eos_ids)
+    looked = audit.before(groups, experience.samples, iteration) if audit else None
     stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
+    if audit:
+        audit.after(looked, stats, experience.samples, iteration)
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured while the rewards are made, KL in the loss while the loss is.
     return {**stats.metrics, **experience.metrics, **memory}

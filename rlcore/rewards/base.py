@@ -26,6 +26,12 @@ class RewardFn(Protocol):
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
 
 
+def known_as(reward: RewardFn) -> RewardFn:
+    """What a reward is: itself, or what it has computed in another process."""
+    found: RewardFn = getattr(reward, "known_as", reward)
+    return found
+
+
 def graded(name: str, value: float) -> Score:
     """The score of a rollout that the part ``name`` could judge."""
     return Score(value=value, parts={name: value})
@@ -73,7 +79,10 @@ def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -
 def score_all(
     prepared: Sequence[Score | Mapping[str, Any]], pool: GraderPool, to_score: Callable[[Any], Score]
 ) -> list[Score]:
-    """The scores that were decided at once, and for each request its graded value as a score, or its error."""
+    """The scores that were decided at once, and for each request its graded value as a score, or its error.
+
+    An answer that made its grader fail is wrong: a policy could choose to have no score.
+    """
     outcomes = iter(pool.grade_all([item for item in prepared if not isinstance(item, Score)]))
     scores = []
     for item in prepared:
@@ -81,5 +90,6 @@ def score_all(
             scores.append(item)
             continue
         outcome = next(outcomes)
-        scores.append(ungraded(outcome.error) if outcome.error else to_score(outcome.value))
+        is_ours = outcome.error and not outcome.is_of_answer
+        scores.append(ungraded(outcome.error) if is_ours else to_score(outcome.value or False))
     return scores

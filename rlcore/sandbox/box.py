@@ -104,7 +104,7 @@ class Box:
             OutOfTime, Died, Unruly: as for :meth:`ask`.
         """
         try:
-            answer = wire.decode(self._frame(deadline))
+            answer = wire.decode(self._frame(deadline), lambda: _refuse_late(deadline))
         except wire.WireError as error:
             raise Unruly(str(error)) from error
         if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
@@ -198,6 +198,11 @@ def _ends_within(pid: int, seconds: float) -> bool:
         return _is_ready(handle, select.POLLIN, seconds)
     finally:
         os.close(handle)
+
+
+def _refuse_late(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise OutOfTime("its answer took too long to read")
 
 
 def _await(descriptor: int, event: int, deadline: float) -> None:

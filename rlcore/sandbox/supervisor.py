@@ -71,7 +71,10 @@ def _handle(request: Mapping[str, Any], walls: Walls) -> list[Outcome]:
 
 
 def _to_json(outcome: Outcome) -> dict[str, str]:
-    return {"verdict": outcome.verdict.value, "stdout": outcome.stdout, "error": outcome.error}
+    """With text that every file can hold: half of a surrogate pair becomes its escape."""
+    said = {"stdout": outcome.stdout, "error": outcome.error}
+    plain = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in said.items()}
+    return {"verdict": outcome.verdict.value, **plain}
 
 
 def _become_nobody_else() -> None:

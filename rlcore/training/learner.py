@@ -127,6 +127,12 @@ class Learner:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
         return UpdateStats(policy_version=self.policy_version, moved=self._has_moved, metrics=metrics)
 
+    def trial(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+        """The losses of a first step on ``samples``, by name; its gradient is left on the parameters, nothing moves."""
+        self._has_moved = False
+        found = self._accumulate(samples, Totals(), self.tokens_per_microbatch).means()
+        return {name: value for name, value in found.items() if name.startswith("loss/")}
+
     def _figures(self) -> dict[str, float]:
         """Where the learner stands."""
         figures = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import to_dict
-from rlcore.errors import ConfigError, RlcoreError
+from rlcore.errors import ConfigError, RlcoreError, StorageError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import Ingredients, Record, StageCache, describe_machine, now
 from tasks.home.code_hash import closure_digests, code_version
@@ -147,6 +147,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             run.parent.set_tags({f"stage.{stage.name}": f"cached:{record.ref.mlflow_run_id}"})
             logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
             return record.ref
+        _require_intact(stage, inputs, run.store)
         logger.info("%s: starts", stage.name)
         record = _compute(stage, config, inputs, run, ingredients)
         _keep(record, stage, config, run)
@@ -195,6 +196,18 @@ def _compute(
         seconds=time.perf_counter() - started,
         files=context.config.files(),
     )
+
+
+def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: ArtifactStore) -> None:
+    """The rows that a stage reads are those of the digest in its key; a model is held against its own seal."""
+    for name in stage.inputs:
+        ref = inputs[name]
+        if ref.kind == "dataset" and (faults := store.faults(ref)):
+            raise StorageError(
+                f"the rows of {name} are not those of their digest any more: {faults[0]}",
+                where=str(store.root / ref.uri),
+                fix="start the same command again: what was changed is made anew",
+            )
 
 
 def _keep(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:

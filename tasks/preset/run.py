@@ -16,7 +16,7 @@ from rlcore.config.health import HealthConfig
 from rlcore.config.placement import PlacementConfig, placement_faults
 from rlcore.config.rl import RlConfig, SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.strict import apply_override, build
+from rlcore.strict import apply_override, build, refusal
 from tasks.preset.data import DatasetConfig, anchored
 from tasks.preset.evaluation import EvaluationConfig
 from tasks.preset.faults import graph_faults
@@ -52,9 +52,10 @@ class RunConfig:
     promotion: PromotionConfig | None = None
     retrain: RetrainConfig | None = None
 
-    def __post_init__(self) -> None:
-        if faults := [*graph_faults(self), *placement_faults(self.placement, _learners(self.stages))]:
-            raise ConfigError("\n".join(faults))
+    @property
+    def faults(self) -> list[str]:
+        """What its sections cannot be together, a line each, with the full key."""
+        return [*graph_faults(self), *placement_faults(self.placement, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """The engine that a section names, or the run's."""
@@ -98,7 +99,19 @@ def _learners(stages: Mapping[str, StageConfig]) -> dict[str, RlConfig]:
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
-    """Read a TOML preset, apply overrides such as ``stages.grpo.learning_rate=2e-6``, and check all of it.
+    """A preset as :func:`read_preset` gives it, and nothing in it is at fault.
+
+    Raises:
+        ConfigError: as :func:`read_preset`; a fault of its graph (every fault is named).
+    """
+    config = read_preset(path, overrides, library=library)
+    if faults := config.faults:
+        raise refusal(faults, str(path))
+    return config
+
+
+def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
+    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have faults.
 
     A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
     the folder ``library``: tables are merged key by key, everything else (lists too) is replaced. ``without`` lists

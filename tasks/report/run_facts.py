@@ -57,9 +57,9 @@ class Answers:
 def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
     """Name, source, size and licence of the model that the run begins with."""
     model = config.model
+    named = {"revision": model.revision, "file": model.file, "chat template": model.chat_template}
     facts = {"model": model.path or "a new Llama", "source": _SOURCES[model.source]}
-    if model.revision:
-        facts["revision"] = model.revision
+    facts |= {name: value for name, value in named.items() if value}
     if "import_sft" in folders:
         described = read_json(folders["import_sft"] / MODEL / "config.json")
         size, precision = _parameters(folders["import_sft"] / MODEL)

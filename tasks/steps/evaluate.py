@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from data_contracts import evaluations as contract
+from rlcore.audit.seals import require_sealed, require_served
 from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, score_each, ungraded
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, is_correct
 from tasks.home.storage import write_table
 from tasks.preset.evaluation import EvaluationConfig
@@ -31,7 +31,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the data sets ``data``."""
     model = context.inputs[checkpoint]
     config: EvaluationConfig = context.config.evaluation
-    tokenizer = ChatTokenizer.load(model / MODEL)
+    tokenizer = require_sealed(model, stage=checkpoint, model=model / MODEL)
     prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
     check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
     with ExitStack() as stack:
@@ -47,6 +47,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
                 progress=context.progress,
             )
         )
+        require_served(engine, model / MODEL)
         sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)

@@ -39,11 +39,22 @@ _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
 _ADAPTED = "rlcore.models.lora"
 _RECOMPUTED = "rlcore.models.recompute"
 _RANKS = (
+    "rlcore.training.children",
     "rlcore.training.exported",
     "rlcore.training.group",
+    "rlcore.training.rank",
     "rlcore.training.rank_pool",
     "rlcore.training.rank_process",
     "rlcore.training.wire",
+)
+_CLUSTER = (
+    "rlcore.cluster.host",
+    "rlcore.cluster.ranks",
+    "rlcore.cluster.ray_cluster",
+    "rlcore.cluster.sampler_role",
+    "rlcore.cluster.samplers",
+    "rlcore.cluster.scorer_role",
+    "rlcore.cluster.scorers",
 )
 
 
@@ -54,8 +65,8 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     models = ["reward_model"] if reward_models_of(config.stage) else []
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
     kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
-    has_ranks = "placement" in config.declared and config.placement.backend != "local"
-    ranks = frozenset(() if has_ranks else _RANKS)
+    backend = config.placement.backend if "placement" in config.declared else "local"
+    ranks = frozenset({"local": (*_RANKS, *_CLUSTER), "processes": _CLUSTER}.get(backend, ()))
     return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | ranks
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from data_contracts.gate import GateLimits, GateReport
 from data_contracts.reading import source_of
+from rlcore.audit.seals import require_sealed
 from rlcore.config import RejectionConfig
 from rlcore.errors import DataError
 from rlcore.rejection import Candidate, Selection, Yield, account, select
@@ -38,7 +39,7 @@ def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ..
     """
     config: RejectionConfig = context.config.stage.settings
     folder = context.inputs[policy] / MODEL
-    tokenizer = ChatTokenizer.load(folder)
+    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
     prompts = chosen_prompts(context, config, tokenizer)
     sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)

@@ -72,6 +72,13 @@ DRIVEN_BY = {
     "flows/test_reproduce": ("tasks/pipeline/reproduce",),
     "flows/test_retrain": ("tasks/pipeline/events",),
     "flows/test_stage_code": ("tasks/steps/recipe",),
+    "rlcore/cluster/test_samplers": (
+        "rlcore/cluster/host",
+        "rlcore/cluster/ranks",
+        "rlcore/cluster/sampler_role",
+        "rlcore/cluster/scorer_role",
+        "rlcore/cluster/scorers",
+    ),
     "rlcore/loop/test_iteration": (
         "rlcore/training/local",
         "rlcore/loop/health",
@@ -135,7 +142,9 @@ DRIVEN_BY = {
     "rlcore/training/test_ranks": ("rlcore/ranks",),
     "rlcore/training/test_group": (
         "rlcore/training/building",
+        "rlcore/training/children",
         "rlcore/training/exported",
+        "rlcore/training/rank",
         "rlcore/training/rank_pool",
         "rlcore/training/rank_process",
         "rlcore/training/handle",

@@ -99,12 +99,12 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
 
 
 def test_a_preset_under_another_name_promotes_what_its_base_has_trained(tracked_home: Home, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine"\n', encoding="utf-8")
+    (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine v1.2"\n', encoding="utf-8")
     recipe = (*SMALL, *write_files(tmp_path, right=WRONG[0]), f"stages.sft.num_steps={WRONG[1]}")
     refs = run_promotion("tiny", recipe)
     mine = run_promotion(str(tmp_path / "mine.toml"), recipe)
     assert mine["sft"] == refs["sft"]  # from the cache
-    champion = find_version(open_tracker(tracked_home), "mine-sft", CHAMPION)
+    champion = find_version(open_tracker(tracked_home), "mine v1.2-sft", CHAMPION)
     assert champion is not None
     assert (champion.version, champion.sha256) == (1, refs["sft"].sha256)
 

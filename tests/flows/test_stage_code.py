@@ -119,7 +119,7 @@ def test_what_a_recipe_chooses_is_counted_and_nothing_of_it_is_without_the_choic
 def test_every_module_that_a_recipe_may_leave_out_exists() -> None:
     tables = (recipe._REWARDS, recipe._TOOLS, recipe._ENGINES)
     named = {module for table in tables for modules in table.values() for module in modules}
-    named |= {*recipe._ADAPTERS, *recipe._RANKS, recipe._ADAPTED, recipe._RECOMPUTED}
+    named |= {*recipe._ADAPTERS, *recipe._RANKS, *recipe._CLUSTER, recipe._ADAPTED, recipe._RECOMPUTED}
     assert [module for module in sorted(named) if importlib.util.find_spec(module) is None] == []
 
 
@@ -144,6 +144,9 @@ def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
     found = closures("tiny", "placement.backend=processes")
     assert {name for name, modules in found.items() if "rlcore.training.rank_process" in modules} == RL
     assert not any("rlcore.training.rank_pool" in modules for modules in closures("tiny").values())
+    assert not any("rlcore.cluster.host" in modules for modules in found.values())
+    on_ray = closures("tiny", "placement.backend=ray")
+    assert {name for name, modules in on_ray.items() if "rlcore.cluster.sampler_role" in modules} == RL
 
 
 def test_the_name_of_a_preset_is_in_no_key() -> None:

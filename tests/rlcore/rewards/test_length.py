@@ -35,7 +35,7 @@ def test_one_token_more_never_costs_more_than_a_step_of_the_ramp(shape: tuple[in
 
 def test_only_tokens_of_the_policy_are_counted(make_rollout: Callable[..., Rollout]) -> None:
     reward = LengthReward(LengthOptions(limit=4, buffer=2))
-    whole = make_rollout("", num_tokens=4)
+    whole = make_rollout("some text", num_tokens=4)
     with_tool_output = dataclasses.replace(whole, loss_mask=(True, False, False, True))
     assert [score.value for score in reward([whole, with_tool_output])] == [-1.0, 0.0]
 

@@ -35,6 +35,12 @@ def test_programs_are_answered_in_order_with_what_they_print(tool: PythonTool) -
     assert [output.is_error for output in outputs if isinstance(output, ToolOutput)] == [False] * 3 + [True] * 3
 
 
+def test_a_program_that_raises_half_a_surrogate_pair_says_what_every_file_can_hold(tool: PythonTool) -> None:
+    (output,) = tool(["raise ValueError(chr(0xd800))"])
+    assert isinstance(output, ToolOutput)
+    assert output.text.encode().decode().count("ud800") == 1
+
+
 def test_a_program_that_does_not_end_and_one_that_ends_itself_are_errors_of_the_policy(tool: PythonTool) -> None:
     endless, gone = tool(["while True: pass", "import os; os._exit(0)"])
     assert endless == ToolOutput(text="error: the program's time was up", is_error=True)
