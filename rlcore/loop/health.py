@@ -39,6 +39,7 @@ def go_back(run: Run, stop: Stop) -> None:
     Raises:
         TrainingError: there is none: the run was unhealthy from the start.
     """
+    run.ahead.wait()
     state = run.checkpoints.load(up_to=stop.sound)
     if state is None:
         raise TrainingError(
@@ -48,7 +49,7 @@ def go_back(run: Run, stop: Stop) -> None:
             fix=stop.finding.fix,
         )
     run.done = int(state["iteration"])
-    run.ahead.restore(state["ahead"], run.parts.prompts_of(run.done + 1))
+    run.ahead.restore(state["ahead"], run.done + 1, run.parts.prompts_of)
 
 
 def _same(finding: Finding, known: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from rlcore.loop.health import go_back, judge_run
 from rlcore.loop.recorder import LogRecorder, Recorder
 from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out, replacement_metrics
 from rlcore.loop.run import START, Outcome, Parts, Run, timed
-from rlcore.loop.sync import baseline_notes, compare_engines, sync_weights
+from rlcore.loop.sync import baseline_notes, compare_engines, sync_idle
 from rlcore.loop.update import update_policy
 from rlcore.sampling.base import rest, take_metrics
 from rlcore.sampling.episodes import episode_metrics
@@ -73,7 +73,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
         if state is not None:
             run.restore(state)
             recorder.note(f"goes on after iteration {run.done} of {config.num_iterations}")
-            sync_weights(parts, run.baselines)
+            sync_idle(run)
         yield run
 
 
@@ -102,7 +102,7 @@ def _recover(run: Run, error: LearnerLostError) -> None:
     state = run.checkpoints.load()
     run.restore(state if state is not None else START)
     run.recorder.note(f"goes on after iteration {run.done} of {run.parts.config.num_iterations}")
-    sync_weights(run.parts, run.baselines)
+    sync_idle(run)
 
 
 def _iterate(run: Run) -> None:
@@ -112,10 +112,11 @@ def _iterate(run: Run) -> None:
     with timed(seconds, "update"):
         rest(parts.engine)
         metrics |= update_policy(run, drawn.groups, iteration, audit=run.audit)
-    with timed(seconds, "rollout"):
-        run.ahead.wait()
-    with timed(seconds, "sync"):
-        metrics |= sync_weights(parts, run.baselines)
+    if _waits_for_engine(run, iteration):
+        with timed(seconds, "rollout"):
+            run.ahead.wait()
+        with timed(seconds, "sync"):
+            metrics |= sync_idle(run)
     if parts.held_out and _is_evaluated(run, iteration):
         with timed(seconds, "evaluate"):
             length = parts.config.sampling.max_new_tokens
@@ -144,13 +145,13 @@ def _redo(run: Run, until: int) -> None:
     """Do iterations once more that are recorded already: the same draws and updates, so the same weights."""
     if run.done < until:
         run.recorder.note(f"goes back to iteration {until} by way of the checkpoint of iteration {run.done}")
-    sync_weights(run.parts, run.baselines)
+    sync_idle(run)
     for iteration in range(run.done + 1, until + 1):
         drawn = draw_groups(run, iteration, {})
         rest(run.parts.engine)
         update_policy(run, drawn.groups, iteration)
         run.ahead.wait()
-        sync_weights(run.parts, run.baselines)
+        sync_idle(run)
         run.done = iteration
 
 
@@ -166,6 +167,16 @@ def _rollout_metrics(parts: Parts, drawn: Drawn[list[ScoredRollout]]) -> dict[st
     if config.sampling.staleness:
         metrics["staleness"] = mean_staleness(drawn.groups, parts.learner.policy_version)
     return metrics
+
+
+def _waits_for_engine(run: Run, iteration: int) -> bool:
+    """Whether learner and engine meet after this iteration, for a sync with all of its proofs.
+
+    An engine that samples several iterations ahead takes copies of the weights between two batches otherwise.
+    """
+    config = run.parts.config
+    is_asked = run.parts.held_out is not None and _is_evaluated(run, iteration)
+    return config.sampling.staleness <= 1 or is_asked or iteration == config.num_iterations
 
 
 def _is_evaluated(run: Run, iteration: int) -> bool:

@@ -14,6 +14,7 @@ from rlcore.canaries import mask_canary
 from rlcore.errors import RewardError
 from rlcore.evaluation import accuracy, dataset_accuracy
 from rlcore.loop.run import HeldOut, Parts, Run, mixed_by_shares, timed
+from rlcore.loop.sync import load_between
 from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
@@ -34,7 +35,9 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
     parts, sampling = run.parts, run.parts.config.sampling
     if sampling.staleness:
         with timed(seconds, "rollout"):
-            ahead = run.ahead.advance(partial(_rollouts_of, run), iteration, last=parts.config.num_iterations)
+            until = min(iteration + sampling.staleness, parts.config.num_iterations)
+            sample, prepare = partial(_rollouts_of, run), partial(load_between, run)
+            ahead = run.ahead.advance(sample, iteration, until=until, prepare=prepare)
         with timed(seconds, "score"):
             return Drawn(groups=tuple(_score(run, iteration, ahead)), replaced=())
 

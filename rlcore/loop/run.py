@@ -95,8 +95,9 @@ class Parts:
 class Run:
     """``done`` iterations are over; ``history`` has the metrics of each, with its number under ``iteration``.
 
-    ``baselines``: what each engine showed before any update. ``findings`` of the health rules, as they came up, each
-    with its iteration. ``stop``: what ended the run early.
+    ``baselines``: what each engine showed before any update. ``served``: the policy version that the engine was given
+    last, or will be before it samples on. ``findings`` of the health rules, as they came up, each with its iteration.
+    ``stop``: what ended the run early.
     """
 
     parts: Parts
@@ -106,6 +107,7 @@ class Run:
     audit: Audit
     baselines: tuple[Baseline, ...]
     done: int = 0
+    served: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     stop: Stop | None = None
@@ -124,7 +126,7 @@ class Run:
         """Go on from what :meth:`state` gave; the learner has been restored already."""
         self.done = int(state["iteration"])
         self.history, self.findings = list(state["history"]), list(state["findings"])
-        self.ahead.restore(state["ahead"], self.parts.prompts_of(self.done + 1))
+        self.ahead.restore(state["ahead"], self.done + 1, self.parts.prompts_of)
         self.audit.restore(state["audit"])
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary
-from rlcore.loop.run import Parts
+from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, weights_canary
+from rlcore.loop.run import Parts, Run
 from rlcore.sampling.base import Sampler, SamplingParams, members_of
 from rlcore.seeding import derive_seed
 from rlcore.types import Rollout
@@ -50,13 +50,43 @@ def sync_weights(parts: Parts, baselines: Sequence[Baseline]) -> dict[str, float
         StaleSamplerError, CanaryError: it serves other weights than the learner's, or computes otherwise.
     """
     learner = parts.learner
-    parts.engine.load_weights(learner.weights(), policy_version=learner.policy_version)
+    parts.engine.load_weights(_state(parts), policy_version=learner.policy_version)
     truth = _truth(parts)
     figures = [
         sync_canary(engine, _probes(parts, engine), truth, baseline)
         for engine, baseline in zip(members_of(parts.engine), baselines, strict=True)
     ]
     return {name: max(each[name] for each in figures) for name in figures[0]}
+
+
+def sync_idle(run: Run) -> dict[str, float]:
+    """:func:`sync_weights` of a run whose engine is idle."""
+    found = sync_weights(run.parts, run.baselines)
+    run.served = run.parts.learner.policy_version
+    return found
+
+
+def load_between(run: Run) -> Callable[[], None] | None:
+    """What gives the engine the learner's weights of now, between two batches; None where it has them.
+
+    It works on a copy: the learner has others by then. The canary asks for version and weights alone.
+    """
+    parts, version = run.parts, run.parts.learner.policy_version
+    if run.served == version:
+        return None
+    state, run.served = _state(parts), version
+
+    def load() -> None:
+        parts.engine.load_weights(state, policy_version=version)
+        for engine, baseline in zip(members_of(parts.engine), run.baselines, strict=True):
+            weights_canary(engine, state, baseline, policy_version=version)
+
+    return load
+
+
+def _state(parts: Parts) -> Mapping[str, torch.Tensor]:
+    """The learner's weights; a copy in a run whose engine takes some that the learner has no more."""
+    return parts.learner.snapshot() if parts.config.sampling.staleness > 1 else parts.learner.weights()
 
 
 def _truth(parts: Parts) -> Truth:
