@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,8 @@ os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(60)
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     server = int(wait_for_line(launcher, "server").split()[1])
     stand_in += [server, launcher.pid]
+    while SERVER not in psutil.Process(server).cmdline():  # it is one as soon as the kernel shows its command line
+        time.sleep(0.01)
     if kill_launcher:
         launcher.wait()
     assert launcher.stdout is not None
