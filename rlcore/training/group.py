@@ -117,6 +117,9 @@ class LearnerGroup:
             self._exported = self.policy_version, self.ranks.crew.exported()
         return self._exported[1]
 
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return self.weights()  # an export that is in use stays, whatever is exported after it
+
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
         self._call("save", root.absolute(), step, run_state=run_state, spared=tuple(spared))
 

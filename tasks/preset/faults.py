@@ -163,8 +163,8 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     sampling = sampling_of(stage)
     if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
         yield (
-            f"{path}.sampling.staleness = 1 samples while the update runs; vllm_inprocess and the update take turns: "
-            "take engine.kind = 'vllm'"
+            f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "
+            "update take turns: take engine.kind = 'vllm'"
         )
 
 
