@@ -226,7 +226,8 @@ def _decode(backend: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_specia
     return text
 
 
-def _render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+def render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    """A conversation as its template writes it; raises ModelError where the template refuses it."""
     turns = [{"role": message.role, "content": message.content} for message in messages]
     try:
         text: str = backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
@@ -247,7 +248,7 @@ def _placeholder(number: int) -> str:
 def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> list[str]:
     """What the template writes before, between and after the texts of a conversation: one piece more than texts."""
     messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
-    rendered = _render(backend, messages, add_generation_prompt=True)
+    rendered = render(backend, messages, add_generation_prompt=True)
     if _PLACEHOLDER.findall(rendered) != [message.content for message in messages]:
         raise ModelError(
             f"the chat template does not write each message of the roles {', '.join(roles)} once and in order",
@@ -261,24 +262,30 @@ def _texts_as_rendered(
     backend: PreTrainedTokenizerBase, messages: Sequence[Message], pieces: Sequence[str]
 ) -> list[str]:
     """The messages' texts as the template writes them: unchanged, or without the white space around them."""
-    rendered = _render(backend, messages, add_generation_prompt=True)
+    rendered = render(backend, messages, add_generation_prompt=True)
+    return texts_within(rendered, messages, pieces, where=str(backend.name_or_path))
+
+
+def texts_within(rendered: str, messages: Sequence[Message], pieces: Sequence[str], *, where: str) -> list[str]:
+    """The texts of a rendered conversation: as they are, or without the white space around them.
+
+    Raises:
+        ModelError: the template wrote something else.
+    """
     texts = [message.content for message in messages]
     for candidate in (texts, [text.strip() for text in texts]):
         if "".join(map("".join, zip_longest(pieces, candidate, fillvalue=""))) == rendered:
             return candidate
-    raise ModelError(
-        f"the chat template rewrites the text of a message: {texts[-1][:80]!r}",
-        where=str(backend.name_or_path),
-        fix=_TEMPLATE_FIX,
-    )
+    what = f"the chat template rewrites the text of a message: {texts[-1][:80]!r}"
+    raise ModelError(what, where=where, fix=_TEMPLATE_FIX)
 
 
 def _assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
     """The prefill of the generation prompt, and the token ids that end an assistant's turn."""
     user = Message(role="user", content=_placeholder(0))
     assistant = Message(role="assistant", content=_placeholder(1))
-    prompt = _render(backend, [user], add_generation_prompt=True)
-    demonstration = _render(backend, [user, assistant], add_generation_prompt=False)
+    prompt = render(backend, [user], add_generation_prompt=True)
+    demonstration = render(backend, [user, assistant], add_generation_prompt=False)
     head, _, tail = demonstration.partition(assistant.content)
     thought = _OPEN_THOUGHT.search(prompt.rpartition(user.content)[2])
     prefill = thought.group() if thought else ""

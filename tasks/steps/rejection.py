@@ -33,7 +33,7 @@ from tasks.home.storage import read_json, read_table, write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import prepare_source
 from tasks.steps.episodes import with_tools
-from tasks.steps.prepare import held_out_hashes, record, token_view
+from tasks.steps.prepare import evaluated_prompts, record, token_view
 from tasks.steps.rewards import open_reward_models, reward_resources
 from tasks.steps.rl_records import write_rollouts
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
@@ -237,7 +237,7 @@ def write_demonstrations(
         num_eval=num_eval,
         max_tokens=max(data.max_tokens for data in context.config.data.values()) + config.sampling.max_new_tokens,
         max_quarantined=MAX_QUARANTINED,
-        forbidden_prompts=held_out_hashes(context, held_out),
+        evaluated=evaluated_prompts(context, held_out),
         seed=context.seed,
     )
     snapshot = context.work / "snapshot"  # when the gate refuses, quarantine and report stay where the error says
