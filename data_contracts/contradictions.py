@@ -97,7 +97,8 @@ def _circles(ledger: Ledger, sound: Rows) -> list[Flagged]:
     inside = np.flatnonzero(component[chosen] == component[rejected])
     edges = {(int(chosen[one]), int(rejected[one])): int(sound[one]) for one in inside[::-1]}
     leaving = {better: row for (better, _), row in edges.items()}
-    mirrored, longer = [], []
+    mirrored: list[tuple[int, int]] = []
+    longer: list[tuple[int, int]] = []
     for one in inside.tolist():
         better, worse = int(chosen[one]), int(rejected[one])
         mirror = edges.get((worse, better))

@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from data_contracts.adapters import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, RowFn, Scalar
+from data_contracts.adapters import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, Scalar
 from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.reading import Source, source_of
-from data_contracts.stream import RowStream
+from data_contracts.stream import RowFn, RowStream
 
 Options = Mapping[str, Scalar]
 

@@ -57,7 +57,7 @@ class Ledger:
     @property
     def is_sound(self) -> Mask:
         """Whether all row rules hold, by row."""
-        return self.reason == 0
+        return np.equal(self.reason, 0)
 
 
 Column = NDArray[Any]

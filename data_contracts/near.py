@@ -150,8 +150,8 @@ def _mix(numbers: Numbers) -> Numbers:
 
 def _in_order(values: Numbers, counts: NDArray[np.bool_], starts: Rows, sizes: Rows) -> Numbers:
     """One number for the counted values of each run, in their order."""
-    ranks = np.cumsum(counts)
-    ranks -= np.repeat(ranks[starts] - counts[starts], sizes)
+    passed = np.cumsum(counts, dtype=np.int64)
+    ranks = passed - np.repeat(passed[starts] - counts[starts], sizes)
     return np.add.reduceat(np.where(counts, _mix(values + _STEP * ranks.astype(np.uint64)), 0), starts)
 
 
