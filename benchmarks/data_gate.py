@@ -49,8 +49,8 @@ def main() -> None:
 
 def measure(contract: str, rows: int) -> dict[str, float]:
     """Processor seconds and memory of one gate over ``rows`` rows."""
-    from rlcore.config import DatasetConfig
     from rlcore.tokenization import ChatTokenizer
+    from tasks.preset.data import DatasetConfig
     from tasks.steps.data import prepare_dataset
     from tasks.steps.prepare import DATASET_KINDS, token_view
 

@@ -7,8 +7,8 @@ import math
 import pandas as pd
 
 from data_contracts.characters import has_visible
-from data_contracts.fields import SPLITS
 
+SPLITS = ("train", "eval")
 ROLES = ("system", "user", "assistant")
 FINISH_REASONS = ("stop", "length")
 

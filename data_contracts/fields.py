@@ -7,11 +7,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from data_contracts.cells import SPLITS
 from data_contracts.errors import RowFault
 
 Row = Mapping[str, Any]
 Messages = list[dict[str, str]]
-SPLITS = ("train", "eval")
 _LIKE = 0.8  # of difflib: one letter missing, added or swapped in a word of five
 
 

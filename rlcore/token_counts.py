@@ -7,7 +7,8 @@ from itertools import chain
 
 from jinja2 import TemplateError
 
-from rlcore.tokenization import ChatTokenizer, render, template_pieces, texts_within
+from rlcore.chat_template import render, template_pieces, texts_within
+from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
 
 # A token is at least one character of ASCII, and one byte of any text. Tokenizers may write some characters of other

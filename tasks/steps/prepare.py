@@ -10,11 +10,11 @@ from pathlib import Path
 from data_contracts.fields import Messages
 from data_contracts.gate import GateReport
 from data_contracts.text import prompt_key
-from rlcore.config import DatasetConfig
 from rlcore.errors import DataError
 from rlcore.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.storage import read_column
+from tasks.preset.data import DatasetConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import DatasetKind, TokenView, is_exact, prepare_dataset, source_digest

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import DatasetConfig
 from rlcore.errors import RlcoreError
+from tasks.preset.data import DatasetConfig
 from tasks.steps.data import prepare_dataset
 from tasks.steps.prepare import DATASET_KINDS
 from tasks.steps.rows import read_demonstrations, read_pairs, read_prompts

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from data_contracts.sketches import sketch
-from rlcore.config import DatasetConfig, DriftConfig
 from tasks.home.storage import write_json
+from tasks.preset.data import DatasetConfig
+from tasks.preset.retrain import DriftConfig
 from tasks.report.drift_page import render
 from tasks.steps.data import prepare_dataset
 from tasks.steps.drift import compare_snapshots

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.config import DatasetConfig
 from rlcore.errors import DataError
 from tasks.home.storage import write_table
+from tasks.preset.data import DatasetConfig
 from tasks.steps.prepare import _refuse_leaks, evaluated_prompts
 
 
