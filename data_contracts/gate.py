@@ -17,11 +17,10 @@ from data_contracts.apart import NEAR, Evaluated, evaluated_of
 from data_contracts.budget import TokenMeter
 from data_contracts.contract import Contract
 from data_contracts.details import Details, detail_of, foreign
-from data_contracts.errors import ContractError
 from data_contracts.fields import Messages
 from data_contracts.kept import KeptRows, kept_evaluations
 from data_contracts.ledger import EVAL, NO_ROWS, TRAIN
-from data_contracts.lookup import Found, look_up
+from data_contracts.lookup import Found, changed, look_up
 from data_contracts.overlap import Overlap
 from data_contracts.records import Origin, Quarantined, excerpt
 from data_contracts.report import GateReport, RuleResult
@@ -116,7 +115,7 @@ def check(
     kept = KeptRows(judged, _overlap(stream, judged), meter=meter)
     details = _read_again(stream, settled, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
     if stream.source.state() != state:
-        raise ContractError("the file changed while it was read", where=stream.source.name, fix="run again")
+        raise changed(stream.source.name)
     quarantine = _quarantine(surveyed, settled, details)
     results = [_result(rule, outcome, details) for rule, outcome in outcomes]
     results += [_apart_result(settled), kept.overlap()] if outcomes else []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_contracts.entries import parts_of
+from data_contracts.errors import ContractError
 from data_contracts.ledger import Column, Ledger, Mask, Rows
 from data_contracts.records import Origin
 from data_contracts.stream import RowStream
@@ -35,9 +36,14 @@ class Found:
 
 
 def look_up(stream: RowStream, ledger: Ledger, places: Rows) -> Iterator[Found]:
-    """The rows at ``places`` (ascending) in their order, a batch at a time."""
+    """The rows at ``places`` (ascending) in their order, a batch at a time.
+
+    Raises:
+        ContractError: not all of them are there any more.
+    """
     if not len(places):
         return
+    num_found = 0
     wanted = np.zeros(int(ledger.line[places[-1]]) + 1, dtype=bool)
     wanted[ledger.line[places]] = True
     codes = _codes(ledger.line[places], ledger.part[places])
@@ -45,7 +51,16 @@ def look_up(stream: RowStream, ledger: Ledger, places: Rows) -> Iterator[Found]:
         lines = np.array(batch.lines, dtype=np.int64)
         own = _codes(lines, parts_of(lines))
         at = np.minimum(np.searchsorted(codes, own), len(codes) - 1)
-        yield Found(places=places[at], rows=batch.rows, origins=batch.origins).only(codes[at] == own)
+        found = Found(places=places[at], rows=batch.rows, origins=batch.origins).only(codes[at] == own)
+        num_found += len(found.rows)
+        yield found
+    if num_found != len(places):
+        raise changed(stream.source.name)
+
+
+def changed(source: str) -> ContractError:
+    """The error of a source that is not read the second time as it was the first time."""
+    return ContractError("the file changed while it was read", where=source, fix="run again")
 
 
 def _codes(lines: Column, parts: Column) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ def test_a_few_rows_of_many_are_sketched_those_of_whole_prompts(monkeypatch: pyt
     assert some.digest == gated().report.digest
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [lambda text: text + "\n", lambda text: "", lambda text: text.replace("{", "[")])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: Callable[[str], str]) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
     source, reads = read_source(path), []
@@ -95,7 +96,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     def read(wanted: Any) -> Iterator[Any]:
         reads.append(wanted)
         if len(reads) == 2:
-            path.write_text(path.read_text() + "\n")
+            path.write_text(change(path.read_text()))
         return source.read(wanted)
 
     with pytest.raises(ContractError, match="changed while it was read"):
