@@ -73,16 +73,21 @@ def prompt_of(messages: Messages, terms: Terms) -> _Prompt:
     question = asked(messages)
     same = exact_text if terms.is_exact else question_text
     texts = [same(turn["content"]) for turn in question]
-    is_alone = len(question) == 1 and terms.keeps_apart
-    others = () if is_alone or not terms.keeps_apart else tuple(same(turn["content"]) for turn in messages)
+    lines = [f"{turn['role']}: {text}" for turn, text in zip(question, texts, strict=True)]
+    key = "\n".join(lines)
     words = texts if not terms.is_exact else [question_text(turn["content"]) for turn in question]
     tokens = " ".join(words).split() if terms.keeps_apart else []
+    is_alone = len(question) == 1
+    turns: tuple[str, ...] = ()
+    if terms.keeps_apart and not is_alone:
+        begun = [end for end, turn in enumerate(question[:-1], start=1) if end > 1 and turn["role"] == "user"]
+        turns = (*(same(turn["content"]) for turn in messages), *("\n".join(lines[:end]) for end in begun))
     return _Prompt(
         spelling=int(digest[:16], 16),
         order=int(hashlib.sha256(f"{terms.seed}/{digest}".encode()).hexdigest()[:16], 16),
-        key="\n".join(f"{turn['role']}: {text}" for turn, text in zip(question, texts, strict=True)),
-        question=texts[0] if is_alone and len(tokens) >= MIN_TOKENS else "",
-        turns=others,
+        key=key,
+        question=(texts[0] if is_alone else key) if len(tokens) >= MIN_TOKENS else "",
+        turns=turns,
         tokens=tokens,
     )
 

@@ -25,11 +25,13 @@ class Ledger:
     ``line`` and ``part``: the row is the ``part``-th of those that the line at this place makes. ``reason``: 0 where
     all row rules hold. ``split``: that of the source, 0 for none. ``name``: the id. ``spelling``, ``order``: by which
     prompts are divided, and by which the seed chooses among them. ``key``: what prompts have in common that ask the
-    same. ``question``: the key of a question that is all of its conversation, 0 otherwise. ``reference``, ``answers``:
-    as they look. ``set_name``, ``weight``, ``longer`` (1 where the chosen side has more characters): of pairs.
-    ``lengths``: numbers of tokens, where they are known. ``bands``: see :func:`data_contracts.near.bands_of`.
+    same. ``question``: by which a question is looked for in the history of others, 0 where it is too short.
+    ``reference``, ``answers``: as they look. ``set_name``, ``weight``, ``longer`` (1 where the chosen side has more
+    characters): of pairs. ``lengths``: numbers of tokens, where they are known. ``bands``: see
+    :func:`data_contracts.near.bands_of`.
 
-    ``turn_row``, ``turn_key``: the keys of all single turns of conversations that have several.
+    ``turn_row``, ``turn_key``: of conversations with several turns, the keys of each turn by itself, and of each
+    beginning that ends with a user's turn.
     """
 
     line: Rows

@@ -67,6 +67,16 @@ def test_a_question_in_a_history_is_found_by_its_own_key_and_a_greeting_is_no_qu
     assert not gate_rows(rows, "prompts", **LIMITS).quarantine
 
 
+def test_a_conversation_in_a_history_is_found_as_a_whole_and_its_last_turn_alone_is_no_question() -> None:
+    asked = (COWS, "Seven.", "And how many legs are these?")
+    longer = prompt("leak", *asked, "28.", "Are you sure?", split="train")
+    other = prompt("fine", "A horse has 3 sisters", "Good.", asked[-1], "16.", "Are you sure?", split="train")
+    held = prompt("held", *asked, split="eval")
+    result = gate_rows([*others(split="train"), longer, other, held], "prompts", **LIMITS)
+    (bad,) = result.quarantine
+    assert (bad.origin.line, bad.reason) == (7, "holds in its history a prompt that is evaluated on")
+
+
 @pytest.mark.parametrize("number", [MAX_NEAR, MAX_NEAR + 1])
 def test_a_prompt_that_many_are_near_is_a_template_and_the_report_warns(number: int) -> None:
     words = ["red", "blue", "green", "brown", "grey", "pink", "white", "black", "orange"]

@@ -158,6 +158,18 @@ def _histories() -> Iterator[Case]:
                 evaluated=[FARMER],
                 expected=[Apart(text="Are you sure?")],
             )
+    asked = (FARMER, "Seven.", "And how many legs are these?")
+    yield Case(
+        family="a question in a history",
+        name="a whole conversation that goes on",
+        lines=[
+            row("prompts", "leak", "", messages=ask("Thank you. Are you sure?", *asked, "28."), split="train"),
+            *rows("prompts", split=True, skip=[6]),
+            row("prompts", "held", "", messages=ask(asked[-1].upper(), *asked[:-1]), split="eval"),
+        ],
+        settings=LOOSE,
+        expected=[Quarantined(line=1, field="messages", reason=HISTORY)],
+    )
     last = row("prompts", "leak", "", messages=ask(FARMER, "Hello there", "Good day."), split="train")
     system = [{"role": "system", "content": FARMER}, *ask("And now?", "One", "Two")]
     for name, leak in {
