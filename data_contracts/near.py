@@ -90,7 +90,7 @@ def is_sign_of_meaning(token: str) -> bool:
 
 def candidates(train: NDArray[np.uint32], held_out: NDArray[np.uint32]) -> Candidates:
     """Pairs of training and held-out questions, each different from the others, that share a band."""
-    pairs: list[Rows] = []
+    pairs: Rows = np.empty(0, dtype=np.int64)  # a pair as one number, the place in train first
     crowded: set[int] = set()
     for band in range(BANDS):
         order = np.argsort(train[:, band], kind="stable")
@@ -101,11 +101,10 @@ def candidates(train: NDArray[np.uint32], held_out: NDArray[np.uint32]) -> Candi
         crowded |= set(np.flatnonzero(sizes > MAX_BUCKET).tolist())
         sizes = np.minimum(sizes, MAX_BUCKET)
         places = np.repeat(first - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes) + np.arange(sizes.sum())
-        pairs.append(np.stack([order[places], np.repeat(np.arange(len(held_out)), sizes)], axis=1))
-    found = np.unique(np.concatenate(pairs), axis=0)
-    if len(found) > MAX_PAIRS:
-        crowded |= set(np.unique(found[MAX_PAIRS:, 1]).tolist())
-    return Candidates(train=found[:MAX_PAIRS, 0], held_out=found[:MAX_PAIRS, 1], crowded=len(crowded))
+        pairs = np.union1d(pairs, order[places] * len(held_out) + np.repeat(np.arange(len(held_out)), sizes))
+    places_in_train, places_held_out = np.divmod(pairs, max(1, len(held_out)))
+    crowded |= set(np.unique(places_held_out[MAX_PAIRS:]).tolist())
+    return Candidates(train=places_in_train[:MAX_PAIRS], held_out=places_held_out[:MAX_PAIRS], crowded=len(crowded))
 
 
 def is_near(one: Sequence[str], other: Sequence[str]) -> bool:

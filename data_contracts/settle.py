@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from data_contracts.apart import IN_HISTORY, NEAR, Close, Evaluated, close_to
 from data_contracts.contract import Contract
 from data_contracts.contradictions import Flagged, contradictions
 from data_contracts.details import Detail
+from data_contracts.fields import Messages
 from data_contracts.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
 from data_contracts.lookup import look_up
 from data_contracts.rules import Judgement
@@ -93,12 +95,17 @@ def _divided(
 def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, evaluated: Evaluated) -> Close:
     def tokens(rows: Rows) -> Mapping[int, Sequence[str]]:
         return {
-            place: " ".join(question_text(turn["content"]) for turn in asked(row["messages"])).split()
+            place: _words(row["messages"])
             for found in look_up(stream, ledger, rows)
             for place, row in zip(found.places.tolist(), found.rows, strict=True)
         }
 
     return close_to(ledger, is_accepted & (split == TRAIN), is_accepted & (split == EVAL), evaluated, tokens=tokens)
+
+
+def _words(messages: Messages) -> list[str]:
+    """The words and signs of a question; equal ones share their memory, as hundreds of thousands of rows may be held."""
+    return [sys.intern(word) for turn in asked(messages) for word in question_text(turn["content"]).split()]
 
 
 def _as_flagged(close: Close) -> list[Flagged]:
