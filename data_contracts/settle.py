@@ -104,7 +104,7 @@ def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, 
 
 
 def _words(messages: Messages) -> list[str]:
-    """The words and signs of a question; equal ones share their memory, as hundreds of thousands of rows may be held."""
+    """The words and signs of a question; equal ones are one object, as many rows are held at once."""
     return [sys.intern(word) for turn in asked(messages) for word in question_text(turn["content"]).split()]
 
 
