@@ -252,6 +252,17 @@ def test_a_prompt_on_both_sides_refuses_the_dataset_also_in_another_spelling() -
     assert not result.report.passed
 
 
+def test_a_question_that_is_typed_in_two_ways_is_on_one_side_where_we_divide() -> None:
+    typed = [f"What is {number} {mark}" for number in range(10, 28) for mark in ("?", "\u200b ?")]
+    rows = [prompt(n, messages=[{"role": "user", "content": text}], reference="7") for n, text in enumerate(typed)]
+    bare = [{key: value for key, value in row.items() if key != "split"} for row in rows]
+    kept = gate_rows(bare, "prompts", num_train=27, num_eval=9).kept
+    sides = kept.groupby(kept["messages"].map(lambda turns: turns[0]["content"][:10]))["split"].agg(set)
+    # 9 of the 18 questions are held out, all 18 rows of the others are trained on.
+    assert (len(kept), kept["split"].value_counts().to_dict()) == (27, {"train": 18, "eval": 9})
+    assert sorted(map(sorted, sides)) == [["eval"]] * 9 + [["train"]] * 9
+
+
 def test_a_prompt_that_another_dataset_evaluates_on_may_be_held_out_and_not_trained_on() -> None:
     rows = [pair(n) for n in range(4)]
     assert gate_rows(rows, evaluated=[pair(0)["messages"]]).report.passed
