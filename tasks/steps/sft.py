@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from rlcore.audit.data import pairing_of, require_demonstrations, require_pairing
 from rlcore.audit.seals import require_saved, require_sealed, write_seal
 from rlcore.config import SftConfig
+from rlcore.demonstrations import Demonstration
 from rlcore.models.check import check_model
 from rlcore.models.loading import save_model
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
@@ -25,11 +29,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
     tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
     train, held_out = (
-        [
-            demonstration
-            for folder in folders
-            for demonstration in tokenize_demonstrations(read_demonstrations(folder / f"{split}.parquet"), tokenizer)
-        ]
+        [demonstration for folder in folders for demonstration in _read(folder / f"{split}.parquet", tokenizer)]
         for split in ("train", "eval")
     )
     history: list[Mapping[str, float]] = []
@@ -47,8 +47,19 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
         save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         require_saved(model.state_dict(), context.folder / MODEL)
+        budget = config.tokens_per_microbatch
+        pairing = pairing_of(model, held_out, tokens_per_microbatch=budget, seed=context.seed)
+        context.progress(f"answers cost {pairing.gap:.3f} nats per token more after other prompts than after their own")
+        require_pairing(pairing, sigmas=config.min_pairing, num_seen=config.num_steps * config.batch_size)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"memory/peak_gib": memory})
+    return StageResult(metrics=result | {"sft/pairing": pairing.gap, "memory/peak_gib": memory})
+
+
+def _read(path: Path, tokenizer: ChatTokenizer) -> list[Demonstration]:
+    rows = read_demonstrations(path)
+    made = tokenize_demonstrations(rows, tokenizer)
+    require_demonstrations([(row.messages, row.completion) for row in rows], made, tokenizer)
+    return made
