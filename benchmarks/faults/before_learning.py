@@ -178,7 +178,7 @@ BEFORE: dict[str, tuple[str, Inject]] = {
     "rewards shuffled": ("grpo", scores(shuffled)),
     "rewards shuffled from the tenth iteration on": ("grpo", scores(shuffled, since=10)),
     "a constant reward": ("grpo", scores(whole(lambda _: 0.5))),
-    "rewards are 0 or 1, rounded": ("grpo", scores(valued(lambda value: float(value > 0.5)))),
+    "rewards are halved": ("grpo", scores(valued(lambda value: 0.5 * value))),
     "rewards off by a tenth": ("ppo", scores(valued(lambda value: value + 0.1))),
     "the mix forgets weights": ("grpo", without_gate),
     "the verifier calls right wrong, from the start": (

@@ -42,8 +42,8 @@ from rlcore.types import Message, Prompt
 
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64, max_positions=128)
 SUMS = {f"{a}+{b}": a + b for a in range(10) for b in range(10)}
-MAX_NEW_TOKENS = 12
-SFT = SftConfig(num_steps=150, batch_size=16, learning_rate=5e-3)
+MAX_NEW_TOKENS = 32
+SFT = SftConfig(num_steps=120, batch_size=16, learning_rate=5e-3)
 TERMS = (
     RewardTerm(kind="math"),
     RewardTerm(kind="length", weight=0.2, options={"limit": MAX_NEW_TOKENS, "buffer": 4}),
@@ -134,11 +134,12 @@ def scratch() -> Path:
 
 
 def rows_of(split: str) -> list[tuple[tuple[Message, ...], str]]:
-    """Questions with answers of two styles, of which the shorter one is often wrong."""
+    """Questions with answers in a few words, of which half are wrong."""
     draws, rows = random.Random(0), []
     for question, total in SUMS.items():
-        answer = f"#### {total}" if draws.random() < 0.6 else f"#### {max(0, total + draws.choice((-1, 1)))}"
-        rows.append(((Message(role="user", content=question),), answer))
+        said = total if draws.random() < 0.5 else max(0, total + draws.choice((-2, -1, 1, 2)))
+        words = " ".join(draws.choice(("so", "well", "thus", "hence")) for _ in range(draws.randint(1, 4)))
+        rows.append(((Message(role="user", content=question),), f"{words} #### {said}"))
     return rows if split == "train" else rows[::2]
 
 
@@ -164,10 +165,10 @@ def prompts() -> list[Prompt]:
 
 BASE: Mapping[str, Any] = {
     "algorithm": "grpo",
-    "num_iterations": 30,
+    "num_iterations": 40,
     "prompts_per_iteration": 4,
     "group_size": 4,
-    "learning_rate": 1e-3,
+    "learning_rate": 3e-4,
     "rewards": TERMS,
     "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS),
     "checkpoints": CheckpointConfig(iterations=1000),
@@ -182,7 +183,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
     "dapo, cut answers masked": {
         "algorithm": "dapo",
         "update": UpdateConfig(truncated="mask"),
-        "sampling": SamplingConfig(max_new_tokens=6),
+        "sampling": SamplingConfig(max_new_tokens=24),
     },
     "ppo": {
         "algorithm": "ppo",
@@ -209,7 +210,8 @@ def parts_of(scene: str, *, folder: Path | None = None, share: float = 1.0, seed
     )
     verifier = build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
     held_out = HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier)
-    health = HealthConfig(action="warn", audit=AuditConfig(share=share))
+    # The rules on curves are off: groups of four and sixteen rollouts are too few for them.
+    health = HealthConfig(action="off", audit=AuditConfig(share=share, rollouts=4))
     return dataclasses.replace(parts, held_out=held_out, health=health)
 
 

@@ -30,7 +30,7 @@ from rlcore.canaries import known_answers_canary
 from rlcore.canaries.rewards import VERIFIERS, prompts_for
 from rlcore.errors import CanaryError, CheckpointError
 from rlcore.packing import TokenSequence
-from rlcore.sampling.replicas import members_of
+from rlcore.sampling.base import members_of
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.training.totals import UpdateStats
@@ -129,11 +129,13 @@ class Audit:
         with self._timed():
             parts, config = self._parts, self._parts.config
             if parts.learner.policy_version != iteration - 1:
-                shown = {"expected": f"{iteration - 1} updates", "found": str(parts.learner.policy_version)}
-                self._report(Finding(what="where the learner stands", fix=_RESUMED, **shown), iteration)
+                wanted, found = f"{iteration - 1} updates", str(parts.learner.policy_version)
+                fault = Finding(what="where the learner stands", expected=wanted, found=found, fix=_RESUMED)
+                self._report(fault, iteration)
             in_reward = parts.learner.has_reference and config.kl.placement == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
-            for fault in experience_faults(groups, samples, config, penalty=penalty):
+            has_tools = parts.sampler is not parts.engine
+            for fault in experience_faults(groups, samples, config, penalty=penalty, has_tools=has_tools):
                 self._report(fault, iteration)
             if not self._is_due():
                 return None

@@ -52,13 +52,16 @@ def experience_faults(
     config: RlConfig,
     *,
     penalty: float,
+    has_tools: bool,
 ) -> Iterator[Finding]:
-    """What is wrong with the samples of an iteration; ``penalty`` as in :func:`rlcore.audit.plain.expected`."""
+    """What is wrong with the samples of an iteration; ``penalty`` as in :func:`rlcore.audit.plain.expected`.
+
+    ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
+    """
     kept = [item for group in groups for item in group if usable(item, config.update.truncated)]
     if len(kept) != len(samples):
         yield Finding(what="samples to train on", expected=str(len(kept)), found=str(len(samples)))
         return
-    has_tools = bool(config.sampling.episodes.tools)
     for item, sample in zip(kept, samples, strict=True):
         if fault := _shape_fault(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
             yield Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import weights_digest
-from rlcore.sampling.base import Sampler
-from rlcore.sampling.replicas import members_of
+from rlcore.sampling.base import Sampler, members_of
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.algorithms.kl import KlController
 from rlcore.audit.seals import require_restored
 from rlcore.errors import CheckpointError, StorageError
+from rlcore.models.saving import fsync
 from rlcore.models.sharded import like
 from rlcore.ranks import Ranks, is_shard, whole
 from rlcore.training.learner import Learner
@@ -104,7 +104,7 @@ def write_checkpoint(root: Path, step: int, snapshot: Snapshot, *, keep: int = 2
         _seal(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync(root)
+        fsync(root)
         staying = steps_to_keep([_step(path) for path in _steps(root)], keep=keep, spared=spared)
         for old in (path for path in _steps(root) if _step(path) not in staying):
             # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
@@ -284,17 +284,9 @@ def _seal(folder: Path) -> None:
     manifest = {path.name: _describe(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (*files, folder / MANIFEST, folder):
-        _fsync(path)
+        fsync(path)
 
 
 def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

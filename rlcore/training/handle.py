@@ -104,6 +104,10 @@ class LearnerHandle(Judging, Protocol):
         """The policy's weights as an engine takes them, in the base's names; valid until the next update."""
         ...
 
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        """What :meth:`weights` gives now, valid as long as it is kept."""
+        ...
+
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
         """Begin to write the checkpoint of ``step``, after the one before is on the disk.
 

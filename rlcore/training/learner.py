@@ -25,7 +25,7 @@ from rlcore.models.sharded import ranks_of, whole_pass
 from rlcore.out_of_memory import fit
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
-from rlcore.training.losses import StepLosses
+from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
     Columns,
     own_tokens,
@@ -43,7 +43,6 @@ from rlcore.training.optim import (
     seek,
     take_step,
 )
-from rlcore.training.policy_terms import coefficients_of
 from rlcore.training.totals import Totals, UpdateStats
 from rlcore.types import TrainingSample
 

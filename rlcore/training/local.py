@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from rlcore.canaries import token_scores
 from rlcore.config import RlConfig
 from rlcore.memory import Footprint, measuring, num_parameters, optimizer_bytes
 from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.precision import compute_dtype
 from rlcore.models.sharded import whole_state
 from rlcore.out_of_memory import free_cached
@@ -34,6 +34,23 @@ from rlcore.types import Rollout, TrainingSample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+class _Copy(Mapping[str, torch.Tensor]):
+    """Weights copied into the machine's memory; each is on ``device`` while it is read."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._device = device
+        self._tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 class LocalLearner:
@@ -132,6 +149,9 @@ class LocalLearner:
     def weights(self) -> Mapping[str, torch.Tensor]:
         return merged_state(self.learner.policy)
 
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return _Copy(self.weights(), self.learner.policy.device)
+
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
         self._writer.save(root, step, self.learner, run_state=run_state, spared=spared)
 
@@ -152,3 +172,8 @@ class LocalLearner:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
+    """A policy's weights as an engine takes them, in the base's names; an adapter is merged in when they are read."""
+    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()

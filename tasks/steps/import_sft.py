@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from rlcore.audit.seals import write_seal
-from rlcore.config import ModelConfig, RunConfig
+from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-from rlcore.models.loading import import_model, source_digest
+from rlcore.models.importing import import_model, source_digest
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import find_home
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.tracking import runs as tracking

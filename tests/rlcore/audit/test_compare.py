@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlcore.audit.compare import experience_faults, rollout_fault
-from rlcore.config import EpisodeConfig, SamplingConfig
+from rlcore.config import SamplingConfig
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, ScoredRollout, TrainingSample
 from tests import strategies
@@ -26,8 +26,8 @@ def pieces() -> tuple[list[list[ScoredRollout]], list[TrainingSample]]:
     return groups, samples_of(groups, CONFIG, policy)
 
 
-def found(groups: Any, samples: Any, config: Any = CONFIG) -> list[str]:
-    return [str(fault) for fault in experience_faults(groups, samples, config, penalty=0.0)]
+def found(groups: Any, samples: Any, *, has_tools: bool = False) -> list[str]:
+    return [str(fault) for fault in experience_faults(groups, samples, CONFIG, penalty=0.0, has_tools=has_tools)]
 
 
 def test_a_sound_iteration_has_no_fault() -> None:
@@ -71,16 +71,13 @@ def test_a_completion_that_was_cut_has_as_many_tokens_as_the_limit() -> None:
     assert len(short.rollout.completion_ids) < 8
     groups[0][0] = dataclasses.replace(short, rollout=dataclasses.replace(short.rollout, finish_reason="length"))
     assert "cut by the limit: expected 8 tokens" in found(groups, samples)[0]
-    with_tools = dataclasses.replace(
-        CONFIG, sampling=SamplingConfig(max_new_tokens=999, episodes=EpisodeConfig(tools=("calculator",)))
-    )
-    assert found(groups, samples, with_tools) == []  # an episode may be cut by its turns
+    assert found(groups, samples, has_tools=True) == []  # an episode may be cut by its turns
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     from rlcore.config import ModelConfig
-    from rlcore.models.loading import import_model
+    from rlcore.models.importing import import_model
     from tests.rlcore.loop.conftest import SHAPE
 
     folder = tmp_path_factory.mktemp("audit") / "model"

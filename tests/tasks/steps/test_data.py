@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_contracts.gate import GateReport
-from rlcore.config import DatasetConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
+from tasks.preset.data import DatasetConfig
 from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, resolve_adapter, source_digest
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
