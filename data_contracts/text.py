@@ -19,7 +19,7 @@ from data_contracts.characters import folded, latin_looks, without_invisible
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")
-_LONE = re.compile(r" [.,;:!?']{1,3}(?= |$)")
+_LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
 _SIGNS = frozenset("*/%&\\@#_{}")  # punctuation by its category, and an operator or a name's part by its use
 _ENDS = frozenset(".,;:?'")  # nothing more than punctuation after a number, too
 _MOST_PUNCTUATION = 3
@@ -108,7 +108,7 @@ def _quoted_piece(chunk: str) -> str:
 
 
 def _without_lone(found: re.Match[str]) -> str:
-    """Nothing in the place of punctuation with a blank before it, where a word of letters stands before that."""
+    """Nothing in the place of runs of punctuation with blanks before them, where a word of letters stands before."""
     before = found.string[max(0, found.start() - 2) : found.start()]
     return "" if len(before) == 2 and before.isalpha() else found.group()
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_contracts.text import looks, normalise, prompt_hash, prompt_key, question_text, word_ngrams
@@ -77,6 +77,7 @@ def test_operators_numbers_and_words_keep_questions_apart(one: str, other: str) 
 
 
 @given(st.text(st.characters(min_codepoint=9, max_codepoint=126, exclude_characters="&'\"`")))
+@example("AA?.0")
 def test_what_typing_adds_is_left_out_at_once(text: str) -> None:
     assert question_text(question_text(text)) == question_text(text)
 

@@ -372,7 +372,7 @@ def test_a_gated_file_keeps_its_contract_columns(tmp_path: Path) -> None:
         ("prompts", "gsm8k", "gsm8k_train.jsonl", (7473, 0, 7473, 0)),
         ("demonstrations", "gsm8k", "gsm8k_train.jsonl", (7473, 0, 7473, 0)),
         ("prompts", "alpaca_eval", "preferences_alpaca_eval.jsonl", (4727, 4121, 606, 0)),
-        ("preferences", "alpaca_eval", "preferences_alpaca_eval.jsonl", (4727, 114, 4611, 2)),
+        ("preferences", "alpaca_eval", "preferences_alpaca_eval.jsonl", (4727, 114, 4610, 3)),
     ],
 )
 def test_real_files_go_through_and_every_line_is_accounted_for(
