@@ -34,7 +34,8 @@ from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import RlcoreError
 from rlcore.loop import HeldOut, Parts, train
 from rlcore.loop.native import chat_prompts, native_parts
-from rlcore.models.loading import import_model, load_policy, save_model
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy, save_model
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft

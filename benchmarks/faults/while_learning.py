@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rlcore.training.policy_terms import PolicyTerms
 
 from benchmarks.faults.lab import Patches
 from rlcore.algorithms import kl as kl_module
@@ -18,7 +19,6 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.training import building, experience, judges, learner, losses, minibatches, value_terms
 from rlcore.training import optim as optim_module
 from rlcore.training.learner import Learner
-from rlcore.training.policy_terms import PolicyTerms
 
 Inject = Callable[[Patches], None]
 

@@ -23,7 +23,7 @@ from rlcore.config import ModelConfig
 from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import DataError, TrainingError
 from rlcore.models.heads import ScalarModel, score_rewards
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from rlcore.types import Message
