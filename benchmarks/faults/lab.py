@@ -44,6 +44,7 @@ from rlcore.types import Message, Prompt
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64, max_positions=128)
 SUMS = {f"{a}+{b}": a + b for a in range(10) for b in range(10)}
 MAX_NEW_TOKENS = 32
+NUM_ITERATIONS = 40
 SFT = SftConfig(num_steps=120, batch_size=16, learning_rate=5e-3)
 TERMS = (
     RewardTerm(kind="math"),
@@ -51,6 +52,7 @@ TERMS = (
 )
 
 
+CPU: Mapping[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 _WARNINGS = ("health", "audit", "updates follow", "was not checked")
 
 
@@ -77,11 +79,11 @@ class Diary:
     """A recorder that keeps notes and figures, and ends a run where it is to be killed."""
 
     killed_after: int = 0
-    notes: list[str] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)  # after how many iterations, and what
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        self.notes.append((len(self.rows), text))
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
         self.rows.append(dict(metrics))
@@ -91,7 +93,7 @@ class Diary:
             raise KilledError
 
     def stopped(self, stop: Any) -> None:
-        self.notes.append(str(stop))
+        self.note(str(stop))
 
     def flush(self) -> None:
         """Nothing is kept elsewhere."""
@@ -108,6 +110,19 @@ class Verdict:
     caught: str  # "stopped", "warned" or "silent"
     steps: int
     message: str
+
+
+Inject = Callable[[Patches], None]
+Play = Callable[[Patches], Verdict]
+
+
+def stopped_by(work: Callable[[], object], steps: int = 0) -> Verdict:
+    """The verdict on work that has no iterations."""
+    try:
+        work()
+    except RlcoreError as error:
+        return Verdict(caught="stopped", steps=steps, message=error.what)
+    return Verdict(caught="silent", steps=steps, message="")
 
 
 @functools.cache
@@ -166,7 +181,7 @@ def prompts() -> list[Prompt]:
 
 BASE: Mapping[str, Any] = {
     "algorithm": "grpo",
-    "num_iterations": 40,
+    "num_iterations": NUM_ITERATIONS,
     "prompts_per_iteration": 4,
     "group_size": 4,
     "learning_rate": 3e-4,
@@ -179,6 +194,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "grpo, 2 epochs": {"update": _TWICE},
     "grpo, KL in the loss": {"kl": KlConfig(coefficient=0.1)},
+    "grpo, small micro-batches": {"update": UpdateConfig(tokens_per_microbatch=160)},
     "grpo, temperature 0.7": {"sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, temperature=0.7)},
     "grpo, one iteration ahead": {"sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, staleness=1)},
     "dapo, cut answers masked": {
@@ -227,9 +243,9 @@ def played(make: Callable[[], Parts]) -> Verdict:
             train(parts, diary)
     except RlcoreError as error:
         return Verdict(caught="stopped", steps=len(diary.rows), message=error.what)
-    warned = [note for note in diary.notes if any(word in note for word in _WARNINGS)]
+    warned = [noted for noted in diary.notes if any(word in noted[1] for word in _WARNINGS)]
     if warned:
-        return Verdict(caught="warned", steps=len(diary.rows), message=warned[0])
+        return Verdict(caught="warned", steps=warned[0][0], message=warned[0][1])
     return Verdict(caught="silent", steps=len(diary.rows), message="")
 
 

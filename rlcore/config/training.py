@@ -37,7 +37,9 @@ class SftConfig:
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
-    min_pairing: NonNegativeFloat = 3.0  # standard errors by which answers cost more after other prompts; 0: not asked
+    # Of answers that repeat rare words of one prompt alone, the share that stands beside it; 0: not asked.
+    min_mates: Fraction = 0.25
+    min_pairing: NonNegativeFloat = 0.0  # nats per token that held-out answers cost more after other prompts
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -89,7 +91,7 @@ class RewardModelConfig:
     audit_folds: NonNegativeInt = 5
     tokens_per_microbatch: PositiveInt = 8192
     min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
-    max_label_noise: Fraction = 0.45  # the stage fails where more labels look wrong to the audit; half of them: guesses
+    max_label_noise: Fraction = 1.0  # the stage fails where more labels look wrong to the audit; 0.5: it guesses
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

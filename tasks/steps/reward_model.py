@@ -54,6 +54,8 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
         trunk = _trunk(config.trunk, runtime, checkpoint, seed=context.seed)
         fitted = fit_reward_model(trunk, data.train, config, seed=context.seed, report=report)
         noise = label_noise([suspect.margin for suspect in fitted.suspects])
+        if fitted.suspects:
+            context.progress(str(noise))
         require_labels(noise, config.max_label_noise)
         held_out, scales = _judge(fitted, data, config, seed=context.seed)
         probes = held_out.sequences[:NUM_PROBES]

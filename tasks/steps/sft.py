@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlcore.audit.data import pairing_of, require_demonstrations, require_pairing
+from rlcore.audit.data import require_demonstrations
+from rlcore.audit.pairing import mates_of, pairing_of, require_mates, require_pairing
 from rlcore.audit.seals import require_saved, require_sealed, write_seal
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
@@ -29,7 +30,11 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
     tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
     train, held_out = (
-        [demonstration for folder in folders for demonstration in _read(folder / f"{split}.parquet", tokenizer)]
+        [
+            demonstration
+            for folder in folders
+            for demonstration in _read(folder / f"{split}.parquet", tokenizer, min_mates=config.min_mates)
+        ]
         for split in ("train", "eval")
     )
     history: list[Mapping[str, float]] = []
@@ -49,8 +54,8 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         require_saved(model.state_dict(), context.folder / MODEL)
         budget = config.tokens_per_microbatch
         pairing = pairing_of(model, held_out, tokens_per_microbatch=budget, seed=context.seed)
-        context.progress(f"answers cost {pairing.gap:.3f} nats per token more after other prompts than after their own")
-        require_pairing(pairing, sigmas=config.min_pairing, num_seen=config.num_steps * config.batch_size)
+        context.progress(str(pairing))
+        require_pairing(pairing, config.min_pairing)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
@@ -58,8 +63,10 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     return StageResult(metrics=result | {"sft/pairing": pairing.gap, "memory/peak_gib": memory})
 
 
-def _read(path: Path, tokenizer: ChatTokenizer) -> list[Demonstration]:
+def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
+    """The demonstrations of a split, each as its row says, and beside its own prompt."""
     rows = read_demonstrations(path)
-    made = tokenize_demonstrations(rows, tokenizer)
-    require_demonstrations([(row.messages, row.completion) for row in rows], made, tokenizer)
+    made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    require_demonstrations(said, made, tokenizer)
+    require_mates(mates_of(said), min_mates)
     return made

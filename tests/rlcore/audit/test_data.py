@@ -5,31 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from rlcore.audit.data import (
-    Pairing,
-    label_noise,
-    pairing_of,
-    require_demonstrations,
-    require_labels,
-    require_last_token,
-    require_pairing,
-)
+from rlcore.audit.data import label_noise, require_demonstrations, require_labels, require_last_token
 from rlcore.config import ModelConfig
 from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import DataError, TrainingError
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.importing import import_model
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.sft import train_sft
 from rlcore.types import Message
 from tests import strategies
 from tests.rlcore.loop.conftest import SHAPE
-from tests.rlcore.training.test_sft import config, echo_sequences, whole
 
 QUESTION = (Message(role="user", content="3+4"),)
 LONGER = (*QUESTION, Message(role="assistant", content="7"), Message(role="user", content="+2"))
@@ -84,43 +73,29 @@ def test_a_demonstration_that_is_not_its_row_is_named(name: str, tokenizer: Chat
         require_demonstrations(ROWS, change(made(tokenizer)), tokenizer)
 
 
-def rotated(demonstrations: list[Demonstration]) -> list[Demonstration]:
-    answers = [one.sequence.completion_ids for one in demonstrations]
-    return [
-        dataclasses.replace(one, sequence=dataclasses.replace(one.sequence, completion_ids=answers[place - 1]))
-        for place, one in enumerate(demonstrations)
-    ]
-
-
-@pytest.mark.parametrize("turn", [list, rotated])
-def test_answers_are_likelier_after_their_own_prompts_unless_they_were_exchanged(turn: Any) -> None:
-    model, shown, held_out = strategies.tiny_llama(), whole(echo_sequences(200, 0)), whole(echo_sequences(200, 9))
-    train_sft(model, turn(shown), held_out, config(num_steps=30), seed=0, report=lambda *_: None)
-    found = pairing_of(model, turn(held_out), tokens_per_microbatch=256, seed=0)
-    assert found.num_rows >= 16
-    if turn is rotated:
-        with pytest.raises(DataError, match="no likelier after their own prompts"):
-            require_pairing(found, sigmas=3.0, num_seen=512)
-    else:
-        require_pairing(found, sigmas=3.0, num_seen=512)
-
-
-def test_nothing_is_asked_of_few_rows_of_little_training_or_where_a_preset_says_so() -> None:
-    none = Pairing(gap=0.0, error=0.1, num_rows=100)
-    require_pairing(none, sigmas=3.0, num_seen=511)
-    require_pairing(none, sigmas=0.0, num_seen=10_000)
-    require_pairing(dataclasses.replace(none, num_rows=15), sigmas=3.0, num_seen=10_000)
-
-
 def test_label_noise_is_the_share_of_sure_judgements_against_the_label() -> None:
     # Judges are sure at 0.9 on average: 6 pairs count for their label, 2 against it, and one for neither.
-    margins = [2.2] * 3 + [2.1973] * 3 + [-2.3] * 2 + [0.1]
-    noise = label_noise([2.2] * 6 + [-2.3] * 2)
-    assert noise.share == pytest.approx(0.25)
-    assert label_noise(margins).num_pairs == 9
-    require_labels(noise, 0.25)
+    noise = label_noise([2.2] * 3 + [2.1973] * 3 + [-2.3] * 2 + [0.1])
+    assert noise.num_pairs == 9
+    assert label_noise([2.2] * 6 + [-2.3] * 2).share == pytest.approx(0.25)
+    assert label_noise([]).share == 0.0
+
+
+def test_labels_are_refused_beyond_chance_alone() -> None:
+    some, many = label_noise([2.2] * 6 + [-2.3] * 2), label_noise(([2.2] * 6 + [-2.3] * 2) * 50)
+    for noise, bound in ((some, 0.1), (many, 0.25), (many, 1.0), (label_noise([]), 0.1)):
+        require_labels(noise, bound)
     with pytest.raises(DataError, match="25% of the labels look wrong"):
-        require_labels(label_noise(([2.2] * 6 + [-2.3] * 2) * 50), 0.2)
+        require_labels(many, 0.15)
+
+
+def test_judges_that_guess_are_said_to_and_stop_nothing() -> None:
+    guesses = label_noise([1.0, 3.0, -1.0, -3.0] * 50)
+    require_labels(guesses, 1.0)
+    assert (
+        str(guesses) == "0.50 [0.40, 0.60] of 200 labels look wrong: the judges cannot tell a label from its opposite"
+    )
+    assert str(label_noise([1.0, 3.0] * 50)) == "0.00 [0.00, 0.07] of 100 labels look wrong"
 
 
 def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
-"""Faults around a run: resume, saving, evaluation, foreign code, and the supervised stages before it."""
+"""Faults around a run: resume, saving, evaluation and foreign code."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 import threading
@@ -10,51 +9,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.faults import lab
-from benchmarks.faults.lab import Diary, Patches, Verdict, new_folder, parts_of, played, resumed, scratch, start
-from rlcore.audit.data import (
-    label_noise,
-    pairing_of,
-    require_demonstrations,
-    require_labels,
-    require_last_token,
-    require_pairing,
+from benchmarks.faults.lab import (
+    CPU,
+    Diary,
+    Patches,
+    Play,
+    Verdict,
+    new_folder,
+    parts_of,
+    played,
+    resumed,
+    start,
+    stopped_by,
 )
-from rlcore.audit.seals import require_saved, require_sealed, require_served, write_seal
-from rlcore.config import CheckpointConfig, KlConfig, RewardModelConfig
-from rlcore.demonstrations import Demonstration, render_conversation
-from rlcore.errors import RlcoreError
+from rlcore.audit.seals import require_sealed, require_served, write_seal
+from rlcore.config import CheckpointConfig
 from rlcore.loop import Parts, train
 from rlcore.loop.run import Run
-from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import load_policy, save_model
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
 from rlcore.training import checkpoint
 from rlcore.training import local as local_module
-from rlcore.training.checkpoint import LossScale
-from rlcore.training.preferences import TokenPair
-from rlcore.training.reward_fit import Fitted, fit_reward_model
-from rlcore.training.sft import train_sft
-from rlcore.types import Message, Rollout
-
-Play = Callable[[Patches], Verdict]
-CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
-_ = LossScale
-
-
-def stopped_by(work: Callable[[], object], steps: int = 0) -> Verdict:
-    """The verdict on work that has no iterations."""
-    try:
-        work()
-    except RlcoreError as error:
-        return Verdict(caught="stopped", steps=steps, message=error.what)
-    return Verdict(caught="silent", steps=steps, message="")
-
+from rlcore.types import Rollout
 
 # Resume
 
@@ -214,11 +192,6 @@ def at_random(rollouts: Sequence[Rollout]) -> list[Any]:
     return [random.random() for _ in rollouts]
 
 
-def by_batch(rollouts: Sequence[Rollout]) -> list[Any]:
-    most = max(len(rollout.completion_ids) for rollout in rollouts)
-    return [len(rollout.completion_ids) / most for rollout in rollouts]
-
-
 def not_finite(rollouts: Sequence[Rollout]) -> list[Any]:
     return [float("inf") if rollout.policy_version >= 2 else 1.0 for rollout in rollouts]
 
@@ -230,99 +203,6 @@ def raises_later(rollouts: Sequence[Rollout]) -> list[Any]:
 def scores_few(rollouts: Sequence[Rollout]) -> list[Any]:
     return [None if place % 4 == 0 else 1.0 for place, _ in enumerate(rollouts)]
 
-
-# Supervised stages
-
-
-def sft(change: Callable[[list[Demonstration]], list[Demonstration]], *, rows: bool = False) -> Play:
-    """Train on demonstrations; ``rows``: the fault is in the rows that they are made of."""
-
-    def play(patch: Patches) -> Verdict:
-        tokenizer, model = ChatTokenizer.load(scratch()), load_policy(scratch(), **CPU)
-        given = lab.rows_of("train")
-        if rows:
-            answers = [answer for _, answer in given]
-            given = [
-                (messages, answer) for (messages, _), answer in zip(given, [*answers[7:], *answers[:7]], strict=True)
-            ]
-        made = [render_conversation(tokenizer, messages, answer) for messages, answer in given]
-        made = made if rows else change(made)
-
-        def work() -> None:
-            require_demonstrations(given, made, tokenizer)
-            train_sft(model, made, made[::2], lab.SFT, seed=0, report=lambda *_: None)
-            found = pairing_of(model, made[::2], tokens_per_microbatch=4096, seed=0)
-            require_pairing(found, sigmas=3.0, num_seen=lab.SFT.num_steps * lab.SFT.batch_size)
-
-        return stopped_by(work)
-
-    return play
-
-
-def without_end(them: list[Demonstration]) -> list[Demonstration]:
-    return [
-        Demonstration(
-            sequence=dataclasses.replace(one.sequence, completion_ids=one.sequence.completion_ids[:-1]),
-            loss_mask=one.loss_mask[:-1],
-        )
-        for one in them
-    ]
-
-
-def mask_to_the_left(them: list[Demonstration]) -> list[Demonstration]:
-    return [dataclasses.replace(one, loss_mask=(*one.loss_mask[1:], False)) for one in them]
-
-
-def rotated(them: list[Demonstration]) -> list[Demonstration]:
-    return [
-        Demonstration(
-            sequence=dataclasses.replace(one.sequence, completion_ids=them[place - 7].sequence.completion_ids),
-            loss_mask=them[place - 7].loss_mask,
-        )
-        for place, one in enumerate(them)
-    ]
-
-
-def pairs(swapped: float) -> list[TokenPair]:
-    """Right answers against wrong ones of the same length, a share of them the wrong way round."""
-    tokenizer, draws, found = ChatTokenizer.load(start()), random.Random(1), []
-    for number, (question, total) in enumerate(lab.SUMS.items()):
-        asked = [Message(role="user", content=question)]
-        sides = [f"{question}={total}", f"{total}={question}"]
-        if draws.random() < swapped:
-            sides.reverse()
-        prompt_ids, chosen = tokenizer.render_demonstration(asked, sides[0])
-        _, rejected = tokenizer.render_demonstration(asked, sides[1])
-        found.append(TokenPair(set_id=str(number), prompt_ids=prompt_ids, chosen_ids=chosen, rejected_ids=rejected))
-    return found
-
-
-def fitted(them: list[TokenPair]) -> Fitted:
-    config = RewardModelConfig(num_epochs=1, batch_size=16, learning_rate=1e-3, head_learning_rate=1e-3)
-    return fit_reward_model(load_policy(start(), **CPU), them, config, seed=0, report=lambda *_: None)
-
-
-def reward_model(swapped: float, bound: float = 0.45) -> Play:
-    def play(patch: Patches) -> Verdict:
-        found = fitted(pairs(swapped))
-        return stopped_by(lambda: require_labels(label_noise([each.margin for each in found.suspects]), bound))
-
-    return play
-
-
-def read_early(patch: Patches) -> Verdict:
-    model = ScalarModel.with_random_head(load_policy(start(), **CPU), torch.Generator().manual_seed(0))
-    scores = ScalarModel._scalars
-    patch.set(ScalarModel, "_scalars", lambda self, batch, places: scores(self, batch, (places - 1).clamp(min=0)))
-    from rlcore.models.heads import score_rewards
-
-    sequences = [side for pair in pairs(0.0)[:2] for side in pair.sides]
-    return stopped_by(
-        lambda: require_last_token(model, score_rewards(model, sequences, tokens_per_microbatch=512), sequences)
-    )
-
-
-assert contextlib and KlConfig and require_saved
 
 AROUND: dict[str, Play] = {
     "resume: weights are not restored": after_resume("grpo", lost("_restore_weights")),
@@ -347,29 +227,7 @@ AROUND: dict[str, Play] = {
     "a user's reward hangs": own_reward(hangs, minutes=0.02),
     "a user's reward gives its values in another order, later": own_reward(other_order),
     "a user's reward is random": own_reward(at_random),
-    "a user's reward looks at its whole batch (no fault)": own_reward(by_batch),
     "a user's reward becomes infinite": own_reward(not_finite),
     "a user's reward raises later": own_reward(raises_later),
     "a user's reward cannot score a quarter": own_reward(scores_few),
-    "SFT: the end is not trained on": sft(without_end),
-    "SFT: the mask is one to the left": sft(mask_to_the_left),
-    "SFT: answers are moved against prompts, as tokens": sft(rotated),
-    "SFT: answers are moved against prompts, in the rows": sft(rotated, rows=True),
-    "SFT: prompts are trained on too": sft(
-        lambda them: [
-            Demonstration(
-                sequence=dataclasses.replace(
-                    one.sequence,
-                    prompt_ids=one.sequence.prompt_ids[:1],
-                    completion_ids=one.sequence.prompt_ids[1:] + one.sequence.completion_ids,
-                ),
-                loss_mask=(True,) * (len(one.sequence.prompt_ids) - 1 + len(one.loss_mask)),
-            )
-            for one in them
-        ]
-    ),
-    "reward model: a tenth of the labels is swapped (bound 0.05)": reward_model(0.1, 0.05),
-    "reward model: half of the labels are swapped": reward_model(0.5),
-    "reward model: labels are swapped in training and evaluation": reward_model(1.0),
-    "reward model: the score is read one token early": read_early,
 }

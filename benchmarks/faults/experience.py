@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import MAX_NEW_TOKENS, Patches
+from benchmarks.faults.lab import Inject, Patches
 from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop import update as update_module
 from rlcore.rewards.length import LengthReward
@@ -19,7 +19,6 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Rollout, Score, ScoredRollout, TrainingSample
 
-Inject = Callable[[Patches], None]
 Scores = Sequence[Score]
 Samples = Sequence[TrainingSample]
 
@@ -169,7 +168,7 @@ def another_template(patch: Patches) -> None:
     old = patch.set(ChatTokenizer, "render_prompt", render)
 
 
-BEFORE: dict[str, tuple[str, Inject]] = {
+EXPERIENCE: dict[str, tuple[str, Inject]] = {
     "the reward's sign is swapped": ("grpo", scores(whole(lambda value: -value))),
     "the total's sign is swapped, the parts are right": ("grpo", scores(valued(lambda value: -value))),
     "1 - reward": ("grpo", scores(whole(lambda value: 1.0 - value))),
@@ -253,4 +252,3 @@ BEFORE: dict[str, tuple[str, Inject]] = {
     ),
     "another chat template than the prompts': from the third iteration": ("grpo", another_template),
 }
-assert MAX_NEW_TOKENS > 1
