@@ -61,6 +61,8 @@ def lost(*names: str) -> Callable[[Patches], None]:
 
 
 def scalars_lost(name: str, value: Any) -> Callable[[Patches], None]:
+    """A number of the checkpoint is another."""
+
     def inject(patch: Patches) -> None:
         old = checkpoint._restore
         patch.set(checkpoint, "_restore", lambda folder, learner, found: old(folder, learner, {**found, name: value}))
@@ -69,6 +71,7 @@ def scalars_lost(name: str, value: Any) -> Callable[[Patches], None]:
 
 
 def position_lost(patch: Patches) -> None:
+    """The run goes on as if one iteration had been done."""
     old = Run.restore
     patch.set(Run, "restore", lambda self, state: old(self, {**state, "iteration": 1}))
 
@@ -88,6 +91,7 @@ def reanchored(parts: Parts) -> Parts:
 
 
 def other_prompts(parts: Parts) -> Parts:
+    """References of the prompts that were changed between two starts."""
     changed = [dataclasses.replace(prompt, reference=prompt.reference + "0") for prompt in parts.prompts]
     return dataclasses.replace(parts, prompts=changed)
 
@@ -96,6 +100,7 @@ def other_prompts(parts: Parts) -> Parts:
 
 
 def trained() -> Parts:
+    """The parts of a run of two iterations, done."""
     parts = parts_of("grpo", num_iterations=2)
     train(parts, Diary())
     return parts
@@ -113,11 +118,13 @@ def saving(inject: Callable[[Patches, Parts], None]) -> Play:
 
 
 def saves_the_start(patch: Patches, parts: Parts) -> None:
+    """What is written is the model that training began with."""
     first = load_policy(start(), **CPU)
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(first, *rest, **more))
 
 
 def saves_half(patch: Patches, parts: Parts) -> None:
+    """One layer of what was trained is written, and the rest of the start."""
     mixed = load_policy(start(), **CPU)
     state = {n: v for n, v in parts.learner.weights().items() if "layers.0" in n}
     mixed.load_state_dict(state, strict=False)
@@ -125,6 +132,7 @@ def saves_half(patch: Patches, parts: Parts) -> None:
 
 
 def saves_rounded(patch: Patches, parts: Parts) -> None:
+    """What is written has six bits after the point."""
     learned = parts.learner.learner.policy  # type: ignore[attr-defined]
     rounded = load_policy(start(), **CPU)
     rounded.load_state_dict({n: (64.0 * v).round() / 64.0 for n, v in learned.state_dict().items()})
@@ -152,11 +160,13 @@ def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", eng
 
 
 def template_changed(folder: Path, _: Path) -> None:
+    """Another beginning of each prompt, in the folder's template."""
     path = folder / "model/chat_template.jinja"
     path.write_text("Be brief. " + path.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def weights_exchanged(folder: Path, first: Path) -> None:
+    """The weights of the start, in the folder of the trained model."""
     (folder / "model/model.safetensors").write_bytes((first / "model.safetensors").read_bytes())
 
 
@@ -174,33 +184,40 @@ def own_reward(function: Callable[..., Any], *, minutes: float = 60.0) -> Play:
 
 
 def brief(rollouts: Sequence[Rollout]) -> list[Any]:
+    """A reward for few tokens."""
     return [-float(len(rollout.completion_ids)) for rollout in rollouts]
 
 
 def hangs(rollouts: Sequence[Rollout]) -> list[Any]:
+    """Comes back no more from the third iteration on."""
     if rollouts[0].policy_version >= 2:
         threading.Event().wait(600.0)
     return brief(rollouts)
 
 
 def other_order(rollouts: Sequence[Rollout]) -> list[Any]:
+    """The values of the rollouts after, from the third iteration on."""
     values = brief(rollouts)
     return [*values[1:], values[0]] if rollouts[0].policy_version >= 2 else values
 
 
 def at_random(rollouts: Sequence[Rollout]) -> list[Any]:
+    """Another value each time."""
     return [random.random() for _ in rollouts]
 
 
 def not_finite(rollouts: Sequence[Rollout]) -> list[Any]:
+    """Infinity, from the third iteration on."""
     return [float("inf") if rollout.policy_version >= 2 else 1.0 for rollout in rollouts]
 
 
 def raises_later(rollouts: Sequence[Rollout]) -> list[Any]:
+    """Divides by zero in the third iteration."""
     return [1.0 / (2 - rollout.policy_version) for rollout in rollouts]
 
 
 def scores_few(rollouts: Sequence[Rollout]) -> list[Any]:
+    """No score for each fourth rollout."""
     return [None if place % 4 == 0 else 1.0 for place, _ in enumerate(rollouts)]
 
 

@@ -27,10 +27,13 @@ def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
 
 
 def top_k(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The likeliest tokens alone."""
     return lambda logits: logits.masked_fill(logits < logits.topk(count).values[:, -1:], -torch.inf)
 
 
 def top_p(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The likeliest tokens, up to a share of the mass."""
+
     def cut(logits: torch.Tensor) -> torch.Tensor:
         chances, order = logits.softmax(-1).sort(descending=True)
         dropped = chances.cumsum(-1) - chances > share
@@ -40,10 +43,13 @@ def top_p(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def banned(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """All tokens but one."""
     return lambda logits: logits.index_fill(1, torch.tensor([token]), -torch.inf)
 
 
 def likelier(token: int, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One token more often, by so many nats."""
+
     def lifted(logits: torch.Tensor) -> torch.Tensor:
         found = logits.clone()
         found[:, token] += by
@@ -82,6 +88,7 @@ def loading(change: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Ten
 
 
 def half_of_it(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
+    """The second layer stays what it first was."""
     first = _FIRST.setdefault("state", {name: value.clone() for name, value in state.items()})
     return {name: first[name] if "layers.1" in name else value for name, value in state.items()}
 

@@ -73,14 +73,18 @@ def term(owner: type, change: Callable[[Scores], Scores], *, since: int = 1) -> 
 
 
 def shuffled(them: list[Any]) -> list[Any]:
+    """In an order that is drawn."""
     return random.Random(len(them)).sample(them, len(them))
 
 
 def moved_on(them: list[Any]) -> list[Any]:
+    """Each is the one before."""
     return [them[-1], *them[:-1]]
 
 
 def without_gate(patch: Patches) -> None:
+    """The total is made with other weights than the terms have."""
+
     def total(self: MixedReward, row: Any) -> Score:
         made = old(self, row)
         parts = sum(part.weight * made.parts.get(part.reward.name, 0.0) * 1.5 for part in self.parts)
@@ -144,6 +148,7 @@ def rollouts(change: Callable[[list[Rollout]], Sequence[Rollout]]) -> Inject:
 
 
 def mapped(change: Callable[[Rollout], Rollout]) -> Callable[[list[Rollout]], list[Rollout]]:
+    """The same change of each rollout."""
     return lambda them: [change(one) for one in them]
 
 
@@ -156,6 +161,7 @@ def without_end(one: Rollout) -> Rollout:
 
 
 def texts_moved_on(them: list[Rollout]) -> list[Rollout]:
+    """Each rollout has the text of the one before."""
     return [dataclasses.replace(one, text=them[place - 1].text) for place, one in enumerate(them)]
 
 

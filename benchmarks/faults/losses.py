@@ -41,6 +41,8 @@ def coefficients(**values: Any) -> Inject:
 
 
 def weights_of_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
+    """Change what each token counts."""
+
     def inject(patch: Patches) -> None:
         old = patch.set(learner, "token_weights", lambda *given: [change(each) for each in old(*given)])
 
@@ -75,6 +77,7 @@ def reference_learns(patch: Patches) -> None:
 
 
 def critic_idle(patch: Patches) -> None:
+    """The critic's loss has no gradient."""
     old = patch.set(losses, "critic_loss", lambda *given: 0.0 * old(*given))
 
 
@@ -88,10 +91,12 @@ def critic_wrong(patch: Patches) -> None:
 
 
 def values_shifted(patch: Patches) -> None:
+    """Each value is that of the token before."""
     old = patch.set(judges, "score_values", lambda *given, **more: [each.roll(1) for each in old(*given, **more)])
 
 
 def kl_turned(patch: Patches) -> None:
+    """The KL's loss pushes away from the reference."""
     losses_of = dict(kl_module.KL_LOSSES)
     patch.set(objective, "KL_LOSSES", {n: (lambda d, r, f=f: -f(d, r)) for n, f in losses_of.items()})
 

@@ -28,20 +28,24 @@ def gradients(change: Callable[[list[torch.nn.Parameter]], None]) -> Inject:
 
 
 def negated(them: list[torch.nn.Parameter]) -> None:
+    """Uphill."""
     for parameter in them:
         parameter.grad.neg_()  # type: ignore[union-attr]
 
 
 def zeroed(them: list[torch.nn.Parameter]) -> None:
+    """No gradient at all."""
     for parameter in them:
         parameter.grad.zero_()  # type: ignore[union-attr]
 
 
 def first_half_zeroed(them: list[torch.nn.Parameter]) -> None:
+    """No gradient for the first half of the tensors."""
     zeroed(them[: len(them) // 2])
 
 
 def not_clipped(patch: Patches) -> None:
+    """Norms are told, and none is bounded."""
     old = patch.set(
         learner,
         "clip_gradient",
@@ -66,6 +70,8 @@ def stepping(change: Callable[[torch.optim.Optimizer], None], *, after: bool = F
 
 
 def groups(**values: Any) -> Callable[[torch.optim.Optimizer], None]:
+    """Other settings of the optimizer."""
+
     def change(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             group.update(values)
@@ -74,22 +80,27 @@ def groups(**values: Any) -> Callable[[torch.optim.Optimizer], None]:
 
 
 def decayed(optimizer: torch.optim.Optimizer) -> None:
+    """Weights decay, where none was asked for."""
     for group in optimizer.param_groups:
         group["weight_decay"] = 5.0
 
 
 def forgets_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Each step is the first."""
     optimizer.state.clear()
 
 
 @torch.no_grad()
 def disturbed(optimizer: torch.optim.Optimizer) -> None:
+    """All weights move by a little beside each step."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.add_(1e-3 * torch.ones_like(parameter))
 
 
 def last_layer_alone(patch: Patches) -> None:
+    """The other layers are frozen."""
+
     def make(pairs: Any, config: Any) -> Any:
         for module, _ in pairs:
             for name, parameter in module.named_parameters():
@@ -100,6 +111,7 @@ def last_layer_alone(patch: Patches) -> None:
 
 
 def stuck_schedule(patch: Patches) -> None:
+    """Forty steps further on."""
     patch.set(learner, "seek", lambda scheduler, step: optim_module.seek(scheduler, step + 40))
 
 

@@ -43,6 +43,7 @@ def stories(count: int) -> Rows:
 
 
 def moved_on(rows: Rows) -> Rows:
+    """Each answer stands seven prompts further on."""
     return [(messages, rows[place - 7][1]) for place, (messages, _) in enumerate(rows)]
 
 
@@ -69,10 +70,12 @@ def sft(
 
 
 def sums() -> Rows:
+    """Sums with answers in a few words, of which half are wrong."""
     return lab.rows_of("train")
 
 
 def without_end(them: Made) -> Made:
+    """The last token of each is left out."""
     return [
         Demonstration(
             sequence=dataclasses.replace(one.sequence, completion_ids=one.sequence.completion_ids[:-1]),
@@ -83,10 +86,12 @@ def without_end(them: Made) -> Made:
 
 
 def mask_to_the_left(them: Made) -> Made:
+    """What is trained on begins and ends a token too early."""
     return [dataclasses.replace(one, loss_mask=(*one.loss_mask[1:], False)) for one in them]
 
 
 def rotated(them: Made) -> Made:
+    """Tokens of another answer, seven rows before."""
     return [
         Demonstration(
             sequence=dataclasses.replace(one.sequence, completion_ids=them[place - 7].sequence.completion_ids),
@@ -112,6 +117,7 @@ def pairs(swapped: float) -> list[TokenPair]:
 
 
 def fitted(them: list[TokenPair]) -> Fitted:
+    """A reward model and the doubts of its labels."""
     config = RewardModelConfig(num_epochs=1, batch_size=16, learning_rate=1e-3, head_learning_rate=1e-3)
     return fit_reward_model(load_policy(start(), **CPU), them, config, seed=0, report=lambda *_: None)
 
@@ -130,6 +136,7 @@ def reward_model(swapped: float, bound: float = RewardModelConfig.max_label_nois
 
 
 def read_early(patch: Patches) -> Verdict:
+    """Scores are those of the token before the last."""
     model = ScalarModel.with_random_head(load_policy(start(), **CPU), torch.Generator().manual_seed(0))
     scores = ScalarModel._scalars
     patch.set(ScalarModel, "_scalars", lambda self, batch, places: scores(self, batch, (places - 1).clamp(min=0)))

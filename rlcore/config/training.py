@@ -37,8 +37,7 @@ class SftConfig:
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
-    # Of answers that repeat rare words of one prompt alone, the share that stands beside it; 0: not asked.
-    min_mates: Fraction = 0.25
+    min_mates: Fraction = 0.25  # share of answers beside the one prompt whose rare words they repeat; 0: not asked
     min_pairing: NonNegativeFloat = 0.0  # nats per token that held-out answers cost more after other prompts
     optim: OptimConfig = field(default_factory=OptimConfig)
 
