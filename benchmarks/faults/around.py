@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.faults.lab import (
     CPU,
     Diary,
@@ -22,17 +24,21 @@ from benchmarks.faults.lab import (
     start,
     stopped_by,
 )
-from rlcore.audit.seals import require_sealed, require_served, write_seal
+from rlcore.audit.seals import require_sealed, write_seal
+from rlcore.canaries.served import require_served
 from rlcore.config import CheckpointConfig
 from rlcore.loop import Parts, train
 from rlcore.loop.run import Run
 from rlcore.models.loading import load_policy, save_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.training import checkpoint
 from rlcore.training import local as local_module
 from rlcore.types import Rollout
+
+RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 
 # Resume
 
@@ -152,7 +158,8 @@ def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", eng
         def take_up() -> None:
             tokenizer = require_sealed(folder, stage=stage, model=folder / "model")
             served = start() if engine else folder / "model"
-            require_served(NativeSampler(load_policy(served, **CPU), tokenizer), folder / "model")
+            sampler = NativeSampler(load_policy(served, **CPU), tokenizer)
+            require_served(sampler, folder / "model", parts.prompts[:2], RUNTIME, seed=0)
 
         return stopped_by(take_up)
 
