@@ -19,6 +19,7 @@ from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation import accuracy
 from rlcore.models.heads import ScalarModel
+from rlcore.models.precision import compute_dtype
 from rlcore.packing import TokenSequence
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
@@ -65,9 +66,9 @@ def require_last_token(model: ScalarModel, scores: Tensor, sequences: Sequence[T
     Raises:
         TrainingError: they are read elsewhere.
     """
+    half = compute_dtype(model.backbone).itemsize < 4
     for number, sequence in enumerate(sequences):
         expected, found = plain_scores(model, sequence), float(scores[number])
-        half = model.backbone.dtype.itemsize < 4
         if abs(found - expected) > (0.1 if half else 1e-3) * (1.0 + abs(expected)):
             raise TrainingError(
                 f"the reward of a completion is {found:.6g}; read at its last token it is {expected:.6g}",

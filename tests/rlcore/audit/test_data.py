@@ -15,6 +15,7 @@ from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import DataError, TrainingError
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.importing import import_model
+from rlcore.models.precision import compute_in
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests import strategies
@@ -108,3 +109,11 @@ def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytes
     monkeypatch.undo()
     with pytest.raises(TrainingError, match="read at its last token it is"):
         require_last_token(model, early, sequences)
+
+
+def test_a_reward_in_half_precision_is_left_alone() -> None:
+    trunk = compute_in(strategies.tiny_llama(), torch.bfloat16)  # weights stay float32, as a trunk's that learns
+    model = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(1))
+    model.head.weight.data.mul_(20.0)
+    sequences = strategies.random_sequences(8, max_tokens=5)
+    require_last_token(model, score_rewards(model, sequences, tokens_per_microbatch=64), sequences)
