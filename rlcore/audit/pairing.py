@@ -70,7 +70,7 @@ def require_mates(mates: Mates, least: float) -> None:
     """At least the share ``least`` of the pairs that share rare words are pairs of a row; 0: nothing is asked.
 
     Where that is so, this refuses a set with a chance of one in a million at most (the binomial law, one-sided). Of
-    114 sets (102 of reasoning-gym, 200 rows each; docstrings; paragraphs cut in halves) 12 had such pairs when sound,
+    114 sets (those of reasoning-gym, 200 rows each; docstrings; paragraphs cut in halves) 12 had such pairs when sound,
     and .42 to 1.00 of them were a row's own; none was refused. Shuffled or moved by one row, 0 to .03 were. To refuse
     that takes 49 pairs: 4 of the 12 sets had as many in 200 rows. Sets without such words, as sums are, say nothing.
 
