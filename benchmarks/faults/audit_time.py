@@ -61,9 +61,9 @@ def main() -> None:
     torch.set_num_threads(1)
     shape: dict[str, Any] = dict(LARGER if given.larger else TINY)
     shape |= {"intermediate_size": 1536 if given.larger else 640, "max_positions": 128}
-    sizes = {"prompts_per_iteration": 4, "group_size": 4} if given.larger else {}
     config = RlConfig(
-        **{"prompts_per_iteration": 16, "group_size": 8, **sizes},
+        prompts_per_iteration=4 if given.larger else 16,
+        group_size=4 if given.larger else 8,
         algorithm="grpo",
         num_iterations=given.iterations,
         learning_rate=1e-6,

@@ -53,10 +53,7 @@ SOUND: dict[str, list[Row]] = {
     "sums": [(asked(f"{a}+{b}"), f"so #### {a + b}") for a in range(10) for b in range(10)],
     "one answer to everything": [(asked(f"question{number} and name{number}"), "#### 7") for number in range(100)],
     "random words": [
-        (
-            asked(" ".join(random.Random(n).sample(range(100, 999), 9).__str__().split())),
-            str(random.Random(-n).random()),
-        )
+        (asked(" ".join(map(str, random.Random(n).sample(range(100, 999), 9)))), str(random.Random(-n).random()))
         for n in range(100)
     ],
     "few rows": moved(stories(40)),
