@@ -111,9 +111,13 @@ def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytes
         require_last_token(model, early, sequences)
 
 
-def test_a_reward_in_half_precision_is_left_alone() -> None:
-    trunk = compute_in(strategies.tiny_llama(), torch.bfloat16)  # weights stay float32, as a trunk's that learns
+def test_rewards_are_compared_in_the_precision_that_the_trunk_computes_in() -> None:
+    trunk = strategies.tiny_llama()  # its weights stay float32, as those of a trunk that learns
     model = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(1))
     model.head.weight.data.mul_(20.0)
-    sequences = strategies.random_sequences(8, max_tokens=5)
-    require_last_token(model, score_rewards(model, sequences, tokens_per_microbatch=64), sequences)
+    sequences = strategies.random_sequences(2, max_tokens=5)
+    rounded = 1.02 * score_rewards(model, sequences, tokens_per_microbatch=64)
+    with pytest.raises(TrainingError, match="read at its last token it is"):
+        require_last_token(model, rounded, sequences)
+    compute_in(trunk, torch.bfloat16)
+    require_last_token(model, rounded, sequences)
