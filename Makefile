@@ -22,7 +22,8 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling attack-data bench-data-gate
+# Every target in small letters is a command, and no file of that name.
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -225,6 +226,10 @@ bench-data-gate: setup  ## rows per processor second and memory of the data gate
 
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
+
+attack-run: setup  ## inject 130 silent faults, one at a time, into small runs, then count alarms in 2,000 sound iterations (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --results attack-run.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sound 2000 --results attack-run.jsonl
 
 bench-canary: setup engine  ## how often the sync canary stops a sound run, and how often it finds a fault (a quarter of an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.canary --python "$(abspath $(ENGINE))/bin/python"
