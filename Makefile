@@ -22,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour attack
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,16 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 
 test-scale: setup  ## learners on two and four ranks against one process; kills and checkpoints of them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale
+
+# The fast tests of what docs/security.md promises, then the same in number, then servers that are asked as by a browser.
+ATTACKED := tests/rlcore/sandbox tests/rlcore/rewards/test_degenerate_policies.py tests/rlcore/rewards/test_procedural.py \
+	tests/rlcore/rewards/test_math_worked_out.py tests/rlcore/rewards/test_grader_pool.py tests/rlcore/rewards/test_judge.py \
+	tests/rlcore/models/test_starting_model.py tests/tasks/pipeline/test_prefect_server.py tests/tasks/pipeline/test_server_access.py
+
+attack: setup  ## what docs/security.md promises, attacked: programs, answers, rows, model folders, pages in a browser (an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ATTACKED) tests/rlcore/rewards/test_many_answers.py tests/rlcore/models/test_damaged_folders.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration/test_interfaces.py
 
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour

@@ -184,6 +184,12 @@ def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bo
         declared = _read_json(folder / "config.json").get("eos_token_id")
     ids = [*(declared if isinstance(declared, list) else [declared]), backend.eos_token_id]
     unique = tuple(dict.fromkeys(number for number in ids if number is not None))
+    if not all(type(number) is int and number >= 0 for number in unique):
+        raise ModelError(
+            f"eos_token_id names what is no token id: {list(unique)}",
+            where=str(folder / "generation_config.json"),
+            fix="give numbers of tokens",
+        )
     if not unique and not optional:
         raise ModelError(
             "no end-of-sequence id is declared, so no completion would ever end",

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,13 +31,13 @@ from rlcore.models.check import check_model
 from rlcore.models.gguf import find_package_file, read_gguf
 from rlcore.models.saving import files_digest, narrow_like, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.models.starting_tokenizer import control_token, with_arguments
+from rlcore.models.starting_model import look_at, read_config, require_template_ends
+from rlcore.models.starting_tokenizer import control_token, load_tokenizer, read_template, with_arguments
 from rlcore.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_LOAD_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, SafetensorError)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -74,13 +75,15 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
     with _no_progress_bars(), new_folder(folder) as temporary:
         model, backend = _read_source(config, seed=seed)
         if config.chat_template:
-            backend.chat_template = _read_template(Path(config.chat_template))
+            backend.chat_template = read_template(Path(config.chat_template))
         elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
             backend.chat_template = backend.get_chat_template()
         if config.template_arguments:
             backend.chat_template = with_arguments(backend.chat_template or "", config.template_arguments)
+        if config.source != "scratch":
+            require_template_ends(backend)
         _write(model, backend, temporary, extra_eos=config.extra_eos)
-        tokenizer = ChatTokenizer.load(temporary)
+        tokenizer = load_tokenizer(temporary)
         _verify(temporary, model, tokenizer)
         card = _card(config, model, tokenizer, weights_sha256=weights_digest(temporary))
         (temporary / CARD).write_text(json.dumps(dataclasses.asdict(card), indent=1) + "\n", encoding="utf-8")
@@ -177,7 +180,7 @@ def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
             fix="correct model.path",
         )
     require_vocabulary(folder)
-    model = _from_pretrained(folder, dtype="auto", local_files_only=True)
+    model = _from_pretrained(folder, dtype="auto", config=look_at(folder), local_files_only=True)
     return model, _read_tokenizer(folder, local_files_only=True)
 
 
@@ -188,7 +191,9 @@ def _read_hub(name: str, revision: str) -> tuple[PreTrainedModel, PreTrainedToke
             where="model.revision",
             fix="name the 40 hexadecimal digits of a commit: branches and tags can be moved",
         )
-    return _from_pretrained(name, dtype="auto", revision=revision), _read_tokenizer(name, revision=revision)
+    config = read_config(name, revision=revision)
+    model = _from_pretrained(name, dtype="auto", config=config, revision=revision)
+    return model, _read_tokenizer(name, revision=revision)
 
 
 def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokenizerBase:
@@ -198,7 +203,7 @@ def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokeni
         raise ModelError(f"the model has no usable tokenizer: {error}", where=str(name)) from error
 
 
-def _from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: str | bool) -> PreTrainedModel:
+def _from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
@@ -208,7 +213,7 @@ def _from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: s
             output_loading_info=True,
             **options,
         )
-    except _LOAD_FAULTS as error:
+    except Exception as error:  # whatever it is that the files do to their reader
         raise ModelError(
             f"the model cannot be loaded: {error}",
             where=_damaged_file(name) or str(name),
@@ -231,13 +236,6 @@ def _damaged_file(name: Path | str) -> str:
         except (SafetensorError, OSError):
             return str(path)
     return ""
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the chat template cannot be read: {error}", where=tried(str(path))) from error
 
 
 def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from typing import Literal
 
 from rlcore.config import Fraction, NonNegativeInt
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import is_blank
+from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import graded
 from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Rollout, Score
@@ -104,7 +104,7 @@ class LanguageReward:
         return [graded(self.name, self._value(rollout)) for rollout in rollouts]
 
     def _value(self, rollout: Rollout) -> float:
-        if is_blank(rollout.text):
+        if not has_content(rollout.text):
             return 0.0
         asked = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
         language = self._wanted(asked)

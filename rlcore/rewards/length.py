@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlcore.config import PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import is_blank
+from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import graded
 from rlcore.types import Rollout, Score
 
@@ -39,7 +39,7 @@ class LengthReward:
         return [graded(self.name, self._value(rollout)) for rollout in rollouts]
 
     def _value(self, rollout: Rollout) -> float:
-        if is_blank(rollout.text):
+        if not has_content(rollout.text):
             return -1.0
         return overlong_penalty(sum(rollout.loss_mask), limit=self._options.limit, buffer=self._options.buffer)
 

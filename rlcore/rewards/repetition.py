@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcore.config import PositiveInt
-from rlcore.rewards.answers import is_blank
+from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import graded
 from rlcore.types import Rollout, Score
 
@@ -30,7 +30,7 @@ class RepetitionReward:
         return [graded(self.name, self._value(rollout.text)) for rollout in rollouts]
 
     def _value(self, text: str) -> float:
-        return -1.0 if is_blank(text) else repetition_penalty(text.split(), ngram=self._options.ngram)
+        return repetition_penalty(text.split(), ngram=self._options.ngram) if has_content(text) else -1.0
 
 
 def repetition_penalty(words: Sequence[str], *, ngram: int) -> float:

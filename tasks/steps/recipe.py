@@ -56,7 +56,12 @@ _RANKS = (
     "rlcore.training.wire",
 )
 # What brings a checkpoint in, and nothing after that.
-_IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch", "rlcore.models.starting_tokenizer")
+_IMPORTS = (
+    "rlcore.models.gguf",
+    "rlcore.models.scratch",
+    "rlcore.models.starting_model",
+    "rlcore.models.starting_tokenizer",
+)
 
 
 def unused_by_stage(config: Sections) -> frozenset[str]:

@@ -69,6 +69,12 @@ def test_the_score_is_the_share_of_letters_of_the_script(make_rollout: Callable[
     assert value(make_rollout, TEXTS["zh"], language="en") == 0.0
 
 
+@pytest.mark.parametrize("text", ["", " \n", "\u200b\ufeff", "\u3164", "\u2800\u00ad"])
+def test_a_text_that_shows_nothing_scores_nothing(make_rollout: Callable[..., Rollout], text: str) -> None:
+    assert value(make_rollout, text, language="en") == 0.0
+    assert value(make_rollout, text) == 0.0
+
+
 def test_a_short_text_is_judged_by_its_script_alone(make_rollout: Callable[..., Rollout]) -> None:
     assert value(make_rollout, "und nicht", language="en") == 1.0
     assert value(make_rollout, "und nicht", language="en", min_words=2) == 0.0

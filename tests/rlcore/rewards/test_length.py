@@ -40,6 +40,11 @@ def test_only_tokens_of_the_policy_are_counted(make_rollout: Callable[..., Rollo
     assert [score.value for score in reward([whole, with_tool_output])] == [-1.0, 0.0]
 
 
+@pytest.mark.parametrize("text", ["", " ", "\u200b", "\u3164\n"])
+def test_a_text_that_shows_nothing_is_the_worst(make_rollout: Callable[..., Rollout], text: str) -> None:
+    assert LengthReward(LengthOptions(limit=40, buffer=2))([make_rollout(text)])[0].value == -1.0
+
+
 def test_a_buffer_longer_than_the_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="buffer 9"):
         LengthOptions(limit=8, buffer=9)
