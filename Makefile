@@ -22,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour attack
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling attack
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,8 +120,12 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
-test-scale: setup  ## learners on two and four ranks against one process; kills and checkpoints of them (minutes)
+test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale
+
+.venv/.ray: .venv/.installed
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	@touch $@
 
 # The fast tests of what docs/security.md promises, then the same in number, then servers that are asked as by a browser.
 ATTACKED := tests/rlcore/sandbox tests/rlcore/rewards/test_degenerate_policies.py tests/rlcore/rewards/test_procedural.py \
@@ -228,6 +232,9 @@ bench-drift: setup  ## how often the drift gate calls equal data moved, and what
 
 bench-canary: setup engine  ## how often the sync canary stops a sound run, and how often it finds a fault (a quarter of an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.canary --python "$(abspath $(ENGINE))/bin/python"
+
+bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with failures (a minute)
+	$(BIN)/python -m benchmarks.scaling.fleets
 
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead

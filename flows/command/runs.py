@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from flows.command.parameters import Overrides, Preset, open_home
+from flows.command.parameters import Gpu, Gpus, Overrides, Preset, open_home
 
 
 def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
@@ -19,16 +19,16 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     home = open_home()
-    from flows.presets import open_preset
+    from flows.presets import draft_of
 
-    config = open_preset(preset, overrides)  # refused here, before anything is started
+    config = draft_of(preset, overrides)  # refused here, before anything is imported: what cannot be read
     from flows.post_train import post_train
     from flows.run import every_target
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.live_view import live_view
     from tasks.report.summary import summarise
 
-    every_target(preset, overrides)  # refused here: what its stages cannot do together
+    every_target(preset, overrides)  # refused here, before anything is started: what cannot be run
     started = time.perf_counter()
     with live_view():
         refs = call_flow(post_train, preset=preset, overrides=overrides)
@@ -53,29 +53,34 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     return 0
 
 
-def size(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+def size(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, gpu: Gpu = "h100") -> int:
     """Say what each stage of a preset needs of memory, whether it fits here, and what a run writes to the disk.
 
     The sizes follow from the model's configuration. Where the model has not been fetched yet, they are known when
-    `rlcore run` has imported it.
+    `rlcore run` has imported it. With `--gpus` it says for each RL stage how so many GPUs are best dealt between
+    learner and engines, and how long an iteration then takes, by arithmetic.
 
     ```
     rlcore size mine.toml
     rlcore size mine.toml --set stages.grpo.update.adapter.rank=16
+    rlcore size mine.toml --gpus 64 --gpu h200
     ```
     """
     home = open_home()
     from flows.presets import open_preset
     from flows.stages import stages
+    from tasks.pipeline.layouts import layout_lines
     from tasks.pipeline.memory_plan import memory_lines, model_of
     from tasks.pipeline.run import cached_refs
     from tasks.pipeline.sizes import disk_account
 
     config = open_preset(preset, overrides)
     refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
+    model = model_of(config, home, refs)
+    layouts = layout_lines(config, model, gpu, gpus) if gpus else []
     memory = memory_lines(config, home, refs, names)
-    disk = disk_account(config, model_of(config, home, refs), names, home.root)
-    sys.stdout.write("\n".join(filter(None, [*memory, disk])) + "\n")
+    disk = disk_account(config, model, names, home.root)
+    sys.stdout.write("\n".join(filter(None, [*memory, disk, *layouts])) + "\n")
     return 0
 
 
@@ -93,11 +98,13 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
 
     config = open_preset(preset, overrides)  # refused here, before anything is started
     from flows.promote import promote as promote_flow
+    from tasks.home.markdown import on_terminal
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.pages import page_folder
 
     refs = call_flow(promote_flow, preset=preset, overrides=overrides)
-    sys.stdout.write((page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md").read_text("utf-8"))
+    page = page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md"
+    sys.stdout.write(on_terminal(page.read_text(encoding="utf-8")))
     return 0
 
 
@@ -110,13 +117,14 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     """
     open_home()
     from flows.presets import open_preset
-    from rlcore.config import RetrainConfig
+    from tasks.preset.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused here, before anything is started
     from flows.retrain import retrain as retrain_flow
+    from tasks.home.markdown import on_terminal
     from tasks.pipeline.bridge import call_flow
 
     done = call_flow(retrain_flow, preset=preset, overrides=overrides)
-    sys.stdout.write(f"{done.page}\n{done.outcome}\n")
+    sys.stdout.write(f"{on_terminal(done.page)}\n{done.outcome}\n")
     return 0

@@ -9,7 +9,7 @@ from rlcore.canaries.rewards import (
     reward_probes,
     terms_canary,
 )
-from rlcore.canaries.sync import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
+from rlcore.canaries.sync import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores, weights_canary
 
 __all__ = [
     "Baseline",
@@ -26,4 +26,5 @@ __all__ = [
     "sync_canary",
     "terms_canary",
     "token_scores",
+    "weights_canary",
 ]

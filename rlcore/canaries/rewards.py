@@ -10,7 +10,7 @@ from itertools import islice
 
 from rlcore.errors import CanaryError, RlcoreError
 from rlcore.rewards.answers import closing
-from rlcore.rewards.base import RewardFn
+from rlcore.rewards.base import RewardFn, known_as
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
 from rlcore.rewards.math_answer import find_reference
@@ -57,7 +57,7 @@ def terms_canary(
     for part in reward.parts:
         own = [prompt for prompt in prompts if part.is_on(prompt)]
         probes = _probes_of(part.reward, own, prefill)
-        if isinstance(part.reward, FunctionReward):
+        if isinstance(known_as(part.reward), FunctionReward):
             notes += _upside_down(part.reward, own, prefill)
         elif probes:
             check_probes(part.reward, probes)
@@ -172,10 +172,11 @@ def prompts_for(kind: str, prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
     """Completions whose verdict by this term is known."""
-    if isinstance(reward, FunctionReward):
+    known = known_as(reward)
+    if isinstance(known, FunctionReward):
         return []
-    if isinstance(reward, FormatReward) and prompts:
-        right, wrong = reward.known()
+    if isinstance(known, FormatReward) and prompts:
+        right, wrong = known.known()
         texts = [(right, True), *((text, False) for text in wrong)]
         return [RewardProbe(rollout=_completion(prompts[0], text), is_right=is_right) for text, is_right in texts]
     if reward.name not in VERIFIERS:
@@ -183,7 +184,7 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
     return [probe for prompt in prompts_for(reward.name, prompts) for probe in reward_probes(prompt, prefill=prefill)]
 
 
-def _upside_down(reward: FunctionReward, prompts: Sequence[Prompt], prefill: str) -> list[str]:
+def _upside_down(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[str]:
     """A function may look at anything; one that takes every right answer for wrong and the other way is inverted."""
     probes = [probe for prompt in prompts_for("math", prompts) for probe in reward_probes(prompt, prefill=prefill)]
     if not any(probe.is_right for probe in probes):
@@ -204,11 +205,10 @@ def _upside_down(reward: FunctionReward, prompts: Sequence[Prompt], prefill: str
 def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
     """Finite, and in the order of the rollouts; a note where that cannot be told."""
     values = _finite(reward, samples)
-    if isinstance(reward, JudgeReward) or len(samples) < 3:
+    if isinstance(known_as(reward), JudgeReward) or len(samples) < 3:
         return []
-    tolerance = (
-        _EXACT if not isinstance(reward, RewardModelReward) else max(_ROUNDED, 0.25 * (max(values) - min(values)))
-    )
+    is_exact = not isinstance(known_as(reward), RewardModelReward)
+    tolerance = _EXACT if is_exact else max(_ROUNDED, 0.25 * (max(values) - min(values)))
     again = _finite(reward, samples)
     if not _alike(values, again, tolerance):
         if sorted(values) == sorted(again):

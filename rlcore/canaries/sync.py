@@ -113,14 +113,8 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
         StaleSamplerError: another policy version, or other weights than the learner's.
         CanaryError: log-probabilities that rounding does not explain, or another temperature.
     """
-    _require_version(engine, probes, truth)
-    differing = set(engine.differing_parts(truth.state) or ()) - baseline.hidden
-    if differing:
-        raise StaleSamplerError(
-            f"the engine's weights are not the learner's in {len(differing)} parts: {', '.join(sorted(differing)[:8])}",
-            where=f"policy version {truth.policy_version}",
-            fix="the new weights did not arrive completely; see the engine's log",
-        )
+    _require_version(truth.policy_version, engine, probes)
+    weights_canary(engine, truth.state, baseline, policy_version=truth.policy_version)
     found = _compare(engine, probes, truth)
     check_agreement(found, noise=baseline.noise, dtype=truth.dtype)
     return {
@@ -131,16 +125,34 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
     }
 
 
+def weights_canary(
+    engine: Sampler, state: Mapping[str, torch.Tensor], baseline: Baseline, *, policy_version: int
+) -> None:
+    """The version and the weights alone: of a learner that is elsewhere by now, nothing else can be asked.
+
+    Raises:
+        StaleSamplerError: another policy version, or other weights than ``state``.
+    """
+    _require_version(policy_version, engine)
+    differing = set(engine.differing_parts(state) or ()) - baseline.hidden
+    if differing:
+        raise StaleSamplerError(
+            f"the engine's weights are not the learner's in {len(differing)} parts: {', '.join(sorted(differing)[:8])}",
+            where=f"policy version {policy_version}",
+            fix="the new weights did not arrive completely; see the engine's log",
+        )
+
+
 def _compare(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> Agreement:
-    _require_version(engine, probes, truth)
+    _require_version(truth.policy_version, engine, probes)
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])
     return agreement(reported, *truth.score(probes), temperature=truth.temperature)
 
 
-def _require_version(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> None:
-    others = {engine.policy_version, *(probe.policy_version for probe in probes)} - {truth.policy_version}
+def _require_version(policy_version: int, engine: Sampler, probes: Sequence[Rollout] = ()) -> None:
+    others = {engine.policy_version, *(probe.policy_version for probe in probes)} - {policy_version}
     if others:
         raise StaleSamplerError(
-            f"the engine serves policy version {min(others)}, the learner has {truth.policy_version}",
+            f"the engine serves policy version {min(others)}, the learner has {policy_version}",
             fix="the weights were not loaded; see the engine's log",
         )

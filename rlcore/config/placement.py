@@ -1,19 +1,39 @@
-"""Where what learns is computed: in the stage's own process, or on several ranks beside it."""
+"""Where a run computes: in the stage's own process, on several ranks beside it, or on a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-from rlcore.config.bounds import NonNegativeInt, PositiveFloat, PositiveInt
-from rlcore.config.stages import RlStage
+from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.config.engine import EngineConfig
+from rlcore.config.rl import RlConfig
 from rlcore.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Which processes of a run are on a Ray cluster beside the learner's ranks, and which cluster that is.
+
+    ``address``: of a cluster that runs; empty: what ``RAY_ADDRESS`` names, else one is started on this machine for the
+    run. ``samplers``: processes with the built-in engine, among which prompts are dealt; ``scorers``: processes that
+    compute rewards, reward models and sandboxes among them; 0: the run's own process does it. Each process on the
+    cluster has ``cpus`` processors, and where the run computes on GPUs each rank and sampler has one of its own.
+    ``scorer_gpus``: of each scorer; a part of one shares it.
+    """
+
+    address: str = ""
+    samplers: NonNegativeInt = 0
+    scorers: NonNegativeInt = 0
+    cpus: PositiveInt = 1
+    scorer_gpus: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementConfig:
     """``local``: one process. ``processes``: ``learner_ranks`` processes of this machine that take each step together.
+    ``ray``: they, samplers and scorers are processes of a Ray cluster, which may be many machines.
 
     ``shard``: ``full``, each rank holds a part of every weight (FSDP2); ``replicate``, each holds all of them; ``auto``
     is ``replicate`` for adapters, else ``full``. ``narrow``: shards are gathered in the precision that products are
@@ -21,21 +41,30 @@ class PlacementConfig:
 
     ``devices``: GPUs of the ranks, indices among those that this process sees; empty: the first ones. A call that takes
     longer than ``deadline_minutes`` ends the ranks, and ranks that were lost are started again, at most
-    ``max_restarts`` times in a run.
+    ``max_restarts`` times in a run; so is each sampler and each scorer of a cluster.
     """
 
-    backend: Literal["local", "processes"] = "local"
+    backend: Literal["local", "processes", "ray"] = "local"
     learner_ranks: PositiveInt = 1
     shard: Literal["auto", "full", "replicate"] = "auto"
     narrow: bool = False
     devices: tuple[NonNegativeInt, ...] = ()
     deadline_minutes: PositiveFloat = 60.0
     max_restarts: NonNegativeInt = 3
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         of_ranks = (self.learner_ranks > 1, self.shard != "auto", self.narrow, self.devices)
         if self.backend == "local" and any(of_ranks):
-            raise ConfigError("learner_ranks, shard, narrow and devices are of ranks: set backend = 'processes'")
+            raise ConfigError(
+                "learner_ranks, shard, narrow and devices are of ranks: set backend = 'processes' or 'ray'"
+            )
+        if self.backend != "ray" and self.ray != RayConfig():
+            raise ConfigError(
+                f"ray.* is of a cluster: set backend = 'ray', or leave it out; backend is {self.backend!r}"
+            )
+        if self.backend == "ray" and self.devices:
+            raise ConfigError("devices names GPUs of this machine; with backend = 'ray' Ray chooses them: leave it out")
         if self.shard == "replicate" and self.narrow:
             raise ConfigError("narrow is of shards, shard = 'replicate' has none")
         if self.devices and len(self.devices) != self.learner_ranks:
@@ -55,23 +84,34 @@ class PlacementConfig:
         return {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
 
 
-def placement_faults(placement: PlacementConfig, stages: Mapping[str, Any]) -> list[str]:
-    """Why stages of a preset cannot learn where they are placed, with the key of each fault."""
+def placement_faults(placement: PlacementConfig, stages: Mapping[str, RlConfig], engine: EngineConfig) -> list[str]:
+    """Why stages, by name, cannot run where they are placed, with the key of each fault; ``engine``: the preset's."""
+    return [
+        fault
+        for name, rl in stages.items()
+        for fault in (*_of_ranks(placement, name, rl), *_of_ray(placement, name, rl, engine))
+    ]
+
+
+def _of_ranks(placement: PlacementConfig, name: str, rl: RlConfig) -> Iterator[str]:
     if placement.learner_ranks == 1:
-        return []
-    faults = []
-    for name, stage in stages.items():
-        if not isinstance(stage, RlStage):
-            continue
-        update, shard = stage.settings.update, placement.shard
-        if update.adapter.rank and (shard == "full" or placement.narrow):
-            faults.append(
-                f"placement: stages.{name}.update.adapter.rank > 0: an adapter's base is whole on every rank; set "
-                "placement.shard = 'auto', and not narrow"
-            )
-        if update.optim.kind == "adamw_8bit" and shard != "replicate" and not update.adapter.rank:
-            faults.append(
-                f"stages.{name}.update.optim.kind = 'adamw_8bit': shards have moments in float32; set it to 'adamw', "
-                "or placement.shard = 'replicate'"
-            )
-    return faults
+        return
+    if rl.update.adapter.rank and (placement.shard == "full" or placement.narrow):
+        yield (
+            f"placement: stages.{name}.update.adapter.rank > 0: an adapter's base is whole on every rank; set "
+            "placement.shard = 'auto', and not narrow"
+        )
+    if rl.update.optim.kind == "adamw_8bit" and placement.shard != "replicate" and not rl.update.adapter.rank:
+        yield (
+            f"stages.{name}.update.optim.kind = 'adamw_8bit': shards have moments in float32; set it to 'adamw', "
+            "or placement.shard = 'replicate'"
+        )
+
+
+def _of_ray(placement: PlacementConfig, name: str, rl: RlConfig, engine: EngineConfig) -> Iterator[str]:
+    kind = (rl.sampling.engine or engine).kind
+    if placement.ray.samplers and kind != "native":
+        yield (
+            f"placement.ray.samplers = {placement.ray.samplers}: stages.{name} samples with engine.kind = {kind!r}; "
+            "set samplers = 0: vLLM's servers are engine.replicas on this machine, or engine.urls"
+        )

@@ -23,7 +23,7 @@ class SamplingConfig:
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded at the same time
     max_replacements: NonNegativeInt = 0  # rounds of dynamic sampling: groups without signal are replaced; 0: off
-    staleness: Literal[0, 1] = 0  # 1: the next iteration's rollouts are sampled during this update, off-policy by one
+    staleness: NonNegativeInt = 0  # iterations that are sampled ahead of the update; rollouts are as many updates old
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     engine: EngineConfig | None = None  # left out: the run's engine
 
@@ -32,7 +32,7 @@ class SamplingConfig:
             raise ConfigError("episodes.max_turn_tokens must not be above max_new_tokens, which bounds all turns")
         if self.staleness and self.max_replacements:
             raise ConfigError(
-                "max_replacements looks at rewards before it samples on, staleness = 1 samples before that"
+                f"max_replacements looks at rewards before it samples on, staleness = {self.staleness} samples before"
             )
 
 
@@ -235,7 +235,7 @@ class RlConfig:
         if self.sampling.max_replacements > 0 and self.group_size == 1:
             raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
         if self.sampling.staleness and self.update.mismatch.mode == "off":
-            raise ConfigError("sampling.staleness = 1 needs update.mismatch: older weights sample than are trained")
+            raise ConfigError("sampling.staleness > 0 needs update.mismatch: older weights sample than are trained")
         if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:
             raise ConfigError("update.max_ref_kl needs kl.coefficient > 0: without it there is no reference")
         if self.critic.gae.bootstrap_truncated and self.update.truncated != "score":

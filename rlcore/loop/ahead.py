@@ -1,12 +1,16 @@
-"""Rollouts one iteration ahead: while the update of an iteration runs, the engine samples the next one's prompts.
+"""Rollouts ahead of the update: while iterations learn, the engine samples the prompts of those to come.
 
     iteration      1              2              3
-    engine     [R1][R2]       [R3]           [R4]          R2 is sampled with the weights that R1 was: one update old
-    learner        [U1 on R1] [U2 on R2]     [U3 on R3]    when U2 begins
+    engine     [R1][R2]       [R3]           [R4]          one ahead: R2 is sampled with the weights that R1 was, and
+    learner        [U1 on R1] [U2 on R2]     [U3 on R3]    is one update old when U2 begins
     sync                     |              |              after both: no request runs while weights are loaded
 
-Nothing is under way between two iterations, so what a checkpoint has to keep is finished: the next rollouts themselves,
-because the weights that sampled them are gone by then.
+With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k: which ones is
+decided before the run, whoever is faster. So at most k batches are done and not trained on; the engine waits then for
+the next weights, as the learner waits for rollouts. Beyond one ahead the engine does not stop for the learner: it takes
+a copy of the weights between two batches.
+
+A checkpoint keeps the rollouts of the k iterations to come, because the weights that sampled them are gone by then.
 """
 
 from __future__ import annotations
@@ -24,24 +28,39 @@ Groups = list[list[Rollout]]
 
 
 class RolloutsAhead:
-    """The rollouts of the next iteration, being sampled in a thread or done."""
+    """The rollouts of iterations to come, being sampled in a thread one after another, or done."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts-ahead")
-        self._next: Future[Groups] | None = None
+        self._batches: dict[int, Future[Groups]] = {}
 
-    def advance(self, sample: Callable[[int], Groups], iteration: int, *, last: int) -> Groups:
-        """The rollouts of ``iteration``, sampled now where none were sampled ahead; those of the next are begun.
+    def advance(
+        self,
+        sample: Callable[[int], Groups],
+        iteration: int,
+        *,
+        until: int,
+        prepare: Callable[[], Callable[[], None] | None] = lambda: None,
+    ) -> Groups:
+        """The rollouts of ``iteration``; those up to ``until`` are begun, where they are not.
 
-        ``sample`` makes the rollouts of an iteration with the weights that the engine serves. Call :meth:`wait` before
-        the engine is given others.
+        ``sample`` makes the rollouts of an iteration with the weights that the engine serves. Where some are begun,
+        ``prepare`` gives what loads others before them, and after all that were begun earlier.
+
+        Raises:
+            RlcoreError: what the sampling raised, of these rollouts or of later ones.
         """
-        ready, self._next = self._next, None
-        groups = ready.result() if ready else sample(iteration)
-        if iteration < last:
+        new = [number for number in range(iteration, until + 1) if number not in self._batches]
+        load = prepare() if new else None
+        for number in new:
             # The caller's context goes along: what is logged in the thread belongs to the same run.
-            self._next = self._thread.submit(contextvars.copy_context().run, sample, iteration + 1)
-        return groups
+            context = contextvars.copy_context()
+            self._batches[number] = self._thread.submit(context.run, _loaded, load, sample, number)
+            load = None
+        for batch in self._batches.values():
+            if batch.done():
+                batch.result()
+        return self._batches.pop(iteration).result()
 
     def wait(self) -> None:
         """Return when the engine is idle.
@@ -49,19 +68,23 @@ class RolloutsAhead:
         Raises:
             RlcoreError: what the sampling raised.
         """
-        if self._next:
-            self._next.result()
+        for batch in self._batches.values():
+            batch.result()
 
     def state(self) -> str:
-        """What a checkpoint keeps: the finished rollouts as JSON, empty where there are none."""
-        return to_json(self._next.result()) if self._next else ""
+        """What a checkpoint keeps: the rollouts of the iterations to come as JSON, empty where there are none."""
+        batches = [to_json(batch.result()) for _, batch in sorted(self._batches.items())]
+        return json.dumps(batches) if batches else ""
 
-    def restore(self, state: str, prompts: Sequence[Prompt]) -> None:
-        """Go on with what :meth:`state` gave, and with nothing else; ``prompts``: of the iteration that it is for."""
-        self._next = None
-        if state:
-            self._next = Future()
-            self._next.set_result(from_json(state, prompts))
+    def restore(self, state: str, first: int, prompts_of: Callable[[int], Sequence[Prompt]]) -> None:
+        """Go on before iteration ``first`` with what :meth:`state` gave there, and with nothing else.
+
+        ``prompts_of``: the prompts of an iteration.
+        """
+        self._batches = {}
+        for number, batch in enumerate(json.loads(state) if state else [], start=first):
+            self._batches[number] = Future()
+            self._batches[number].set_result(from_json(batch, prompts_of(number)))
 
     def close(self) -> None:
         """Wait for the engine and end the thread."""
@@ -69,9 +92,17 @@ class RolloutsAhead:
 
 
 def mean_staleness(scored: Sequence[Sequence[ScoredRollout]], policy_version: int) -> float:
-    """How many updates the learner is ahead of the weights that sampled."""
-    versions = [item.rollout.policy_version for group in scored for item in group]
-    return policy_version - sum(versions) / max(1, len(versions))
+    """How many updates the learner is ahead of the weights that sampled, as a mean over completion tokens."""
+    items = [item.rollout for group in scored for item in group]
+    tokens = sum(len(rollout.completion_ids) for rollout in items)
+    ages = sum((policy_version - rollout.policy_version) * len(rollout.completion_ids) for rollout in items)
+    return ages / max(1, tokens)
+
+
+def _loaded(load: Callable[[], object] | None, sample: Callable[[int], Groups], iteration: int) -> Groups:
+    if load:
+        load()
+    return sample(iteration)
 
 
 def to_json(groups: Sequence[Sequence[Rollout]]) -> str:

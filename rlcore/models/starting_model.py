@@ -1,4 +1,4 @@
-"""What is looked at before a model that somebody else made is loaded: its files, its sizes, its chat template.
+"""Checks of a model that somebody else made, before it is loaded: its files, its sizes, its chat template.
 
 A folder may hold anything: a pipe in place of the weights, a configuration of a million layers, the name of a kernel to
 be fetched and run as attention, a template that never ends. Each is refused with its reason, before it costs anything.
@@ -22,9 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from rlcore.errors import ModelError
 
-MAX_LAYERS, MAX_MODULES = 2_000, 200_000  # the largest models have 130 layers, or 60 with 400 experts each
-_MAX_SIZE = 2**31
-_SPARE = 2.0  # times the numbers in the files that a model may have: what is tied is stored once
+MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
+_LAYERS = ("layer", "blocks", "types")
+_NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
+_SPARE = 2.0  # times the numbers in the files that a model may have: tied weights are stored once
 _TEMPLATE_SECONDS = 10.0  # of processor time; a template takes milliseconds
 _TEMPLATE_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3
@@ -69,15 +70,15 @@ for roles in said["roles"]:
         except MemoryError:
             sys.exit(out_of_memory)
         except Exception:
-            pass  # what a template refuses is said where it is rendered for its tokens
+            pass  # the tokenizer's own check says what is wrong with the template
 """
 
 
 def look_at(folder: Path) -> PretrainedConfig:
-    """The configuration of a model's folder whose files, sizes and weights can be.
+    """The configuration of a model's folder, after checks of its files, its sizes and its weights.
 
     Raises:
-        ModelError: one of them cannot.
+        ModelError: one of them is impossible, with its name.
     """
     require_files(folder)
     config = read_config(folder, local_files_only=True)
@@ -91,10 +92,10 @@ def look_at(folder: Path) -> PretrainedConfig:
 
 
 def require_files(folder: Path) -> None:
-    """Refuse a folder that holds anything but files and folders: who opens a pipe waits for ever.
+    """Refuse a folder that holds anything but files and folders: opening a pipe waits for ever.
 
     Raises:
-        ModelError: with the name of what is none.
+        ModelError: a pipe, a socket, a device, or a link to nothing.
     """
     for path in _entries(folder):
         try:
@@ -106,18 +107,19 @@ def require_files(folder: Path) -> None:
 
 
 def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
-    """A model's configuration, with sizes that can be, and without an attention of its own choice.
+    """A model's configuration with plausible sizes, and without an attention of its own choice.
 
     Raises:
         ModelError: it cannot be read, or one of its sizes is absurd.
     """
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
-        for path, value in _numbers(config.to_dict()):
+        # The file itself: a class may already make a list of what it names.
+        for path, value in _numbers(PretrainedConfig.get_config_dict(name, **options)[0]):
             _refuse_size(path, value, name)
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except ModelError:
         raise
-    except Exception as error:  # whatever it is that a configuration does to its reader
+    except Exception as error:  # whatever the file does to its reader
         raise ModelError(
             f"the model cannot be loaded: {error}",
             where=str(name),
@@ -132,16 +134,17 @@ def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
 
 
 def require_weights(config: PretrainedConfig, folder: Path) -> None:
-    """Refuse a configuration of far more numbers than the files have: they would be drawn at random, in memory.
+    """Refuse a configuration of far more numbers than the files have: the others would be drawn at random, in memory.
 
     Raises:
         ModelError: with both counts.
     """
     stored = sum(_numbers_in(path) for path in folder.glob("*.safetensors"))
     if not stored:
-        return  # whoever loads it says what is missing
+        return  # the loader says what is missing
     with torch.device("meta"):
-        described = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    described = sum(each.numel() for each in empty.parameters())
     if described > _SPARE * stored:
         raise ModelError(
             f"config.json describes {described:,} numbers, the files hold {stored:,}",
@@ -180,21 +183,23 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number of a configuration, and the length of every list, by the keys that lead there."""
+    """Every whole number of a configuration, and the length of every list before what is in it, by their keys."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _numbers(inner, f"{path}.{key}".removeprefix("."))
     elif isinstance(value, list | tuple):
         yield path, len(value)
+        for inner in value:
+            yield from _numbers(inner, path)
     elif isinstance(value, int):
         yield path, value
 
 
 def _refuse_size(path: str, value: int, name: Path | str) -> None:
-    is_layers = "layer" in path.rpartition(".")[2]
-    is_many = "experts" in path.rpartition(".")[2]
-    most = MAX_LAYERS if is_layers else MAX_MODULES // 10 if is_many else _MAX_SIZE
-    if value > most:
+    key = path.rpartition(".")[2]
+    is_layers = any(word in key for word in _LAYERS) and "size" not in key  # vocab_size_per_layer_input is a size
+    most = MAX_LAYERS if is_layers else MAX_EXPERTS if "experts" in key else MAX_SIZE
+    if value > most and not any(word in key for word in _NO_SIZES):
         raise ModelError(
             f"config.json says {path} = {value:,}, and no model has more than {most:,}",
             where=str(name),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rlcore.errors import RewardError
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.types import FailedRollout, Rollout, Score
+from rlcore.types import FailedRollout, Rollout, Score, ScoredRollout
 
 MAX_ERRORS = 0.1
 """A grader that fails on a larger share of the rollouts stops a run."""
@@ -24,6 +24,12 @@ class RewardFn(Protocol):
     def name(self) -> str: ...
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
+
+
+def known_as(reward: RewardFn) -> RewardFn:
+    """What a reward is: itself, or what it has computed in another process."""
+    found: RewardFn = getattr(reward, "known_as", reward)
+    return found
 
 
 def graded(name: str, value: float) -> Score:
@@ -46,6 +52,12 @@ def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> 
         next(scores) if isinstance(rollout, Rollout) else Score(value=0.0, parts={}, error=rollout.reason)
         for rollout in rollouts
     ]
+
+
+def score_groups(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+    """Scored groups, from one batched call over all of them."""
+    scores = iter(reward([rollout for group in groups for rollout in group]))
+    return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
 
 
 def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -> None:

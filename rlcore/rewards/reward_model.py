@@ -10,6 +10,8 @@ import torch
 
 from rlcore.config import NonNegativeFloat, PositiveFloat
 from rlcore.errors import RewardError
+from rlcore.models.reward_ensemble import RewardModel
+from rlcore.packing import TokenSequence
 from rlcore.types import Rollout, Score
 
 TokenItems = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -23,6 +25,16 @@ class ScoreTokens(Protocol):
     """
 
     def __call__(self, items: TokenItems, *, calibrated: bool) -> torch.Tensor: ...
+
+
+def token_scorer(model: RewardModel, tokens_per_microbatch: int) -> ScoreTokens:
+    """What a reward asks of a trained reward model, whose micro-batches have so many tokens."""
+
+    def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
+        sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
+        return model.rewards(sequences, tokens_per_microbatch=tokens_per_microbatch, calibrated=calibrated)
+
+    return score
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def reward_faults(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") 
 
     A reward model that another stage trains is taken to be there. Functions are imported, and no completion is scored.
     """
-    models = {term.stage: _untrained for term in terms}
+    models = {term.stage: untrained for term in terms}
     parts, faults = [], list[str]()
     for place, term in enumerate(terms):
         try:
@@ -116,7 +116,7 @@ def _lines(error: RlcoreError, path: str) -> list[str]:
     return [f"{key}: {error.what}" + (f"; {error.fix}" if error.fix else "")]
 
 
-def _untrained(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
+def untrained(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
     """Stands for a reward model that is yet to be trained, where rewards are built to be checked."""
     raise AssertionError("rewards that are built to be checked score nothing")
 

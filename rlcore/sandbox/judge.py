@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from rlcore.sandbox.base import Limits, Outcome, Verdict
-from rlcore.sandbox.box import Box, BoxError, Died, OutOfTime, Unruly, Walls
+from rlcore.sandbox.box import Box, BoxError, Died, OutOfTime, Unruly
 from rlcore.sandbox.suite import Suite, same_text, same_value
+from rlcore.sandbox.walls import Walls
 
 MAX_BOXES = 3  # per program: what breaks three of them is not given a fourth, and its other tests have failed
 _ATTEMPTS = 3

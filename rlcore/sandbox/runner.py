@@ -39,7 +39,8 @@ _NOT_PASSED_ON = (UnicodeError, StopIteration, StopAsyncIteration)
 def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
     """Limit this process, say READY, and serve ``role`` (``candidate`` or ``tester``) until the box is killed."""
     _take_channel()
-    builtins.exit = builtins.quit = sys.exit  # as the module site, which is left out, would
+    # As the module site would, which is left out and has a class for them.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     _limit(memory_bytes, cpu_seconds)
     _send_bytes(READY)
     if role == "tester":

@@ -40,7 +40,7 @@ class LearnerPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain values, of which :meth:`from_json` makes it again."""
-        paths = {"start": str(self.start), "critic_start": str(self.critic_start)}
+        paths = {"start": str(self.start.absolute()), "critic_start": str(self.critic_start.absolute())}
         return {**paths, "config": to_dict(self.config), "seed": self.seed}
 
     @classmethod

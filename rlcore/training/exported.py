@@ -11,10 +11,9 @@ from safetensors import safe_open
 
 
 class ExportedWeights(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file, those of ``policy_version``; none is kept in memory."""
+    """The tensors of a safetensors file; none is kept in memory."""
 
-    def __init__(self, path: Path, policy_version: int) -> None:
-        self.policy_version = policy_version
+    def __init__(self, path: Path) -> None:
         file: Any = safe_open(path, framework="pt")
         self._file, self._names = file, tuple(file.keys())
 

@@ -1,4 +1,4 @@
-"""A learner that several processes of this machine are together, behind the handle of one.
+"""A learner that several processes are together, behind the handle of one.
 
 The process that runs the loop sends each rank the same request, and takes the first one's answer. It holds neither
 weights nor a process group itself. What lost ranks had is gone, and the newest checkpoint is not.
@@ -6,8 +6,6 @@ weights nor a process group itself. What lost ranks had is gone, and the newest 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +15,15 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.audit.second_pass import Examined
 from rlcore.config.placement import PlacementConfig
-from rlcore.errors import ConfigError, TrainingError
+from rlcore.errors import TrainingError
 from rlcore.machine import PRECISIONS
 from rlcore.memory import Footprint
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
 from rlcore.training.building import LearnerPlan
-from rlcore.training.exported import ExportedWeights
+from rlcore.training.children import Children, rank_devices
 from rlcore.training.handle import PolicyFacts
 from rlcore.training.judges import Passes
 from rlcore.training.rank_pool import RankPool
@@ -33,8 +32,6 @@ from rlcore.types import Rollout, TrainingSample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-_MEMORY = Path("/dev/shm")
 
 
 class LearnerGroup:
@@ -52,8 +49,8 @@ class LearnerGroup:
         note: Callable[[str], None],
         ranks: RankPool | None = None,
     ) -> None:
-        """Start the ranks. ``runtime``: what each computes in; ``note`` shows a sentence to people; ``ranks``: who
-        starts them.
+        """Start the ranks. ``runtime``: what each computes in; ``note`` shows a sentence to people; ``ranks``: which
+        processes they are, children of this one where nothing is said.
 
         Raises:
             ConfigError: there are fewer GPUs than ranks.
@@ -61,18 +58,15 @@ class LearnerGroup:
         """
         self.config, self.algorithm = plan.config, resolve_algorithm(plan.config)
         self._plan, self._placement, self._runtime, self._note = plan, placement, runtime, note
-        self._devices = rank_devices(placement, runtime.device)
-        self._folder = Path(tempfile.mkdtemp(prefix="rlcore-ranks-", dir=_MEMORY if _MEMORY.is_dir() else None))
-        self.ranks = ranks or RankPool(60.0 * placement.deadline_minutes)
+        self.ranks = ranks or child_ranks(placement, runtime.device)
         self._starts, self._tokens = 0, 0  # 0 tokens: as many as configured
         self._budget = plan.config.update.tokens_per_microbatch
         self.policy_version, self.kl_coefficient = 0, plan.config.kl.coefficient
-        self._exported: ExportedWeights | None = None
+        self._exported: tuple[int, Mapping[str, torch.Tensor]] | None = None
         try:
             facts = self._start()
         except BaseException:
-            self.ranks.end()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self.ranks.close()
             raise
         self.facts = PolicyFacts(
             config=AutoConfig.from_pretrained(plan.start, local_files_only=True),
@@ -107,16 +101,24 @@ class LearnerGroup:
         found: tuple[UpdateStats, Footprint | None] = self._call("update", samples, seed=seed, measured=measured)
         return found
 
+    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
+        found: Examined | None = self._call("examine", samples, eos_ids=tuple(eos_ids), seed=seed)
+        return found
+
+    def step_faults(self) -> list[str]:
+        return list(self._call("step_faults"))
+
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         self._call("observe_kl", mean_kl, num_samples)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        if self._exported is None or self._exported.policy_version != self.policy_version:
-            path = self._folder / "weights.safetensors"
-            path.unlink(missing_ok=True)
-            self._call("export", path)
-            self._exported = ExportedWeights(path, self.policy_version)
-        return self._exported
+        if self._exported is None or self._exported[0] != self.policy_version:
+            self._call("export")
+            self._exported = self.policy_version, self.ranks.crew.exported()
+        return self._exported[1]
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return self.weights()  # an export that is in use stays, whatever is exported after it
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
         self._call("save", root.absolute(), step, run_state=run_state, spared=tuple(spared))
@@ -139,8 +141,7 @@ class LearnerGroup:
         try:
             self.wait()
         finally:
-            self.ranks.end()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self.ranks.close()
 
     def _restart(self) -> None:
         restarts = self._placement.max_restarts
@@ -166,10 +167,6 @@ class LearnerGroup:
             "plan": self._plan.to_json(),
             "rank": rank,
             "size": self.size,
-            "store": f"file://{self._folder}/store-{self._starts}",
-            "folder": self._folder,
-            "device": str(self._devices[rank]),
-            "threads": max(1, torch.get_num_threads() // self.size),
             "seconds": 60.0 * placement.deadline_minutes,
             "dtype": str(runtime.compute_dtype).removeprefix("torch."),
             "recompute": runtime.recompute,
@@ -189,26 +186,10 @@ class LearnerGroup:
         return answer
 
 
-def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:
-    """The device of each rank, of the kind of ``device``.
+def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
+    """Ranks that are children of this process, on devices of the kind of ``device``.
 
     Raises:
-        ConfigError: there are fewer GPUs.
+        ConfigError: there are fewer GPUs than ranks.
     """
-    size = placement.learner_ranks
-    if device.type != "cuda":
-        if placement.devices:
-            raise ConfigError(
-                "placement.devices names GPUs, and the run computes on a CPU",
-                where="placement.devices",
-                fix="leave it out",
-            )
-        return [device] * size
-    chosen, count = placement.devices or tuple(range(size)), torch.cuda.device_count()
-    if max(chosen) >= count:
-        raise ConfigError(
-            f"{size} ranks want the GPUs {', '.join(map(str, chosen))}, {count} are visible",
-            where="placement.learner_ranks",
-            fix="lower it, or name GPUs in placement.devices",
-        )
-    return [torch.device("cuda", index) for index in chosen]
+    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.deadline_minutes)

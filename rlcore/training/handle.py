@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlcore.algorithms.table import Algorithm
+from rlcore.audit.second_pass import Examined
 from rlcore.config import RlConfig
 from rlcore.memory import Footprint
 from rlcore.training.judges import Judging
@@ -87,12 +88,24 @@ class LearnerHandle(Judging, Protocol):
         """
         ...
 
+    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
+        """What plain forward passes say of ``samples`` before an update; None where memory does not hold them."""
+        ...
+
+    def step_faults(self) -> list[str]:
+        """What was wrong with the optimizer's steps since the last call, a sentence each."""
+        ...
+
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The policy's weights as an engine takes them, in the base's names; valid until the next update."""
+        ...
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        """What :meth:`weights` gives now, valid as long as it is kept."""
         ...
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import traceback
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,15 +18,33 @@ from typing import Any
 
 import torch
 
+from rlcore import errors
+from rlcore.audit.second_pass import Examined
+from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
+from rlcore.sampling.base import SamplingParams
 from rlcore.training.judges import Passes
 from rlcore.training.totals import UpdateStats
-from rlcore.types import Message, Prompt, Rollout, ToolCall, TrainingSample
+from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
 _KINDS = {
     kind.__name__: kind
-    for kind in (Footprint, Message, Passes, Prompt, Rollout, TokenSequence, ToolCall, TrainingSample, UpdateStats)
+    for kind in (
+        Examined,
+        FailedRollout,
+        Footprint,
+        Message,
+        Passes,
+        Prompt,
+        Rollout,
+        SamplingParams,
+        Score,
+        TokenSequence,
+        ToolCall,
+        TrainingSample,
+        UpdateStats,
+    )
 }
 
 
@@ -47,6 +66,28 @@ def decode(data: bytes) -> Any:
     found, numbers = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
     starts = [0, *found["ends"]]
     return _value(found["value"], [numbers[start:end] for start, end in pairwise(starts)])
+
+
+def fault_of(error: Exception) -> dict[str, Any]:
+    """What is told of an error to who asked: a table with one of ``error``, ``memory`` and ``crash``."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return {"memory": str(error).partition(". ")[0]}
+    if isinstance(error, RlcoreError):
+        return {"error": [type(error).__name__, error.what, error.where, error.fix]}
+    traceback.print_exception(error)
+    return {"crash": f"{type(error).__name__}: {error}"}
+
+
+def is_fault(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is what :func:`fault_of` says of an error."""
+    return bool({"error", "memory", "crash"} & answer.keys())
+
+
+def error_of(fault: Mapping[str, Any]) -> RlcoreError:
+    """The error of ours that a fault tells of."""
+    name, what, where, fix = fault["error"]
+    kind: type[RlcoreError] = getattr(errors, name)
+    return kind(what, where=where, fix=fix)
 
 
 def _plain(value: Any, parts: list[bytes]) -> Any:

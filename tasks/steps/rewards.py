@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import EvaluationConfig, RewardTerm
+from rlcore.config import RewardTerm
 from rlcore.errors import DataError
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.models.runtime import Runtime
-from rlcore.packing import TokenSequence
 from rlcore.rewards.mix import MixedReward
-from rlcore.rewards.reward_model import TokenItems
+from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from tasks.home.artifacts import file_sha256
+from tasks.preset.evaluation import EvaluationConfig
 from tasks.steps.base import MODEL, StageContext
 
 
@@ -56,8 +54,14 @@ def open_reward_models(
     policy: PreTrainedModel | AdaptedModel | None = None,
 ) -> dict[str, RewardModel]:
     """The frozen reward models that terms name, by their stage: on the policy's base where they are adapters of it."""
+    folders = reward_model_folders(context, terms)
+    return {name: _open_reward_model(folder, name, runtime, policy) for name, folder in folders.items()}
+
+
+def reward_model_folders(context: StageContext, terms: Sequence[RewardTerm]) -> dict[str, Path]:
+    """The checkpoints of the reward models that terms name, by their stage."""
     names = dict.fromkeys(term.stage for term in terms if term.kind == "reward_model")
-    return {name: _open_reward_model(context.inputs[name] / MODEL, name, runtime, policy) for name in names}
+    return {name: context.inputs[name] / MODEL for name in names}
 
 
 def _open_reward_model(
@@ -70,10 +74,5 @@ def _open_reward_model(
 
 def reward_resources(models: Mapping[str, RewardModel], *, tokens_per_microbatch: int, prefill: str) -> RewardResources:
     """What reward terms need beside their options: here, the trained reward models as scoring functions."""
-    score = {name: partial(_score, model, tokens_per_microbatch) for name, model in models.items()}
+    score = {name: token_scorer(model, tokens_per_microbatch) for name, model in models.items()}
     return RewardResources(score_tokens=score, prefill=prefill)
-
-
-def _score(model: RewardModel, tokens_per_microbatch: int, items: TokenItems, *, calibrated: bool) -> torch.Tensor:
-    sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
-    return model.rewards(sequences, tokens_per_microbatch=tokens_per_microbatch, calibrated=calibrated)

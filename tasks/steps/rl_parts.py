@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RlConfig, RlStage
-from rlcore.config.stages import rewards_of, sampling_of
+from rlcore.cluster.ranks import cluster_ranks
+from rlcore.cluster.ray_cluster import Cluster, open_cluster
+from rlcore.cluster.samplers import open_samplers
+from rlcore.cluster.scorers import open_scorers
+from rlcore.config import RlConfig
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.runtime import Runtime
+from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.building import LearnerPlan, make_learner, make_policy
-from rlcore.training.group import LearnerGroup
+from rlcore.training.group import LearnerGroup, child_ranks
+from rlcore.training.handle import LearnerHandle
 from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
+from tasks.preset.stages import RlStage, rewards_of, sampling_of
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
-from tasks.steps.rewards import file_digest, files_of, open_reward_models, reward_resources, verifier
+from tasks.steps.rewards import (
+    file_digest,
+    files_of,
+    open_reward_models,
+    reward_model_folders,
+    reward_resources,
+    verifier,
+)
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
 from tasks.steps.tokens import check_context, read_prompt_sets
 
@@ -52,28 +65,14 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     evaluation, tokenizer = context.config.evaluation, ChatTokenizer.load(context.inputs[START] / MODEL)
     monitored = _monitored(context, evaluated, tokenizer)
     rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
-    plan, placement = _plan(context, rl), context.config.placement
-    policy = make_policy(plan, runtime) if placement.backend == "local" else None
-    reward_models = open_reward_models(context, rl.rewards, runtime, policy)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
     held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
-    budget = rl.update.tokens_per_microbatch
-    resources = reward_resources(reward_models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     with ExitStack() as stack:
-        beside = [member for model in reward_models.values() for member in model.members]
-        learner: LocalLearner | LearnerGroup
-        if policy is not None:
-            learner = make_learner(plan, policy, runtime, beside=beside)
-        else:
-            learner = LearnerGroup(plan, placement, runtime, note=context.progress)
-        stack.enter_context(closing(learner))
-        positions = max_positions(learner.facts.config) or sys.maxsize
-        key = f"stages.{context.stage}.sampling.max_new_tokens"
-        check_context(positions, [*prompts, *held_out], rl.sampling.max_new_tokens, key=key)
-        max_tokens = longest([*prompts, *held_out], rl.sampling.max_new_tokens)
-        engine = stack.enter_context(_engine(context, rl, runtime, tokenizer, max_tokens))
+        cluster = stack.enter_context(_cluster(context, runtime))
+        learner, reward = _learner_and_reward(stack, context, rl, runtime, tokenizer, cluster)
+        max_tokens = _longest_text(context, learner, [*prompts, *held_out])
+        engine = stack.enter_context(_engine(context, rl, runtime, tokenizer, max_tokens, cluster))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
-        reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
         judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
         yield Parts(
             seed=context.seed,
@@ -92,6 +91,46 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
         )
 
 
+def _cluster(context: StageContext, runtime: Runtime) -> AbstractContextManager[Cluster | None]:
+    """The Ray cluster of a run that is placed on one."""
+    placement = context.config.placement
+    if placement.backend != "ray":
+        return nullcontext()
+    return open_cluster(placement, gpus=runtime.device.type == "cuda", note=context.progress)
+
+
+def _learner_and_reward(
+    stack: ExitStack,
+    context: StageContext,
+    rl: RlConfig,
+    runtime: Runtime,
+    tokenizer: ChatTokenizer,
+    cluster: Cluster | None,
+) -> tuple[LocalLearner | LearnerGroup, MixedReward]:
+    """What learns and what scores: in this process on one base, or where the placement has them."""
+    plan, placement = _plan(context, rl), context.config.placement
+    policy = make_policy(plan, runtime) if placement.backend == "local" else None
+    budget = rl.update.tokens_per_microbatch
+    if cluster is not None and placement.ray.scorers:
+        folders = reward_model_folders(context, rl.rewards)
+        models = {}
+        reward = stack.enter_context(
+            open_scorers(cluster, rl.rewards, folders, runtime, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
+        )
+    else:
+        models = open_reward_models(context, rl.rewards, runtime, policy)
+        resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
+        reward = stack.enter_context(build_rewards(rl.rewards, resources=resources))
+    learner: LocalLearner | LearnerGroup
+    if policy is not None:
+        beside = [member for model in models.values() for member in model.members]
+        learner = make_learner(plan, policy, runtime, beside=beside)
+    else:
+        ranks = cluster_ranks(cluster, runtime.device) if cluster else child_ranks(placement, runtime.device)
+        learner = LearnerGroup(plan, placement, runtime, note=context.progress, ranks=ranks)
+    return stack.enter_context(closing(learner)), reward
+
+
 def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTokenizer) -> list[Prompt]:
     """The held-out problems that are asked while a run trains: those that have a reference to be held against."""
     asked = read_prompt_sets(context, names, "eval", tokenizer, limit=context.config.evaluation.num_monitor_problems)
@@ -99,6 +138,18 @@ def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTok
     if asked and not found:
         context.progress("no held-out prompt has a reference: no accuracy is measured while the run trains")
     return found
+
+
+def _longest_text(context: StageContext, learner: LearnerHandle, prompts: Sequence[Prompt]) -> int:
+    """Tokens of the longest prompt and its completion.
+
+    Raises:
+        ConfigError: the model does not read as many.
+    """
+    max_new_tokens = context.config.stage.settings.sampling.max_new_tokens
+    positions = max_positions(learner.facts.config) or sys.maxsize
+    check_context(positions, prompts, max_new_tokens, key=f"stages.{context.stage}.sampling.max_new_tokens")
+    return longest(prompts, max_new_tokens)
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
@@ -139,9 +190,18 @@ def _version(library: str) -> str:
 
 
 def _engine(
-    context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer, max_tokens: int
+    context: StageContext,
+    rl: RlConfig,
+    runtime: Runtime,
+    tokenizer: ChatTokenizer,
+    max_tokens: int,
+    cluster: Cluster | None,
 ) -> AbstractContextManager[Sampler]:
     """The engine, sized for the run; ``max_tokens``: of the longest prompt and its completion."""
+    start = context.inputs[START] / MODEL
+    if cluster is not None and context.config.placement.ray.samplers:
+        count = rl.sampling.max_concurrent
+        return nullcontext(open_samplers(cluster, start, runtime, max_concurrent=count))
     work = Workload(
         max_concurrent=rl.sampling.max_concurrent,
         max_tokens=max_tokens,
@@ -149,7 +209,7 @@ def _engine(
         learns_meanwhile=rl.sampling.staleness > 0,
         adapter=rl.update.adapter,
     )
-    start, config = context.inputs[START] / MODEL, sampling_engine(rl.sampling)
+    config = sampling_engine(rl.sampling)
     return open_engine(start, tokenizer, config=config, work=work, runtime=runtime, progress=context.progress)
 
 

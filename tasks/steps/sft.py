@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlcore.audit.seals import require_saved, require_sealed, write_seal
 from rlcore.config import SftConfig
 from rlcore.models.check import check_model
 from rlcore.models.loading import save_model
-from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
@@ -23,7 +23,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     """
     config: SftConfig = context.config.stage.settings
     checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
-    tokenizer = ChatTokenizer.load(checkpoint)
+    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
     train, held_out = (
         [
             demonstration
@@ -46,7 +46,9 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         check_model(model, tokenizer)
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
         save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        require_saved(model.state_dict(), context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
     return StageResult(metrics=result | {"memory/peak_gib": memory})

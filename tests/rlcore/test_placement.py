@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import AdapterConfig, OptimConfig, PlacementConfig, RlStage, UpdateConfig
+from rlcore.config import AdapterConfig, EngineConfig, OptimConfig, PlacementConfig, RayConfig, RlConfig, UpdateConfig
 from rlcore.config.placement import placement_faults
 from rlcore.errors import ConfigError
 from tests import strategies
@@ -15,6 +15,9 @@ from tests import strategies
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"backend": "processes", "ray": RayConfig(samplers=2)}, "set backend = 'ray'"),
+        ({"ray": RayConfig(address="a:1")}, "set backend = 'ray'"),
+        ({"backend": "ray", "devices": (0,)}, "Ray chooses them"),
         ({"learner_ranks": 2}, "set backend = 'processes'"),
         ({"narrow": True}, "set backend = 'processes'"),
         ({"backend": "processes", "shard": "replicate", "narrow": True}, "is of shards"),
@@ -26,12 +29,10 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         PlacementConfig(**settings)
 
 
-def stage(**update: Any) -> RlStage:
-    settings = strategies.rl_config(update=UpdateConfig(**update))
-    return RlStage(kind="rl", start="base", prompts={"p": 1.0}, settings=settings)
-
-
-ADAPTED, EIGHT_BIT = stage(adapter=AdapterConfig(rank=4)), stage(optim=OptimConfig(kind="adamw_8bit"))
+ADAPTED, EIGHT_BIT = (
+    strategies.rl_config(update=update)
+    for update in (UpdateConfig(adapter=AdapterConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
+)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +47,19 @@ ADAPTED, EIGHT_BIT = stage(adapter=AdapterConfig(rank=4)), stage(optim=OptimConf
     ],
 )
 def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
-    placement: dict[str, Any], own: RlStage, said: str
+    placement: dict[str, Any], own: RlConfig, said: str
 ) -> None:
     config = PlacementConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
-    faults = placement_faults(config, {"grpo": own})
+    faults = placement_faults(config, {"grpo": own}, EngineConfig())
     assert [said in fault for fault in faults] == [True] * bool(said)
+
+
+def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
+    config, own = PlacementConfig(backend="ray", ray=RayConfig(samplers=2)), {"grpo": strategies.rl_config()}
+    assert placement_faults(config, own, EngineConfig()) == []
+    (fault,) = placement_faults(config, own, EngineConfig(kind="vllm"))
+    assert "placement.ray.samplers = 2" in fault and "engine.kind = 'vllm'" in fault
+    assert placement_faults(PlacementConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
 
 
 def test_only_several_ranks_change_numbers() -> None:
@@ -58,4 +67,5 @@ def test_only_several_ranks_change_numbers() -> None:
     alone = PlacementConfig(backend="processes", deadline_minutes=1.0, max_restarts=0)
     assert PlacementConfig().numbers == alone.numbers == {}
     two = PlacementConfig(backend="processes", learner_ranks=2)
+    assert two.numbers == PlacementConfig(backend="ray", learner_ranks=2, ray=RayConfig(samplers=3, scorers=1)).numbers
     assert two.numbers == {"learner_ranks": 2, "shard": "auto", "narrow": False}

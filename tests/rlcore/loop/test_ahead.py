@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -51,7 +53,7 @@ def test_every_rollout_but_the_first_iterations_was_sampled_one_update_before_it
     ages = []
     with closing(RolloutsAhead()) as ahead:
         for iteration in (1, 2, 3, 4):
-            groups = ahead.advance(engine.sample, iteration, last=4)
+            groups = ahead.advance(engine.sample, iteration, until=min(iteration + 1, 4))
             ages.append(engine.version - groups[0][0].policy_version)
             ahead.wait()
             engine.version += 1
@@ -62,10 +64,10 @@ def test_every_rollout_but_the_first_iterations_was_sampled_one_update_before_it
 def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
     engine = Engine()
     with closing(RolloutsAhead()) as ahead:
-        ahead.advance(engine.sample, 1, last=2)
+        ahead.advance(engine.sample, 1, until=2)
         ahead.wait()
         engine.may_go.clear()
-        ahead.advance(engine.sample, 2, last=3)  # does not wait for the third iteration's
+        ahead.advance(engine.sample, 2, until=3)  # does not wait for the third iteration's
         waiter = threading.Thread(target=ahead.wait)
         waiter.start()
         waiter.join(0.2)
@@ -75,6 +77,60 @@ def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
         assert not waiter.is_alive()
 
 
+@pytest.mark.parametrize("staleness", [1, 2, 3])
+def test_no_more_is_sampled_than_the_bound_allows_and_each_batch_by_the_weights_that_are_so_old(staleness: int) -> None:
+    engine, last, versions = Engine(), 7, dict[int, int]()
+    with closing(RolloutsAhead()) as ahead:
+        for iteration in range(1, last + 1):
+            learned = iteration - 1
+
+            def load(version: int = learned) -> None:
+                engine.version = version
+
+            until = min(iteration + staleness, last)
+            groups = ahead.advance(engine.sample, iteration, until=until, prepare=lambda load=load: load)
+            versions[iteration] = groups[0][0].policy_version
+            ahead.wait()  # as if the learner were slower than the engine
+            assert engine.asked == list(range(1, until + 1))
+    assert versions == {iteration: max(0, iteration - 1 - staleness) for iteration in versions}
+
+
+def test_what_loads_weights_is_made_at_once_and_loads_after_the_batches_that_were_begun() -> None:
+    engine, order = Engine(), list[str]()
+
+    def sample(iteration: int) -> Groups:
+        order.append(f"sample {iteration}")
+        return engine.sample(iteration)
+
+    def prepare() -> Callable[[], None]:
+        order.append("copy")
+        return lambda: order.append("load")
+
+    with closing(RolloutsAhead()) as ahead:
+        engine.may_go.clear()
+        threading.Timer(0.2, engine.may_go.set).start()
+        ahead.advance(sample, 1, until=3)
+        ahead.advance(sample, 2, until=4, prepare=prepare)
+        ahead.advance(sample, 3, until=4, prepare=prepare)  # nothing is begun, so nothing is copied
+        ahead.wait()
+    assert order.index("copy") < order.index("load") == len(order) - 2
+    assert sorted(order[:-2]) == ["copy", "sample 1", "sample 2", "sample 3"] and order[-1] == "sample 4"
+
+
+def test_an_engine_that_has_broken_stops_the_run_before_its_rollouts_are_due() -> None:
+    def broken(iteration: int) -> Groups:
+        if iteration == 3:
+            raise SamplingError("the engine is gone")
+        return [[rollout()]]
+
+    with closing(RolloutsAhead()) as ahead:
+        ahead.advance(broken, 1, until=3)
+        with contextlib.suppress(SamplingError):
+            ahead.wait()
+        with pytest.raises(SamplingError, match="the engine is gone"):
+            ahead.advance(broken, 2, until=4)
+
+
 def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_sync() -> None:
     def broken(iteration: int) -> Groups:
         if iteration == 2:
@@ -82,7 +138,7 @@ def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_s
         return [[rollout()]]
 
     with closing(RolloutsAhead()) as ahead:
-        ahead.advance(broken, 1, last=2)
+        ahead.advance(broken, 1, until=2)
         with pytest.raises(SamplingError, match="the engine is gone"):
             ahead.wait()
 
@@ -90,21 +146,21 @@ def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_s
 def test_a_resumed_run_takes_the_rollouts_of_the_checkpoint_and_samples_them_no_second_time() -> None:
     engine, again = Engine(), Engine()
     with closing(RolloutsAhead()) as ahead:
-        ahead.advance(engine.sample, 1, last=3)
+        ahead.advance(engine.sample, 1, until=2)
         state = ahead.state()
-        expected = ahead.advance(engine.sample, 2, last=3)
+        expected = ahead.advance(engine.sample, 2, until=3)
     again.version = 9
     with closing(RolloutsAhead()) as resumed:
-        resumed.restore(json.loads(json.dumps(state)), [PROMPT])
-        assert resumed.advance(again.sample, 2, last=3) == expected
+        resumed.restore(json.loads(json.dumps(state)), 2, lambda iteration: [PROMPT])
+        assert resumed.advance(again.sample, 2, until=3) == expected
     assert again.asked == [3]
 
 
 def test_without_staleness_a_checkpoint_keeps_no_rollouts() -> None:
     with closing(RolloutsAhead()) as ahead:
         assert ahead.state() == ""
-        ahead.restore("", [PROMPT])
-        assert ahead.advance(Engine().sample, 1, last=1) == [[rollout()]]
+        ahead.restore("", 1, lambda iteration: [PROMPT])
+        assert ahead.advance(Engine().sample, 1, until=1) == [[rollout()]]
 
 
 @given(st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=False), max_size=3))

@@ -45,7 +45,8 @@ def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make
     parts, tape = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
     outcome = train(parts, tape)
     for recorded, kept in zip(tape.rows, outcome.history, strict=True):
-        assert recorded == kept | {name: recorded[name] for name in ("health/warnings", "health/alarms")}
+        watched = {name: value for name, value in recorded.items() if name.startswith(("health/", "audit/"))}
+        assert recorded == kept | watched
         check_names({name: value for name, value in recorded.items() if name != "iteration"})
     assert ["eval/accuracy" in row for row in tape.rows] == [False, True, False, True]
     assert "memory/total_bytes" in tape.rows[0]
@@ -152,27 +153,36 @@ def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_one
         assert not solved & {item.rollout.prompt.prompt_id for group in drawn.groups for item in group}
 
 
-def test_sampling_ahead_trains_on_rollouts_exactly_one_version_old(make_parts: MakeParts) -> None:
-    config = {"num_iterations": 5, "sampling": SamplingConfig(max_new_tokens=6, staleness=1)}
-    parts, tape = make_parts(config=config), Tape()
+@pytest.mark.parametrize(("staleness", "versions"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (9, [0, 0, 0, 0, 0])])
+def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
+    staleness: int, versions: list[int], make_parts: MakeParts
+) -> None:
+    config = {"num_iterations": 5, "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness)}
+    warn = HealthConfig(action="warn")  # a script's policy moves far in each step
+    parts, tape = make_parts(config=config, health=warn), Tape()
     train(parts, tape)
     sampled = [{item.rollout.policy_version for group in drawn.groups for item in group} for drawn in tape.drawn]
-    assert sampled == [{0}, {0}, {1}, {2}, {3}]
-    assert [row["staleness"] for row in tape.rows] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert sampled == [{version} for version in versions]
+    assert [row["staleness"] for row in tape.rows] == [float(n - version) for n, version in enumerate(versions)]
+    met = [place for place, row in enumerate(tape.rows) if "sync/log_odds" in row]
+    assert met == ([0, 1, 2, 3, 4] if staleness == 1 else [4])
+    assert parts.engine.policy_version == 5
     prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
     assert prompts == [[p.prompt_id for p in parts.prompts_of(n)] for n in range(1, 6)]
 
 
-def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(make_parts: MakeParts) -> None:
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(staleness: int, make_parts: MakeParts) -> None:
     class Deaf(NativeSampler):
         def load_weights(self, state: Any, *, policy_version: int) -> None:
             self.policy_version = policy_version
 
+    config = {"num_iterations": 6, "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness)}
     parts = make_parts()
     scorer = Deaf(parts.learner.learner.policy, parts.tokenizer)
     engine = ScriptedSampler.from_texts(SCRIPT, parts.tokenizer, scorer=scorer)
     with pytest.raises(StaleSamplerError, match="the engine's weights are not the learner's"):
-        train(make_parts(engine=engine, sampler=engine), Tape())
+        train(make_parts(engine=engine, sampler=engine, config=config), Tape())
 
 
 def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_parts: MakeParts) -> None:
@@ -226,7 +236,8 @@ def kl_limit(history: Sequence[Any], iteration: int) -> HealthConfig:
     before, then = (history[place]["kl/ref"] for place in (iteration - 2, iteration - 1))
     assert before < then
     bound = (before + then) / 2.0
-    return HealthConfig(kl=LimitConfig(warn=bound * 0.99, stop=bound, patience=1))
+    any_mismatch = LimitConfig(warn=98.0, stop=99.0)
+    return HealthConfig(kl=LimitConfig(warn=bound * 0.99, stop=bound, patience=1), mismatch=any_mismatch)
 
 
 def course_of(parts: Parts) -> tuple[list[torch.Tensor], Sequence[Mapping[str, float]]]:
@@ -254,7 +265,7 @@ def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_
     assert stopping.engine.policy_version == 3
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_more(
     staleness: Any, make_parts: MakeParts
 ) -> None:

@@ -146,7 +146,7 @@ def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(
         run.parts.config = dataclasses.replace(
             run.parts.config, sampling=SamplingConfig(max_new_tokens=8, staleness=1), num_iterations=9
         )
-        run.ahead = SimpleNamespace(advance=lambda rollouts_of, iteration, last: rollouts_of(iteration))
+        run.ahead = SimpleNamespace(advance=lambda rollouts_of, iteration, **bounds: rollouts_of(iteration))
     with pytest.raises(RewardError, match="12 of 12 rollouts could not be scored"):
         draw_groups(run, 3, {})
     (iteration, drawn), flushed = said

@@ -15,7 +15,8 @@ import torch
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
-from rlcore.models.loading import import_model, load_policy
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
 from rlcore.models.starting_model import look_at, read_config
 from rlcore.models.tree_attention import TREE_ATTENTION
 
@@ -71,6 +72,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a million layers": (configure(num_hidden_layers=1_000_000), "num_hidden_layers = 1,000,000"),
     "a million layers by their types": (configure(layer_types=["full_attention"] * 1_000_000), "layer_types"),
     "a million experts": (configure(num_local_experts=1_000_000), "num_local_experts"),
+    "a list that its class makes long": (
+        configure(model_type="gpt_neo", attention_types=[[["global"], 10**9]]), "attention_types = 1,000,000,000",
+    ),
     "a row of 10^18": (configure(hidden_size=10**18), "hidden_size"),
     "more than the files hold": (configure(intermediate_size=2**28), "the files hold"),
     "no heads": (configure(num_attention_heads=0), ""),
@@ -80,6 +84,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "an unknown model": (configure(model_type="alchemy"), "alchemy"),
     "code of its own": (
         configure(model_type="alchemy", auto_map={"AutoConfig": "evil.Config"}, architectures=["Evil"]), "",
+    ),
+    "code of its own for a class without one": (
+        configure(model_type="clip", auto_map={"AutoModelForCausalLM": "evil.Model"}), "",
     ),
     "a configuration that is a list": (replace("config.json", b"[]"), ""),
     "a configuration of brackets": (replace("config.json", b"[" * 100_000), ""),
@@ -136,3 +143,16 @@ def test_no_configuration_chooses_the_attention(damaged: Path, tmp_path: Path, k
 
 def test_a_sound_folder_is_looked_at_and_let_through(checkpoint: Path) -> None:
     assert look_at(checkpoint).num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    "key", ["vocab_size_per_layer_input", "rope_theta", "max_position_embeddings", "rotary_emb_base", "bos_token_id"]
+)
+def test_a_large_number_that_is_no_count_of_layers_is_let_through(damaged: Path, key: str) -> None:
+    configure(**{key: 262_144})(damaged)
+    assert read_config(damaged, local_files_only=True).num_hidden_layers == 2
+
+
+def test_a_frequency_may_be_any_number(damaged: Path) -> None:
+    configure(rope_theta=10**12)(damaged)
+    assert read_config(damaged, local_files_only=True).num_hidden_layers == 2

@@ -7,21 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from rlcore.config import EpisodeConfig
-from rlcore.errors import ConfigError, SandboxError
+from rlcore.errors import ConfigError
 from rlcore.sandbox.base import DEFAULT_LIMITS, Limits, Outcome, Verdict
 from rlcore.sandbox.pool import SandboxPool
 from rlcore.tools.base import ToolFailure, ToolOutput
 from rlcore.tools.python import PythonTool
 from rlcore.tools.table import ToolResources, build_tools
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[PythonTool]:
+    require_bubblewrap()
     with SandboxPool() as sandbox:
-        try:
-            sandbox.run("")
-        except SandboxError as error:
-            pytest.skip(str(error))
         yield PythonTool(sandbox, timeout_seconds=2.0)
 
 

@@ -22,9 +22,10 @@ from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RlConfig,
 from rlcore.errors import CheckpointError, ConfigError, LearnerLostError, StorageError, TrainingError
 from rlcore.loop import Outcome, train
 from rlcore.models.runtime import Runtime
-from rlcore.training import group, rank_process
+from rlcore.training import children, rank, rank_process
 from rlcore.training.building import LearnerPlan
-from rlcore.training.group import LearnerGroup, rank_devices
+from rlcore.training.children import Children, rank_devices
+from rlcore.training.group import LearnerGroup
 from rlcore.training.rank_pool import RankPool
 from rlcore.training.wire import decode
 from tests import strategies
@@ -61,7 +62,7 @@ class Fork:
         return self.code
 
 
-class Forks(RankPool):
+class Forks(Children):
     """Ranks that have imported everything already."""
 
     def launch(self, end: Connection) -> subprocess.Popen[bytes]:
@@ -71,7 +72,8 @@ class Forks(RankPool):
 def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> LearnerGroup:
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
     settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "deadline_minutes": 1.0} | placement))
-    return LearnerGroup(plan, settings, RUNTIME, note=notes.append, ranks=Forks(60.0 * settings.deadline_minutes))
+    ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.deadline_minutes)
+    return LearnerGroup(plan, settings, RUNTIME, note=notes.append, ranks=ranks)
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ class Killer(Tape):
     def metrics(self, iteration: int, metrics: Any) -> None:
         super().metrics(iteration, metrics)
         if iteration == self._iteration and self._learner._starts == 1:
-            os.kill(self._learner.ranks.processes[1].pid, signal.SIGKILL)
+            os.kill(self._learner.ranks.crew.processes[1].pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed_in", [*(pytest.param(n, marks=pytest.mark.scale) for n in (0, 1)), 2])
@@ -162,7 +164,7 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
 
 def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
     learner = opened(deadline_minutes=0.05)
-    os.kill(learner.ranks.processes[0].pid, signal.SIGSTOP)
+    os.kill(learner.ranks.crew.processes[0].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLostError, match=r"rank 0 did not answer within 0\.05 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)
     with pytest.raises(LearnerLostError, match="the ranks are gone"):  # never the first weights without a word
@@ -172,7 +174,7 @@ def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) ->
 def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path: Path) -> None:
     learner = opened(max_restarts=1)
     for _ in range(2):
-        learner.ranks.processes[0].kill()
+        learner.ranks.crew.processes[0].kill()
         with pytest.raises(LearnerLostError, match="rank 0 was ended by SIGKILL"):
             learner.observe_kl(0.1, 3)
         if learner._starts == 1:
@@ -189,8 +191,8 @@ def test_a_rank_without_memory_is_named_and_the_next_ones_take_smaller_batches(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         return update(learner, samples, seed=seed, measured=measured)
 
-    update = rank_process.LocalLearner.update
-    monkeypatch.setattr(rank_process.LocalLearner, "update", short_of_memory)
+    update = rank.LocalLearner.update
+    monkeypatch.setattr(rank.LocalLearner, "update", short_of_memory)
     learner = opened()
     with pytest.raises(LearnerLostError, match=r"rank 1 ran out of memory \(CUDA out of memory\)"):
         learner.update(SAMPLES, seed=0)
@@ -206,7 +208,7 @@ def test_a_plan_arrives_as_it_was(start: Path) -> None:
 
 
 def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(children.torch.cuda, "device_count", lambda: 2)
     two = PlacementConfig(backend="processes", learner_ranks=2)
     cuda = torch.device("cuda")
     assert [device.index for device in rank_devices(two, cuda)] == [0, 1]

@@ -1,0 +1,272 @@
+"""Which GPUs learn and which sample, and what an iteration takes on them: arithmetic from shapes and data sheets.
+
+    update    6 P FLOP a token and epoch (8 with recomputed layers), 2 P for each forward pass before it; or the traffic
+              of the shards, where that takes longer: each micro-batch gathers all weights twice and sums the gradients
+    rollouts  every decoding step reads the weights and the keys and values of all sequences; or the longest completion
+              by itself, where that takes longer
+    sync      shards are gathered, and sent in half precision by one card
+
+P: parameters. What a card reaches of its data sheet is in ``REACHED``. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from transformers import PretrainedConfig
+
+from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.config import RlConfig
+from rlcore.errors import ConfigError
+from rlcore.memory_plan import ModelSize, readable, rl_needs
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import RlStage
+
+_GIB, _NODE = 2**30, 8  # GPUs of one machine, between which the link is the fast one
+_HALF, _SINGLE = 2, 4  # bytes
+_RESERVE = 4 * _GIB  # of a card, for CUDA, its libraries and what is fragmented
+_TYPICAL = 0.4  # of the longest completion, how long the mean one is
+_LAYER_SECONDS, _MEETING_SECONDS = 2e-5, 1.5e-5  # in a decoding step: of a layer's kernels, of a sum over cards
+_LOADED = 0.85  # of a card that an engine fills
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A card by its data sheet: bytes of memory, dense FLOP/s in half precision, and bytes per second of its memory, of
+    its link within a machine (one direction), and of its part of the network between machines."""
+
+    memory: float
+    flops: float
+    bandwidth: float
+    link: float
+    network: float
+
+
+GPUS: Mapping[str, Gpu] = MappingProxyType(
+    {
+        "a100": Gpu(memory=80e9, flops=312e12, bandwidth=2.0e12, link=300e9, network=25e9),
+        "h100": Gpu(memory=80e9, flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9),
+        "h200": Gpu(memory=141e9, flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9),
+        "l40s": Gpu(memory=48e9, flops=362e12, bandwidth=0.86e12, link=32e9, network=12.5e9),
+    }
+)
+REACHED = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "traffic": 0.7})
+"""What part of the data sheet is taken to be reached."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one iteration does. ``prompt_tokens``: of the longest prompt."""
+
+    size: ModelSize
+    rl: RlConfig
+    prompt_tokens: int
+    recompute: bool
+
+    @property
+    def sequences(self) -> int:
+        """Completions of an iteration."""
+        return self.rl.prompts_per_iteration * self.rl.group_size
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a completion."""
+        return _TYPICAL * self.rl.sampling.max_new_tokens
+
+    @property
+    def trained_tokens(self) -> float:
+        """Of an iteration's trees: every prompt once, with its group's completions."""
+        return self.rl.prompts_per_iteration * self.prompt_tokens + self.sequences * self.mean_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """``ranks`` GPUs learn, ``engines`` servers sample on ``width`` GPUs each; ``shared``: on the same, in turn.
+
+    ``held``: bytes of a card that learns. Seconds of an iteration's parts.
+    """
+
+    ranks: int
+    engines: int
+    width: int
+    shared: bool
+    held: float
+    update: float
+    rollouts: float
+    sync: float
+
+    def seconds(self, staleness: int) -> float:
+        """Of an iteration: one part after the other, or the longer one where rollouts are sampled ahead."""
+        apart = self.shared or not staleness
+        return self.sync + (self.update + self.rollouts if apart else max(self.update, self.rollouts))
+
+
+def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, count: int) -> list[str]:
+    """A line for each RL stage of a preset whose model is there.
+
+    Raises:
+        ConfigError: no such GPU is known.
+    """
+    if model is None:
+        return []
+    size, recompute = ModelSize.of(model), config.hardware.recompute_layers
+    lines = []
+    for stage, each in config.stages.items():
+        if isinstance(each, RlStage):
+            longest = max(config.data[data].max_tokens for data in each.prompts)
+            work = Work(size=size, rl=each.settings, prompt_tokens=longest, recompute=recompute)
+            lines.append(f"layout of {stage}, by arithmetic: {layout_line(work, name, count)}")
+    return lines
+
+
+def layout_line(work: Work, name: str, count: int) -> str:
+    """A sentence: how ``count`` GPUs are best dealt, and what an iteration takes; or why the run does not fit.
+
+    Raises:
+        ConfigError: no such GPU is known.
+    """
+    if name not in GPUS:
+        raise ConfigError(f"no figures of a GPU {name!r}", where="--gpu", fix=f"name one of {', '.join(GPUS)}")
+    found = best_layout(work, GPUS[name], count)
+    if isinstance(found, str):
+        return f"{count} {name}: does not fit: {found}"
+    engines = f"{found.engines} engine{'s' * (found.engines > 1)} of {found.width}"
+    dealt = f"learner and {engines} in turn" if found.shared else f"{found.ranks} learn, {engines} sample"
+    synchronous, ahead = found.seconds(0), found.seconds(1)
+    faster = f", {ahead:.3g} s with sampling.staleness = 1" if ahead < synchronous else ""
+    return (
+        f"{count} {name}: {dealt}; a card that learns holds {readable(int(found.held))} of "
+        f"{readable(int(GPUS[name].memory))}; an iteration takes {synchronous:.3g} s (update {found.update:.3g}, "
+        f"rollouts {found.rollouts:.3g}, sync {found.sync:.3g}){faster}"
+    )
+
+
+def best_layout(work: Work, gpu: Gpu, count: int) -> Layout | str:
+    """The layout of ``count`` GPUs whose iteration is shortest, at the run's staleness; or why there is none."""
+    least = engine_width(work, gpu)
+    if least > count:
+        return f"an engine needs {least} of them for the weights alone, {readable(_HALF * work.size.num_parameters)}"
+    found = [each for each in _layouts(work, gpu, count, least) if each.held <= gpu.memory]
+    if not found:
+        each = readable(int(rank_bytes(work, count)))
+        return f"if all of them learned, each would hold {each} of {readable(int(gpu.memory))}, beside the engine's"
+    return min(found, key=lambda each: each.seconds(work.rl.sampling.staleness))
+
+
+def _layouts(work: Work, gpu: Gpu, count: int, least: int) -> Iterator[Layout]:
+    """Learner and engine in turn on one GPU, and the divisions of several into whole machines and halves of one."""
+    if count == 1:
+        held = rank_bytes(work, 1) + _engine_bytes(work, 1)
+        rollouts = rollout_seconds(work, gpu, 1, 1, free=max(0.0, gpu.memory - held))
+        yield _layout(work, gpu, 1, 1, held=held, rollouts=rollouts, engines=1, shared=True)
+    widths = [1 << power for power in range(_NODE.bit_length()) if least <= 1 << power <= max(least, _NODE)]
+    for ranks in (1, 2, 4, *range(_NODE, count, _NODE)):
+        for width in widths:
+            if engines := max(0, count - ranks) // width:
+                held, rollouts = rank_bytes(work, ranks), rollout_seconds(work, gpu, engines, width)
+                yield _layout(work, gpu, ranks, width, held=held, rollouts=rollouts, engines=engines)
+
+
+def _layout(
+    work: Work,
+    gpu: Gpu,
+    ranks: int,
+    width: int,
+    *,
+    held: float,
+    rollouts: float,
+    engines: int,
+    shared: bool = False,
+) -> Layout:
+    return Layout(
+        ranks=ranks,
+        engines=engines,
+        width=width,
+        shared=shared,
+        held=held,
+        update=update_seconds(work, gpu, ranks),
+        rollouts=rollouts,
+        sync=sync_seconds(work, gpu, ranks),
+    )
+
+
+def engine_width(work: Work, gpu: Gpu) -> int:
+    """GPUs of one engine: a power of two whose memory has room for the weights and as much of cache."""
+    return 1 << max(0, math.ceil(math.log2(2 * _engine_bytes(work, 1) / (_LOADED * gpu.memory))))
+
+
+def rank_bytes(work: Work, ranks: int) -> float:
+    """Bytes of a card that learns: its part of what is in shards, activations, and what is gathered meanwhile."""
+    rl, size = work.rl, work.size
+    models = [term for term in rl.rewards if term.kind == "reward_model"]
+    footprint = rl_needs(
+        size,
+        rl,
+        uses_critic=resolve_algorithm(rl).uses_critic,
+        reward_model=None,
+        compute_bytes=_HALF,
+        recompute=work.recompute,
+        num_tokens=work.prompt_tokens + rl.sampling.max_new_tokens,
+    )
+    native = rl.sampling.engine is None or rl.sampling.engine.kind == "native"
+    copies = _HALF * size.num_parameters * (len(models) - native)  # an engine is counted where it is
+    fixed = footprint.weights + footprint.gradients + footprint.optimizer + copies
+    is_whole = ranks == 1 or rl.update.adapter.rank > 0
+    of_layers = sum(inputs * outputs for _, inputs, outputs in size.linear)
+    gathered = 0 if is_whole else _SINGLE * (2 * of_layers // size.num_layers + size.num_parameters - of_layers)
+    return (fixed if is_whole else fixed / ranks) + footprint.activations + gathered + _RESERVE
+
+
+def update_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
+    """Forward passes before the update, and its epochs."""
+    rl, parameters = work.rl, work.size.num_parameters
+    steps = rl.update.epochs * rl.update.minibatches
+    passes = (steps > 1) + (rl.kl.coefficient > 0.0) + sum(term.kind == "reward_model" for term in rl.rewards)
+    critics = 1 if resolve_algorithm(rl).uses_critic and rl.critic.placement == "trunk" else 0
+    learning = (8 if work.recompute else 6) * rl.update.epochs * (1 + critics) / REACHED["update"]
+    looking = 2 * (passes + critics) / REACHED["pass"]
+    flops = parameters * work.trained_tokens * (learning + looking)
+    per_rank = work.trained_tokens / ranks / rl.update.tokens_per_microbatch
+    batches = rl.update.epochs * max(rl.update.minibatches, math.ceil(per_rank)) * (1 + critics)
+    is_whole = ranks == 1 or rl.update.adapter.rank > 0
+    traffic = 0.0 if is_whole else (3 * batches + passes + critics) * _SINGLE * parameters
+    return max(flops / ranks / gpu.flops, traffic / _link(gpu, ranks))
+
+
+def rollout_seconds(work: Work, gpu: Gpu, engines: int, width: int, *, free: float | None = None) -> float:
+    """Prefill and decoding of an iteration's completions; ``free``: bytes for keys and values of an engine."""
+    size, rl = work.size, work.rl
+    mine = math.ceil(work.sequences / engines)
+    each = 2 * size.num_layers * size.keys * _HALF * (work.prompt_tokens + rl.sampling.max_new_tokens)
+    room = free if free is not None else _LOADED * width * gpu.memory - _engine_bytes(work, 1)
+    together = max(1, min(mine, math.ceil(rl.sampling.max_concurrent / engines), int(room / each)))
+
+    def step(count: float) -> float:
+        read = _HALF * size.num_parameters + 0.5 * each * count
+        compute = 2 * size.num_parameters * count / (width * gpu.flops * REACHED["pass"])
+        waits = size.num_layers * (_LAYER_SECONDS + (2 * _MEETING_SECONDS if width > 1 else 0.0))
+        return waits + max(read / (width * gpu.bandwidth * REACHED["decoding"]), compute)
+
+    prefill = 2 * size.num_parameters * work.prompt_tokens * rl.prompts_per_iteration / engines
+    decoding = mine * work.mean_tokens / together * step(together)
+    longest = rl.sampling.max_new_tokens * step(0.25 * together)  # few are left by then
+    return prefill / (width * gpu.flops * REACHED["pass"]) + max(decoding, longest)
+
+
+def sync_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
+    """From shards to every engine: they take them at the same time."""
+    parameters = work.size.num_parameters
+    gathered = 0.0 if ranks == 1 else _SINGLE * parameters / _link(gpu, ranks)
+    return gathered + _HALF * parameters / (REACHED["traffic"] * gpu.network)
+
+
+def _engine_bytes(work: Work, width: int) -> float:
+    return _HALF * work.size.num_parameters / width
+
+
+def _link(gpu: Gpu, ranks: int) -> float:
+    """Bytes per second that each rank receives of what all send: between machines, by all of their cards at once."""
+    return REACHED["traffic"] * (gpu.link if ranks <= _NODE else min(gpu.link, _NODE * gpu.network))

@@ -1,0 +1,248 @@
+"""What is wrong with the graph of a preset, each fault with its full key and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tasks.preset.data import POLICY
+from tasks.preset.graph import (
+    REGISTRY,
+    checkpoints,
+    cycle_in,
+    evaluated_data,
+    is_name,
+    needed_stages,
+    prompt_data,
+    rl_stages,
+    stage_order,
+)
+from tasks.preset.stages import (
+    BASE,
+    PRODUCTS,
+    RewardModelStage,
+    RlStage,
+    Rows,
+    StageConfig,
+    critic_of,
+    data_of,
+    reward_models_of,
+    rewards_of,
+    sampling_of,
+    shares_of,
+)
+
+if TYPE_CHECKING:
+    from tasks.preset.run import RunConfig
+
+_PRESET_NAME = re.compile(r"\w[\w .-]*")
+_SMALLEST_SHARE = 0.001  # of a mix; a smaller one would never have its turn
+
+
+def graph_faults(config: RunConfig) -> list[str]:
+    """Every fault of the graph; where names are wrong, those alone, since the others follow from them."""
+    faults = [*_names(config), *_data(config)]
+    for name, stage in config.stages.items():
+        path = f"stages.{name}"
+        faults += [*_start(config, path, stage), *_reads(config, path, stage), *_rewards(config, path, stage)]
+        faults += [*_shares(path, stage), *_critic(config, path, stage), *_turns(config, path, stage)]
+    if cycle := cycle_in(needed_stages(config)):
+        faults.append(f"stages.{cycle[0]}: the stages form a cycle: {' -> '.join(cycle)}; let one start elsewhere")
+    return faults or [*_episodes(config), *_evaluation(config), *_promotion(config)]
+
+
+def _names(config: RunConfig) -> Iterator[str]:
+    if not _PRESET_NAME.fullmatch(config.name):
+        yield f"name = {config.name!r}: names folders and models; take letters, digits, blanks, _ . -, no blank first"
+    for section in ("data", "stages"):
+        for name in getattr(config, section):
+            if not is_name(name):
+                yield f"{section}.{name}: not a name; take small letters, digits and _, and none that the pipeline uses"
+    for name in config.data.keys() & config.stages.keys():
+        yield f"stages.{name}: a data set has this name too; call one of them otherwise"
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    for name, data in config.data.items():
+        path = f"data.{name}"
+        if data.is_sampled and data.contract != "preference_pairs":
+            yield f"{path}.adapter = 'policy': samples preference pairs, and this is {data.contract!r}"
+        elif data.is_sampled and not data.policy:
+            yield f"{path}.policy: required by the adapter 'policy'; name one of {_listed(_policies(config))}"
+        elif data.policy and not data.is_sampled:
+            yield f"{path}.policy = {data.policy!r}: neither adapter nor fallback is 'policy'; leave it out"
+        elif data.is_sampled and (players := _players(config)):
+            yield (
+                f"{path}.adapter = 'policy': a pair holds two answers and no calls of tools, and "
+                f"stages.{players[0]}.sampling.episodes names tools; name a file of pairs"
+            )
+        elif data.policy and data.policy not in _policies(config):
+            yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {_listed(_policies(config))}"
+
+
+def _start(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    start = stage.start
+    if start in config.stages and config.stages[start].makes != "checkpoint":
+        made = PRODUCTS[config.stages[start].makes]
+        known = _listed(_policies(config))
+        yield f"{path}.start = {start!r}: this stage makes {made}, no policy; choose one of {known}"
+    elif start.startswith(REGISTRY):
+        if not _is_uri(start):
+            yield f"{path}.start = {start!r}: not a registered model; write models:/name@alias or models:/name/version"
+    elif start not in _policies(config):
+        known = _listed(_policies(config))
+        yield f"{path}.start = {start!r}: no such checkpoint; choose one of {known}, or models:/name@alias"
+
+
+def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    key, known = f"{path}.{stage.data_key}", _rows(config, stage.reads)
+    if not data_of(stage):
+        yield f"{key}: names no data; choose among {_listed(known)}"
+    for name in data_of(stage):
+        at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"
+        if name not in config.data and name not in config.stages:
+            yield f"{at}: no such data; choose among {_listed(known)}"
+        elif name not in known:
+            yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
+
+
+def _rows(config: RunConfig, wanted: Rows) -> list[str]:
+    """The data sets, and the stages that make some, which have such rows."""
+    found = [
+        name
+        for name, data in config.data.items()
+        if (data.has_prompts if wanted == "prompts" else data.contract.replace("_", " ") == wanted)
+    ]
+    return found + [name for name, stage in config.stages.items() if stage.makes == wanted]
+
+
+def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    terms, models = rewards_of(stage), _reward_models(config)
+    if sampling_of(stage) and not terms:
+        yield f"{path}.rewards: names no reward; add one, such as {{ kind = 'math' }}"
+    for place, term in enumerate(terms):
+        at = f"{path}.rewards.{place}"
+        for name in term.data:
+            if name not in data_of(stage):
+                yield f"{at}.data = {name!r}: the stage draws no prompts from it; it has {_listed(data_of(stage))}"
+        if term.kind == "reward_model" and term.stage not in models:
+            known = f"choose one of {_listed(models)}" if models else "add one under [stages]"
+            yield f"{at}.stage = {term.stage!r}: not a stage of the kind reward_model; {known}"
+    if terms:
+        for name in data_of(stage):
+            if not any(not term.data or name in term.data for term in terms):
+                yield f"{path}.rewards: no reward is on the data set {name!r}; add one, or draw no prompts from it"
+
+
+def _shares(path: str, stage: StageConfig) -> Iterator[str]:
+    shares = shares_of(stage)
+    least = _SMALLEST_SHARE * sum(shares.values())
+    for name, share in shares.items():
+        if share < least:
+            yield f"{path}.{stage.data_key}.{name} = {share!r}: below a thousandth of all; raise it, or leave it out"
+
+
+def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    critic = critic_of(stage)
+    if critic is None or critic.initialise_from == POLICY:
+        return
+    source, known = critic.initialise_from, _reward_models(config)
+    model = config.stages.get(source)
+    if not isinstance(model, RewardModelStage):
+        names = _listed([POLICY, *known])
+        yield f"{path}.critic.initialise_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
+    elif critic.placement == "adapter" and not model.settings.trunk.adapter.rank:
+        yield (
+            f"{path}.critic is an adapter that starts from the reward model's: set "
+            f"stages.{source}.trunk.adapter.rank > 0, so that there is one"
+        )
+
+
+def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    sampling = sampling_of(stage)
+    if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
+        yield (
+            f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "
+            "update take turns: take engine.kind = 'vllm'"
+        )
+
+
+def _episodes(config: RunConfig) -> Iterator[str]:
+    """Stages that sample play the same episodes, so that their policies can be evaluated in the same way."""
+    found = {name: sampling.episodes for name in stage_order(config) if (sampling := sampling_of(config.stages[name]))}
+    first = next(iter(rl_stages(config)), next(iter(found), ""))
+    for name, episodes in found.items():
+        if episodes != found[first]:
+            yield (
+                f"stages.{name}.sampling.episodes differs from stages.{first}.sampling.episodes: give all stages of a "
+                "preset that sample the same tools and limits, so that their evaluations can be compared"
+            )
+
+
+def _players(config: RunConfig) -> list[str]:
+    """The stages whose policies call tools."""
+    return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.tools]
+
+
+def _evaluation(config: RunConfig) -> Iterator[str]:
+    known = prompt_data(config)
+    for name in config.evaluation.data:
+        if name not in known:
+            yield f"evaluation.data = {name!r}: no data set of prompts; choose among {_listed(known)}"
+    if not known:
+        yield "data: no data set has prompts, so nothing can be evaluated; add one with contract = 'prompts'"
+    for place, verifier in enumerate(config.evaluation.verifiers):
+        for name in verifier.data:
+            if name not in known:
+                at = f"evaluation.verifiers.{place}.data"
+                yield f"{at} = {name!r}: no data set of prompts; choose among {_listed(known)}"
+    for name in evaluated_data(config):
+        deciding = [each for each in config.evaluation.verifiers if not each.data or name in each.data]
+        if len(deciding) != 1:
+            yield f"evaluation.verifiers: {len(deciding)} decide on the data set {name!r}; give each data set one"
+
+
+def _promotion(config: RunConfig) -> Iterator[str]:
+    promotion = config.promotion
+    made = [name for name, stage in checkpoints(config).items() if stage is not None]
+    if promotion and promotion.challenger not in made:
+        named = promotion.challenger
+        yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {_listed(made)}"
+    elif promotion and promotion.max_kl is not None:
+        yield from _max_kl(config, promotion.challenger)
+    if not config.retrain:
+        return
+    challenger = config.stages.get(promotion.challenger) if promotion else None
+    if not isinstance(challenger, RlStage):
+        yield f"retrain: needs [promotion] with a challenger among the RL stages {_listed(list(rl_stages(config)))}"
+    elif len(reward_models_of(challenger)) > 1:
+        yield "retrain: gates one reward model, and the challenger uses several; leave all but one out"
+
+
+def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
+    stage = rl_stages(config).get(challenger)
+    if stage is None:
+        yield f"promotion.max_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
+    elif not stage.settings.kl.coefficient:
+        yield (
+            f"promotion.max_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set it "
+            "above 0, or leave max_kl out"
+        )
+
+
+def _policies(config: RunConfig) -> list[str]:
+    return [BASE, *(name for name, stage in config.stages.items() if stage.makes == "checkpoint")]
+
+
+def _reward_models(config: RunConfig) -> list[str]:
+    return [name for name, stage in config.stages.items() if stage.makes == "reward_model"]
+
+
+def _is_uri(text: str) -> bool:
+    name, separator, which = text.removeprefix(REGISTRY).replace("@", "/", 1).partition("/")
+    return bool(name and separator and which)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,136 @@
+"""The kinds of stages that a preset may name: what each reads, its settings, and what it makes.
+
+A kind's own keys stand beside those of its settings: ``[stages.grpo]`` has ``start`` and ``learning_rate``. What the
+graph has to know of a kind are facts of its class: ``makes``, the product; ``reads``, the rows that it needs;
+``data_key``, the key under which it names their data sets, a list or a table of shares; ``is_compared``, whether the
+comparison tells of it beside its evaluation. What settings have says the rest: ``sampling``, that it samples;
+``rewards``, that it scores; ``critic``, that it trains one.
+
+A new kind is a dataclass here, a line in ``STAGE_KINDS``, its step, and a line in ``flows/kinds.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
+
+from rlcore.config.bounds import PositiveFloat
+from rlcore.config.rejection import RejectionConfig
+from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
+from rlcore.config.training import RewardModelConfig, SftConfig
+from rlcore.strict import INLINE, OneOf
+from tasks.preset.data import POLICY
+
+BASE = "base"
+"""The checkpoint that a run begins with, as ``start`` names it."""
+
+Product = Literal["checkpoint", "reward_model", "demonstrations"]
+Rows = Literal["demonstrations", "preference pairs", "prompts"]
+PRODUCTS: Mapping[Product, str] = MappingProxyType(
+    {"checkpoint": "a checkpoint", "reward_model": "a reward model", "demonstrations": "demonstrations"}
+)
+"""What stages make, as messages name it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftStage:
+    """Supervised fine-tuning. ``data``: data sets of demonstrations, or stages that make some."""
+
+    makes: ClassVar[Product] = "checkpoint"
+    reads: ClassVar[Rows] = "demonstrations"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["sft"]
+    start: str
+    data: tuple[str, ...]
+    settings: SftConfig = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelStage:
+    """Training of a reward model. ``data``: data sets of preference pairs."""
+
+    makes: ClassVar[Product] = "reward_model"
+    reads: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["reward_model"]
+    start: str
+    data: tuple[str, ...]
+    settings: RewardModelConfig = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlStage:
+    """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``."""
+
+    makes: ClassVar[Product] = "checkpoint"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "prompts"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["rl"]
+    start: str
+    prompts: Mapping[str, PositiveFloat]
+    settings: RlConfig = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectionStage:
+    """Rejection sampling: the policy ``start`` answers the training prompts of ``data``."""
+
+    makes: ClassVar[Product] = "demonstrations"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["rejection"]
+    start: str
+    data: tuple[str, ...]
+    settings: RejectionConfig = field(metadata=INLINE)
+
+
+StageConfig = SftStage | RewardModelStage | RlStage | RejectionStage
+STAGE_KINDS: Mapping[str, type] = MappingProxyType(
+    {"sft": SftStage, "reward_model": RewardModelStage, "rl": RlStage, "rejection": RejectionStage}
+)
+AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
+"""A :data:`StageConfig`, as :func:`rlcore.strict.build` chooses it by its kind."""
+
+
+def data_of(stage: StageConfig) -> tuple[str, ...]:
+    """The data sets, and the stages that make some, whose rows a stage reads."""
+    return tuple(getattr(stage, stage.data_key))
+
+
+def shares_of(stage: StageConfig) -> Mapping[str, float]:
+    """The share of each data set, where a stage names them with shares; empty where it names a list."""
+    named = getattr(stage, stage.data_key)
+    return named if isinstance(named, Mapping) else {}
+
+
+def sampling_of(stage: StageConfig) -> SamplingConfig | None:
+    """How a stage samples completions; None where it samples none."""
+    found: SamplingConfig | None = getattr(stage.settings, "sampling", None)
+    return found
+
+
+def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
+    """The reward terms by which a stage scores completions; none where it scores none."""
+    found: tuple[RewardTerm, ...] = getattr(stage.settings, "rewards", ())
+    return found
+
+
+def critic_of(stage: StageConfig) -> CriticConfig | None:
+    """The critic's settings; None where a stage can have no critic."""
+    found: CriticConfig | None = getattr(stage.settings, "critic", None)
+    return found
+
+
+def reward_models_of(stage: StageConfig) -> tuple[str, ...]:
+    """The stages whose reward models a stage needs: as rewards, and to start a critic from."""
+    named = [term.stage for term in rewards_of(stage) if term.kind == "reward_model"]
+    critic = critic_of(stage)
+    if critic and critic.initialise_from != POLICY:
+        named.append(critic.initialise_from)
+    return tuple(dict.fromkeys(named))
