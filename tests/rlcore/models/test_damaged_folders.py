@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,10 @@ def damage(folder: Path, draw: random.Random) -> str:
     return f"{path.name}: some bytes"
 
 
-def test_a_model_folder_with_any_fault_is_imported_or_refused(tmp_path: Path) -> None:
+def test_a_model_folder_with_any_fault_is_imported_or_refused(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("hostile", FOLDERS)
     sound = tmp_path / "sound"
     import_model(ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0"), sound, seed=3)
     draw, raw, refused = random.Random(14), [], 0

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
@@ -118,7 +120,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_faulty_folder_is_refused_with_its_reason(
     damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr("rlcore.models.starting_model._TEMPLATE_SECONDS", 1.0)
+    monkeypatch.setattr("rlcore.models.starting_model._TEMPLATE_SECONDS", 0.3)
     change, reason = FAULTS[fault]
     change(damaged)
     with pytest.raises(ModelError) as refused:
@@ -143,6 +145,24 @@ def test_no_configuration_chooses_the_attention(damaged: Path, tmp_path: Path, k
 
 def test_a_sound_folder_is_looked_at_and_let_through(checkpoint: Path) -> None:
     assert look_at(checkpoint).num_hidden_layers == 2
+
+
+@pytest.mark.slow  # ten seconds: it imports the configurations of every language model
+def test_every_configuration_that_transformers_ships_is_let_through(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    made = 0
+    for name in known:
+        try:
+            CONFIG_MAPPING[name]().save_pretrained(tmp_path / name)
+        except Exception:  # noqa: BLE001 - some have no defaults, some need a package that is not here
+            continue
+        read_config(tmp_path / name, local_files_only=True)
+        made += 1
+    record_property("hostile", 0)
+    record_property("sound", made)
+    assert made > 0.9 * len(known)
 
 
 @pytest.mark.parametrize(

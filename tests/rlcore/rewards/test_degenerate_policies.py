@@ -98,12 +98,18 @@ def test_the_table_has_every_policy_and_reward() -> None:
     assert set(documented()["nothing"]) == {*COLUMNS, *PROGRAMS}
 
 
-def test_policies_that_solve_nothing_earn_what_the_page_says(make_rollout: Callable[..., Rollout]) -> None:
+def test_policies_that_solve_nothing_earn_what_the_page_says(
+    make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
+) -> None:
+    record_property("hostile", len(POLICIES) * len(COLUMNS))
     assert earned(COLUMNS, make_rollout) == columns_of(documented(), COLUMNS)
 
 
-def test_programs_that_solve_nothing_earn_what_the_page_says(make_rollout: Callable[..., Rollout]) -> None:
+def test_programs_that_solve_nothing_earn_what_the_page_says(
+    make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
+) -> None:
     require_bubblewrap()
+    record_property("hostile", len(POLICIES) * len(PROGRAMS))
     assert earned(PROGRAMS, make_rollout) == columns_of(documented(), PROGRAMS)
 
 

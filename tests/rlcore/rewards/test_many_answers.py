@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -34,7 +34,11 @@ def spelled(draw: random.Random) -> tuple[str, int]:
     return first + "".join(rest), value
 
 
-def test_thousands_of_products_are_what_multiplication_makes_of_them() -> None:
+def test_thousands_of_products_are_what_multiplication_makes_of_them(
+    record_property: Callable[[str, object], None],
+) -> None:
+    record_property("hostile", PRODUCTS)
+    record_property("sound", PRODUCTS)
     draw = random.Random(14)
     pairs = [spelled(draw) for _ in range(PRODUCTS)]
     with GraderPool("math", timeout_seconds=20.0, num_workers=2) as pool:
@@ -44,19 +48,25 @@ def test_thousands_of_products_are_what_multiplication_makes_of_them() -> None:
     assert [pair for pair, outcome in zip(pairs, wrong, strict=True) if outcome.value is not False] == []
 
 
-def test_hostile_answers_among_honest_ones_are_wrong_and_cost_nobody_else_a_score(
-    make_rollout: Callable[..., Rollout],
-) -> None:
+def answers(count: int) -> Iterator[tuple[str, str, float]]:
+    """An answer, its reference and its reward."""
     draw = random.Random(14)
-    rows = []
-    for number in range(ANSWERS):
+    for number in range(count):
         if draw.random() < HOSTILE:
-            rows.append((draw.choice(EVIL) + f"+{number}", "x^2+1", 0.0))
+            yield draw.choice(EVIL) + f"+{number}", "x^2+1", 0.0
         else:
             is_right = draw.random() < 0.5
-            rows.append(
-                (rf"\frac{{{2 * number}x}}{{2}}+{number}", f"{number}x+{number + (not is_right)}", float(is_right))
-            )
+            reference = f"{number}x+{number + (not is_right)}"
+            yield rf"\frac{{{2 * number}x}}{{2}}+{number}", reference, float(is_right)
+
+
+def test_hostile_answers_among_honest_ones_are_wrong_and_cost_nobody_else_a_score(
+    make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
+) -> None:
+    rows = list(answers(ANSWERS))
+    num_hostile = sum(reference == "x^2+1" for _, reference, _ in rows)
+    record_property("hostile", num_hostile)
+    record_property("sound", ANSWERS - num_hostile)
     reward = MathReward(MathOptions(timeout_seconds=5.0))
     scores = reward([make_rollout(rf"\boxed{{{answer}}}", reference) for answer, reference, _ in rows])
     reward.close()

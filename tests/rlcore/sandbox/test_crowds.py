@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,8 +43,9 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def test_images_made_by_several_processes_at_once_are_one_image_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
+    record_property("hostile", ROUNDS * STARTS)
     failed = 0
     for number in range(ROUNDS):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
@@ -57,10 +58,10 @@ def test_images_made_by_several_processes_at_once_are_one_image_each_time(
     assert failed == 0
 
 
-def jobs() -> Iterator[tuple[Job, bool | None]]:
+def jobs(count: int) -> Iterator[tuple[Job, bool | None]]:
     """A program and whether it is right; None where it is hostile: it may earn nothing, and its faults are its own."""
     draw = random.Random(14)
-    for _ in range(SCORINGS):
+    for _ in range(count):
         suite = draw.choice((CALLS, ASSERTIONS, SCRIPTS))
         style = "stdin" if suite is SCRIPTS else "call"
         if draw.random() < HOSTILE:
@@ -72,9 +73,13 @@ def jobs() -> Iterator[tuple[Job, bool | None]]:
             yield Job(reference=json.dumps(suite), code=code, limits=PATIENT), is_right
 
 
-def test_hostile_programs_among_honest_ones_change_no_verdict_on_a_busy_machine() -> None:
+def test_hostile_programs_among_honest_ones_change_no_verdict_on_a_busy_machine(
+    record_property: Callable[[str, object], None],
+) -> None:
     require_bubblewrap()
-    expected = list(jobs())
+    expected = list(jobs(SCORINGS))
+    record_property("hostile", sum(right is None for _, right in expected))
+    record_property("sound", sum(right is not None for _, right in expected))
     with busy(2), SandboxPool(num_workers=4) as pool:
         outcomes = pool.check_all([job for job, _ in expected])
     found = [all(one.verdict is Verdict.PASS for one in each) for each in outcomes]
@@ -84,9 +89,10 @@ def test_hostile_programs_among_honest_ones_change_no_verdict_on_a_busy_machine(
 
 
 @pytest.mark.parametrize("name", FAKES)
-def test_no_fake_passes_by_any_way_of_calling_it(name: str) -> None:
+def test_no_fake_passes_by_any_way_of_calling_it(name: str, record_property: Callable[[str, object], None]) -> None:
     require_bubblewrap()
     tests = [idiom.format(f="square") for idiom in IDIOMS]
+    record_property("hostile", len(tests))
     reference = {"style": "assert", "entry_point": "square", "tests": tests}
     with SandboxPool(num_workers=1) as pool:
         verdicts = [
