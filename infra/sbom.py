@@ -80,12 +80,13 @@ def _licences(package: Distribution | None) -> dict[str, Any]:
     """What a package says of its licence: an expression of SPDX, else its own words."""
     if package is None:
         return {}
-    said = package.metadata
-    if expression := said.get("License-Expression"):
-        return {"licenses": [{"expression": expression}]}
-    names = [each.rpartition(" :: ")[2] for each in said.get_all("Classifier") or [] if each.startswith("License ::")]
-    words = (said.get("License") or "").strip().splitlines()[:1]  # some packages put the whole text there
-    return {"licenses": [{"license": {"name": name}} for name in names or words]} if names or words else {}
+    said = package.metadata.json
+    if "license_expression" in said:
+        return {"licenses": [{"expression": said["license_expression"]}]}
+    classes = (each.rpartition(" :: ")[2] for each in said.get("classifier", []) if each.startswith("License ::"))
+    words = str(said.get("license", "")).strip().splitlines()[:1]  # some packages put the whole text there
+    names = list(classes) or words
+    return {"licenses": [{"license": {"name": name}} for name in names]} if names else {}
 
 
 def _needs(package: Distribution) -> set[str]:

@@ -30,11 +30,13 @@ def test_every_test_of_the_table_exists(test: str) -> None:
     assert name in functions(ROOT / file)
 
 
-def test_the_page_has_a_row_for_each_and_every_attack_was_caught() -> None:
+def test_the_page_has_a_row_for_each_and_every_attack_that_ran_was_caught() -> None:
     _, _, rest = PAGE.read_text("utf-8").partition(HEAD)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in rest.partition("\n\n")[0].splitlines()[2:]]
     assert [row[0] for row in rows] == [row.attacks for row in ROWS]
-    assert [row for row in rows if row[1] != row[2] or row[4] != "0"] == []
+    ran = [row for row in rows if row[1] != "not run here"]
+    assert [row for row in ran if row[1] != row[2] or row[4] != "0"] == []
+    assert len(ran) > len(rows) / 2
 
 
 def test_cases_are_counted_as_many_as_they_say_they_are() -> None:
@@ -54,7 +56,7 @@ def test_a_failed_attack_was_not_caught_and_failed_sound_input_is_a_false_alarm(
 
 
 def test_a_row_whose_test_did_not_run_says_so() -> None:
-    assert line(ROW, tally(ROW, FOUND[:2])) == "| a thing | not run here | | | | | |"
+    assert line(ROW, tally(ROW, FOUND[2:])) == "| a thing | not run here | | | | | |"
 
 
 def test_the_table_takes_the_place_of_the_one_before_and_of_nothing_else() -> None:

@@ -17,11 +17,14 @@ _SECONDS = 600.0  # of a weight update
 
 
 class Address(NamedTuple):
-    """Where a server is; ``token``: what it asks for, where it is one of ours."""
+    """Where a server is. ``token``: what it asks for, if it is one of ours; no message and no log shows it."""
 
     host: str
     port: int
     token: str = ""
+
+    def __repr__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class EngineUnreachableError(ConnectionError):

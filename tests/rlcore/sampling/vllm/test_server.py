@@ -329,7 +329,7 @@ def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch
     )
     on_cpu = command(spec, "python", Address("127.0.0.1", 1, "planted-token"))
     assert on_cpu[on_cpu.index("--middleware") + 1] == "rlcore_worker.gate.Gate"
-    assert "planted-token" not in " ".join(on_cpu)
+    assert "planted-token" not in " ".join(on_cpu) + repr(Address("127.0.0.1", 1, "planted-token"))
     assert "--enforce-eager" in on_cpu
     assert "CUDA_VISIBLE_DEVICES" not in environment(spec, tmp_path)
     spec = dataclasses.replace(spec, devices=(2, 0), memory_fraction=0.4, eager=False)
