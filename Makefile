@@ -22,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines chaos test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ unit: setup
 test-machines: setup  ## the fast tests as on other processors, half-precision units hidden and pretended: MACHINES='avx2 default' (half an hour)
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
+
+chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (half an hour)
+	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
 	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore

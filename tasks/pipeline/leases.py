@@ -101,10 +101,12 @@ def heal(home: Home) -> tuple[str, ...]:
             done += _end(name, lease, home) if lease else []
         if engine_name() != "inline":
             done += _crash_flow_runs(home, {lease.flow_run_id for lease in alive if lease})
-        (home.leases / _UNSWEPT).touch() if dead and alive else None
-        if not alive and (dead or (home.leases / _UNSWEPT).exists()):
+        unswept = home.leases / _UNSWEPT
+        if dead:
+            unswept.touch()
+        if not alive and unswept.exists():
             sweep(home)
-            (home.leases / _UNSWEPT).unlink(missing_ok=True)
+            unswept.unlink()
     return (*done, *_remove_unfinished(home))
 
 

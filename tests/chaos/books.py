@@ -61,7 +61,7 @@ def _registered(database: sqlite3.Connection) -> Iterator[str]:
     for name, version, tag in database.execute("SELECT name, version, key FROM model_version_tags"):
         yield f"version {name}/{version}: tag {tag}"
     for name, tag, value in database.execute("SELECT name, key, value FROM registered_model_tags"):
-        yield f"registered {name}: tag {tag} {value}"
+        yield f"registered {name}: tag {tag.partition('.')[0]} {value}"  # the rest is digests
     for name, status in database.execute("SELECT name, status FROM logged_models"):
         yield f"logged model {name}: {status}"
     (count,) = database.execute("SELECT count(*) FROM logged_model_metrics").fetchone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import os
 import re
 import shutil
@@ -61,7 +62,8 @@ def install(home: Path, plan: str) -> None:
     def named(path: Any, folder: int | None) -> str:
         if isinstance(path, int):
             return str(Path(f"/proc/self/fd/{path}").readlink())
-        return str(Path(f"/proc/self/fd/{folder}").readlink() / path) if folder is not None else os.fspath(path)
+        name = os.fsdecode(path)
+        return str(Path(f"/proc/self/fd/{folder}").readlink() / name) if folder is not None else name
 
     def on_file(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -93,7 +95,7 @@ def _watch_mlflow(killer: Killer) -> None:
         return watched
 
     for name, call in list(vars(MlflowClient).items()):
-        if callable(call) and not name.startswith("_"):
+        if inspect.isfunction(call) and not name.startswith("_"):
             setattr(MlflowClient, name, on_call(name, call))
 
     last = [""]

@@ -1,4 +1,4 @@
-"""``python -m tests.chaos.run``: kills whole runs at every kind of event, and compares their books; see ``make chaos``."""
+"""``python -m tests.chaos.run``: kills whole runs at every kind of event, and compares their books (``make chaos``)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ class Scenario:
 def scenarios(folder: Path, share: int) -> list[Scenario]:
     """What is killed; ``share`` of the events of a whole post-train and of a retraining."""
     data = write_data(folder / "data")
-    short = ("stages.sft.num_steps=6", "stages.sft.optim.warmup_steps=1", "retrain.min_accuracy=0.0")
+    short = (
+        "stages.sft.num_steps=6",
+        "stages.sft.optim.warmup_steps=1",
+        "retrain.min_accuracy=0.0",
+        "retrain.min_agreement=0.0",
+    )
     retrain = [part for override in (*data, *short) for part in ("--set", override)]
     return [
         Scenario(name="toy", commands=((),), share=100, call=TOY),
@@ -63,7 +68,7 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
             name="retrain and promote",
             commands=(
                 ("retrain", "--preset", "retrain", *retrain),
-                ("retrain", "--preset", "retrain", *retrain, "--set", "seed=1"),
+                ("retrain", "--preset", "retrain", *retrain, "--set", "stages.grpo.learning_rate=1e-8"),
             ),
             share=share,
         ),
@@ -73,6 +78,7 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
 def judge(scenario: Scenario, folder: Path, *, seed: int, variables: Mapping[str, str]) -> tuple[int, list[str]]:
     """How many kills a scenario took, and what its books then say otherwise than those of an undisturbed run."""
     undisturbed, killed, kills = folder / "undisturbed", folder / "killed", 0
+    folder.mkdir()
     env = {"RLCORE_ENGINE": scenario.engine, **variables}
     for number, command in enumerate(scenario.commands):
         done = run_warm(command, environment(undisturbed) | env, ROOT, call=scenario.call)
@@ -127,13 +133,14 @@ def main() -> int:
             label, began = scenario.name if scenario else "first start", time.monotonic()
             if given.only not in ("", label):
                 continue
+            place = folder / label.replace(" ", "-")
             if scenario is None:
-                kills, wrong = kill_while_tables_are_made(folder / "tables")
+                kills, wrong = kill_while_tables_are_made(place)
             elif scenario.engine == "prefect":
                 with prefect_server(folder / "server") as variables:
-                    kills, wrong = judge(scenario, folder / label, seed=given.seed, variables=variables)
+                    kills, wrong = judge(scenario, place, seed=given.seed, variables=variables)
             else:
-                kills, wrong = judge(scenario, folder / label, seed=given.seed, variables={})
+                kills, wrong = judge(scenario, place, seed=given.seed, variables={})
             seconds = time.monotonic() - began
             sys.stdout.write(f"{label}: {kills} kills, {len(wrong)} differences, {seconds:.0f} s\n")
             sys.stdout.write("".join(f"  {line}\n" for line in wrong))

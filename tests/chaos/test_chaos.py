@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends with the books of an undisturbed one; ``make chaos`` kills it more often."""
+"""A run that is killed again and again ends with the books of an undisturbed one; ``make chaos`` kills more often."""
 
 from __future__ import annotations
 
@@ -47,10 +47,5 @@ def test_what_is_doubled_or_lost_shows_in_the_books(undisturbed: Path) -> None:
         database.execute("UPDATE runs SET status = 'RUNNING' WHERE name = 'judge'")
     (undisturbed / "work" / ".x.tmp").touch()
     found = differences(before, books(undisturbed))
-    assert {line.partition(":")[0] for line in found} == {
-        "- run train",
-        "+ run train",
-        "- run judge",
-        "+ run judge",
-        "+ left",
-    }
+    subjects = {line.partition(":")[0] for line in found}
+    assert subjects == {"- run train", "+ run train", "- run judge", "+ run judge", "+ left"}
