@@ -58,7 +58,7 @@ def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
 def test_an_interrupted_run_keeps_its_last_iteration_unless_the_learner_was_changing(
     make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch, place: str, kept: int
 ) -> None:
-    config = PATHS["plain"]  # checkpoints by the clock: after the first iteration, and not again for a while
+    config = PATHS["plain"] | {"checkpoints": CheckpointConfig()}  # by the clock: after the first iteration, then later
     whole = make_parts(config=config, script=HALF_SOLVED, folder="whole")
     expected = without_costs(train(whole, Tape()))
     original, calls = getattr(iteration, place), count(1)
