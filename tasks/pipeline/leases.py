@@ -31,8 +31,8 @@ _SERVER = "prefect.server.api.server:create_app"
 _LAUNCHER = "RLCORE_LAUNCHER"
 LEASE_TAG = "lease"  # of an MLflow run
 _UNSWEPT = "unswept"  # a file that says: a process died while others lived, so what it has left may still be there
-# Of tasks.home.storage, rlcore.models.saving, tasks.pipeline.pages, tasks.home.artifacts and tasks.home.locks.
-_HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*")
+# Of tasks.home.storage, rlcore.models.saving, tasks.pipeline.pages and tasks.home.locks, tasks.home.artifacts, MLflow.
+_HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 
 

@@ -107,6 +107,7 @@ def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(trac
         tracked_home.work / "abc" / "rollouts" / ".iteration-00001.parquet.0123abcd.tmp",
         tracked_home.mlartifacts / "tiny" / ".tmp-artifacts-0123abcd" / "weights",
         tracked_home.leases / ".abc.json.new",
+        tracked_home.mlartifacts / "tiny" / "run" / "artifacts" / ".artifact.uploading.6d95bnc_",
     ]
     whole = [tracked_home.work / "abc" / "mlflow_run.json", tracked_home.work / "reproduce-1" / "leases" / ".x.tmp"]
     for path in (*half, *whole):
