@@ -10,11 +10,12 @@ from tasks.pipeline.stages import Stage
 from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
-from tasks.preset.stages import BASE, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
+from tasks.preset.stages import BASE, DpoStage, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
 from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_page import reward_page
-from tasks.report.training_pages import rl_page, sft_page
+from tasks.report.training_pages import dpo_page, rl_page, sft_page
 from tasks.steps.base import prepared
+from tasks.steps.dpo import run_dpo
 from tasks.steps.online_rl import run_online_rl
 from tasks.steps.recipe import unused_by_stage
 from tasks.steps.rejection import run_rejection
@@ -48,6 +49,22 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         run=partial(run_sft, start=start, data=data),
         inputs=(start, *data),
         sections=partial(_sections, name, ("hardware",), ()),
+    )
+
+
+def dpo_stage(name: str, config: RunConfig) -> Stage:
+    """A checkpoint trained on preference pairs."""
+    own = config.stage(name, DpoStage)
+    start = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        model=name,
+        draw=dpo_page,
+        run=partial(run_dpo, start=start),
+        inputs=(start, *stages_of_data(config, own.data)),
+        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
     )
 
 
@@ -107,7 +124,13 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
 
 
 KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
-    {"sft": sft_stage, "reward_model": reward_model_stage, "rl": rl_stage, "rejection": rejection_stage}
+    {
+        "sft": sft_stage,
+        "dpo": dpo_stage,
+        "reward_model": reward_model_stage,
+        "rl": rl_stage,
+        "rejection": rejection_stage,
+    }
 )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from rlcore.config import AdapterConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
+from rlcore.config import AdapterConfig, DpoConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
 from rlcore.memory import FLOAT32, Footprint, Plan, Recipe, expected
 from rlcore.models.adapter_targets import linear_names
 from rlcore.models.logprobs import CHUNK_SIZE
@@ -100,6 +100,22 @@ def sft_needs(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompu
     """The footprint of supervised fine-tuning: all weights learn."""
     conditions = Conditions(compute_bytes=compute_bytes, recompute=recompute, tokens=config.tokens_per_microbatch)
     return _learning(size.num_parameters, config.optim, conditions.activations(size))
+
+
+def dpo_needs(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
+    """The footprint of DPO: all weights learn, or an adapter on frozen ones; the reference is no second model."""
+    adapter = config.adapter
+    conditions = Conditions(
+        compute_bytes=compute_bytes,
+        recompute=recompute,
+        tokens=config.tokens_per_microbatch,
+        is_adapter=adapter.rank > 0,
+    )
+    activations = conditions.activations(size)
+    if not adapter.rank:
+        return _learning(size.num_parameters, config.optim, activations)
+    learning = _learning(size.adapter_parameters(adapter), config.optim, activations)
+    return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
 
 
 def reward_model_needs(size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool) -> Footprint:

@@ -15,13 +15,13 @@ from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
-from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
+from rlcore.memory_plan import ModelSize, dpo_needs, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.sampling.vllm.placement import Cards, is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.preset.run import RunConfig
-from tasks.preset.stages import RewardModelStage, RlStage, SftStage
+from tasks.preset.stages import DpoStage, RewardModelStage, RlStage, SftStage
 from tasks.steps.base import MODEL
 from tasks.steps.rollout_engine import place
 
@@ -74,6 +74,11 @@ def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]
         if isinstance(stage, SftStage):
             fixes = _moments(path, stage.settings.optim.kind)
             found = sft_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
+            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
+        elif isinstance(stage, DpoStage):
+            adapter = () if stage.settings.adapter.rank else (f"{path}.adapter.rank = 16",)
+            fixes = (*adapter, *_moments(path, stage.settings.optim.kind))
+            found = dpo_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
             needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
         elif isinstance(stage, RewardModelStage):
             adapter = () if stage.settings.trunk.adapter.rank else (f"{path}.trunk.adapter.rank = 16",)

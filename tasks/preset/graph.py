@@ -70,7 +70,7 @@ def checkpoints(config: RunConfig) -> dict[str, StageConfig | None]:
 
 def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
     """Which checkpoints are compared, the new one first: with what it started from, whose answers it learned from, and
-    those of its kind that started from the same."""
+    those that started from the same, however they learned: was RL worth more than DPO?"""
     made = checkpoints(config)
     pairs: list[tuple[str, str]] = []
     for name, stage in made.items():
@@ -78,11 +78,7 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
             continue
         start = start_of(name, stage)
         teachers = [config.stages[each].start for each in data_of(stage) if each in config.stages]
-        siblings = [
-            other
-            for other, its in made.items()
-            if its is not None and its.kind == stage.kind and start_of(other, its) == start
-        ]
+        siblings = [other for other, its in made.items() if its is not None and start_of(other, its) == start]
         older = dict.fromkeys((start, *teachers, *siblings[: siblings.index(name)]))
         pairs += [(name, each) for each in older if each in made]
     return tuple(pairs)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from rlcore.config.bounds import PositiveFloat
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
-from rlcore.config.training import RewardModelConfig, SftConfig
+from rlcore.config.training import DpoConfig, RewardModelConfig, SftConfig
 from rlcore.strict import INLINE, OneOf
 from tasks.preset.data import POLICY
 
@@ -46,6 +46,20 @@ class SftStage:
     start: str
     data: tuple[str, ...]
     settings: SftConfig = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoStage:
+    """Direct preference optimization. ``data``: data sets of preference pairs."""
+
+    makes: ClassVar[Product] = "checkpoint"
+    reads: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["dpo"]
+    start: str
+    data: tuple[str, ...]
+    settings: DpoConfig = field(metadata=INLINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +104,9 @@ class RejectionStage:
     settings: RejectionConfig = field(metadata=INLINE)
 
 
-StageConfig = SftStage | RewardModelStage | RlStage | RejectionStage
+StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage
 STAGE_KINDS: Mapping[str, type] = MappingProxyType(
-    {"sft": SftStage, "reward_model": RewardModelStage, "rl": RlStage, "rejection": RejectionStage}
+    {"sft": SftStage, "dpo": DpoStage, "reward_model": RewardModelStage, "rl": RlStage, "rejection": RejectionStage}
 )
 AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
 """A :data:`StageConfig`, as :func:`rlcore.strict.build` chooses it by its kind."""
