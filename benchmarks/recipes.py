@@ -29,6 +29,7 @@ RECIPES = (
     "r1_zero",
     "two_rl",
     "three_way",
+    "distil",
     "mixed",
     "reasoning",
     "agentic",

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from tasks.pipeline.stages import Stage
-from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of
+from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
 from tasks.preset.stages import BASE, DpoStage, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
@@ -88,17 +88,17 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     """A policy trained by online RL; ``start`` replaces the preset's own starting stage."""
     own = config.stage(name, RlStage)
     start = start or stage_of_checkpoint(start_of(name, own))
-    evaluated = evaluated_data(config)
+    evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
-    earlier = num_earlier_rl(config, name)
+    reference = stage_of_checkpoint(teacher_of(name, own)) or start
     return Stage(
         name=name,
         version=1,
         kind="policy",
         model=name,
         draw=rl_page,
-        run=partial(run_online_rl, stage=name, start=start, evaluated=evaluated, earlier=earlier),
-        inputs=(start, *data, *needed_reward_models(own.settings)),
+        run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
+        inputs=tuple(dict.fromkeys((start, reference, *data, *needed_reward_models(own.settings)))),
         sections=partial(_sections, name, ("evaluation", "hardware", "health", "placement"), ()),
         external=outside,
         unused=unused_by_stage,

@@ -149,8 +149,10 @@ def rl_needs(
     compute_bytes: int,
     recompute: bool,
     num_tokens: int,
+    own_reference: bool = False,
 ) -> Footprint:
-    """The footprint of an online-RL run. ``reward_model``: that of its rewards, ``num_tokens``: of a whole sequence.
+    """The footprint of an online-RL run. ``reward_model``: that of its rewards, ``num_tokens``: of a whole sequence,
+    ``own_reference``: whether KL is measured to another checkpoint than the start.
 
     ``config`` names the engine itself; without one it is the native one, whose copy and cache are in it. Those of vLLM
     are not: it takes what it is told to.
@@ -164,6 +166,7 @@ def rl_needs(
         num_adapter=size.adapter_parameters(adapter),
         placement=config.critic.placement,
         reference=config.kl.coefficient > 0.0,
+        own_reference=own_reference,
         reward_model_is_adapter=on_base,
         frozen_bytes=compute_bytes,
         moment_bytes=_MOMENT_BYTES[config.update.optim.kind],

@@ -161,6 +161,7 @@ def _rl_need(
         compute_bytes=dtype.itemsize,
         recompute=config.hardware.recompute_layers,
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
+        own_reference=bool(stage.reference),
     )
     if config.placement.is_sharded(adapted=rl.update.adapter.rank > 0):
         # An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.

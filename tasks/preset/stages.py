@@ -78,7 +78,10 @@ class RewardModelStage:
 
 @dataclass(frozen=True, kw_only=True)
 class RlStage:
-    """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``."""
+    """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``.
+
+    ``reference``: the checkpoint that KL is measured to, a teacher or the champion; left out: ``start``.
+    """
 
     makes: ClassVar[Product] = "checkpoint"
     reads: ClassVar[Rows] = "prompts"
@@ -87,6 +90,7 @@ class RlStage:
     kind: Literal["rl"]
     start: str
     prompts: Mapping[str, PositiveFloat]
+    reference: str = ""
     settings: RlConfig = field(metadata=INLINE)
 
 
@@ -132,6 +136,12 @@ def sampling_of(stage: StageConfig) -> SamplingConfig | None:
 def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
     """The reward terms by which a stage scores completions; none where it scores none."""
     found: tuple[RewardTerm, ...] = getattr(stage.settings, "rewards", ())
+    return found
+
+
+def reference_of(stage: StageConfig) -> str:
+    """The checkpoint that a stage measures KL to, where that is not its start; empty otherwise."""
+    found: str = getattr(stage, "reference", "")
     return found
 
 
