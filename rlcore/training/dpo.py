@@ -183,7 +183,7 @@ def _sums(
     sums = torch.zeros(len(sequences), dtype=torch.float64, device=model.device)
     for batch, state in zip(batches, states, strict=True):
         lengths = [len(sequences[number].completion_ids) for number in batch.sequences.tolist()]
-        parts = state_scores(model, state, batch).double().split(lengths)
+        parts = torch.split(state_scores(model, state, batch).double(), lengths)
         sums[batch.sequences] = torch.stack([part.sum() for part in parts])
     return sums
 

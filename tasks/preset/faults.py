@@ -99,7 +99,7 @@ def _start(config: RunConfig, key: str, start: str) -> Iterator[str]:
 
 def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     named = reference_of(stage)
-    if not named:
+    if not isinstance(stage, RlStage) or not named:
         return
     yield from _start(config, f"{path}.reference", named)
     if stage.settings.kl.coefficient == 0.0:
@@ -111,7 +111,7 @@ def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str
 
 def _is_taught(stage: StageConfig) -> bool:
     """Whether the KL to a reference of its own is what a stage is paid by, with or without rewards."""
-    return bool(reference_of(stage)) and stage.settings.kl.placement == "reward"
+    return isinstance(stage, RlStage) and bool(stage.reference) and stage.settings.kl.placement == "reward"
 
 
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:

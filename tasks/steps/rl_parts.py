@@ -16,6 +16,7 @@ from rlcore.cluster.scorers import open_scorers
 from rlcore.config import RlConfig
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
+from rlcore.models.reward_ensemble import RewardModel
 from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
@@ -111,12 +112,11 @@ def _learner_and_reward(
     """What learns and what scores: in this process on one base, or where the placement has them."""
     plan, placement = _plan(context, rl), context.config.placement
     policy = make_policy(plan, runtime) if placement.backend == "local" else None
-    budget = rl.update.tokens_per_microbatch
+    budget, models = rl.update.tokens_per_microbatch, dict[str, RewardModel]()
     if not rl.rewards:  # the KL to a teacher is all that is paid
-        models, reward = {}, MixedReward(())
+        reward = MixedReward(())
     elif cluster is not None and placement.ray.scorers:
         folders = reward_model_folders(context, rl.rewards)
-        models = {}
         reward = stack.enter_context(
             open_scorers(cluster, rl.rewards, folders, runtime, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
         )

@@ -48,9 +48,9 @@ SMALL = (
     "stages.sft.num_steps=60",
     "stages.sft.optim.warmup_steps=5",
     "stages.sft.learning_rate=5e-3",
-    "stages.distil.num_iterations=10",
-    "stages.distil.prompts_per_iteration=32",
-    "stages.distil.learning_rate=2e-3",
+    "stages.distil.num_iterations=20",
+    "stages.distil.prompts_per_iteration=48",
+    "stages.distil.learning_rate=1e-3",
     "stages.distil.eval_every=0",
     "stages.distil.sampling.max_new_tokens=8",
     "evaluation.num_problems=60",
@@ -82,7 +82,8 @@ def test_the_student_comes_to_the_teachers_greedy_answers_without_any_reward(hom
     assert set(answers(home, "teacher")) == {RIGHT}
     assert answers(home, "distil") == answers(home, "teacher") != answers(home, "sft")
     history = json.loads((folder(home, "distil") / "history.json").read_text())
-    assert history[-1]["kl/ref"] < 0.2 * history[0]["kl/ref"]
+    assert sum(row["kl/ref"] for row in history[-4:]) / 4 < 0.5 * history[0]["kl/ref"]
+    assert history[0]["groups/zero_signal"] < 0.5  # a completion alone that the teacher says something of
     assert {row["reward/mean"] for row in history} == {0.0}
 
 

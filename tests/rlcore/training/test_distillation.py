@@ -50,7 +50,9 @@ def experience_of(policy: LlamaForCausalLM, teacher: LlamaForCausalLM, seed: int
 
 def test_the_advantage_of_a_token_is_how_much_more_the_teacher_expects_it() -> None:
     policy, teacher = strategies.tiny_llama(seed=0), strategies.tiny_llama(seed=1)
-    for sample in experience_of(policy, teacher).samples:
+    experience = experience_of(policy, teacher)
+    assert experience.metrics["groups/zero_signal"] == 0.0
+    for sample in experience.samples:
         sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
         theirs, own = (one_at_a_time(model, sequence).detach() for model in (teacher, policy))
         torch.testing.assert_close(sample.advantages, (theirs - own) * sample.loss_mask, rtol=1e-3, atol=1e-4)
@@ -60,7 +62,7 @@ def test_where_the_teacher_is_the_policy_every_advantage_is_exactly_0_and_nothin
     policy, teacher = strategies.tiny_llama(), strategies.tiny_llama()
     experience = experience_of(policy, teacher)
     assert all(not bool(sample.advantages.any()) for sample in experience.samples)
-    assert experience.metrics["kl/ref"] == 0.0
+    assert (experience.metrics["kl/ref"], experience.metrics["groups/zero_signal"]) == (0.0, 1.0)
     learner = Learner(policy, None, algorithm=resolve_algorithm(config()), config=config())
     before = weights_of(policy).clone()
     stats = learner.update(experience.samples, seed=0)
