@@ -22,7 +22,8 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo bench-recipes recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling
+# Every target in small letters is a command, and no file of that name.
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +131,9 @@ test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray clus
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour
 
+attack-data: setup  ## a thousand faulty data sets through the gate: which are taken in silence? (a minute)
+	$(BIN)/python -m tests.attack.bad_data.run
+
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
 
@@ -220,8 +224,15 @@ bench-rollout: setup  ## tokens per CPU second of generate, continuous batching,
 bench-promotion: setup  ## how often the promotion gate errs, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.promotion
 
+bench-data-gate: setup  ## rows per processor second and memory of the data gate: BENCH='--rows 200000 1000000' (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.data_gate $(BENCH)
+
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
+
+attack-run: setup  ## inject 130 silent faults, one at a time, into small runs, then count alarms in 2,000 sound iterations (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --results attack-run.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sound 2000 --results attack-run.jsonl
 
 bench-canary: setup engine  ## how often the sync canary stops a sound run, and how often it finds a fault (a quarter of an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.canary --python "$(abspath $(ENGINE))/bin/python"

@@ -37,6 +37,8 @@ class SftConfig:
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
+    min_mates: Fraction = 0.25  # share of answers beside the one prompt whose rare words they repeat; 0: not asked
+    min_pairing: NonNegativeFloat = 0.0  # nats per token that held-out answers cost more after other prompts
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -108,6 +110,7 @@ class RewardModelConfig:
     audit_folds: NonNegativeInt = 5
     tokens_per_microbatch: PositiveInt = 8192
     min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
+    max_label_noise: Fraction = 1.0  # the stage fails where more labels look wrong to the audit; 0.5: it guesses
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -56,7 +56,7 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
             recorder.flush()
             return _artifact(context, parts, outcome, runtime)
     except RewardError as error:
-        raise RewardError(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
+        raise type(error)(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
     finally:
         recorder.keeper.write()  # also of a run that fails: its rollouts may say why
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.audit.data import label_noise, require_labels, require_last_token
 from rlcore.config import RewardModelConfig, TrunkConfig
 from rlcore.errors import TrainingError
 from rlcore.models.heads import ScalarModel
@@ -29,6 +30,7 @@ from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
 from tasks.steps.runtime import open_runtime, peak_memory_gib
 
 TABLES = ("reliability.json", "label_audit.parquet")
+NUM_PROBES = 4  # completions whose score is read a second way
 
 
 def run_reward_model(context: StageContext, *, start: str) -> StageResult:
@@ -41,7 +43,14 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         trunk = _trunk(config.trunk, runtime, checkpoint, seed=context.seed)
         fitted = fit_reward_model(trunk, data.train, config, seed=context.seed, report=report)
+        noise = label_noise([suspect.margin for suspect in fitted.suspects])
+        if fitted.suspects:
+            context.progress(str(noise))
+        require_labels(noise, config.max_label_noise)
         held_out, scales = _judge(fitted, data, config, seed=context.seed)
+        probes = held_out.sequences[:NUM_PROBES]
+        raw = raw_scores(fitted.members[:1], probes, tokens_per_microbatch=config.tokens_per_microbatch)
+        require_last_token(fitted.members[0], raw[0], probes)
         _save(fitted.members, checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
     found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
@@ -116,6 +125,7 @@ def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
     return {
         "rm/audit_accuracy": sum(one.margin > 0.0 for one in suspects) / len(suspects),
         "rm/doubted_labels": doubted / len(suspects),
+        "rm/label_noise": label_noise([one.margin for one in suspects]).share,
     }
 
 

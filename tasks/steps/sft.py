@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from rlcore.audit.data import require_demonstrations
+from rlcore.audit.pairing import mates_of, pairing_of, require_mates, require_pairing
 from rlcore.audit.seals import require_saved, require_sealed, write_seal
 from rlcore.config import SftConfig
+from rlcore.demonstrations import Demonstration
 from rlcore.models.check import check_model
 from rlcore.models.loading import save_model
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
@@ -28,7 +33,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         [
             demonstration
             for folder in folders
-            for demonstration in tokenize_demonstrations(read_demonstrations(folder / f"{split}.parquet"), tokenizer)
+            for demonstration in _read(folder / f"{split}.parquet", tokenizer, min_mates=config.min_mates)
         ]
         for split in ("train", "eval")
     )
@@ -47,8 +52,21 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         train_sft(model, train, held_out, config, seed=context.seed, report=report)
         save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         require_saved(model.state_dict(), context.folder / MODEL)
+        budget = config.tokens_per_microbatch
+        pairing = pairing_of(model, held_out, tokens_per_microbatch=budget, seed=context.seed)
+        context.progress(str(pairing))
+        require_pairing(pairing, config.min_pairing)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"memory/peak_gib": memory})
+    return StageResult(metrics=result | {"sft/pairing": pairing.gap, "memory/peak_gib": memory})
+
+
+def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
+    """The demonstrations of a split, each as its row says, and beside its own prompt."""
+    rows = read_demonstrations(path)
+    made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    require_demonstrations(said, made, tokenizer)
+    require_mates(mates_of(said), min_mates)
+    return made
