@@ -180,6 +180,9 @@ test-peers: peers  ## the same tensors through the peers' functions and ours; th
 bench-ppo-vs-grpo: setup  ## PPO against GRPO at equal samples and equal compute, over three seeds
 	$(BIN)/python -m benchmarks.ppo_vs_grpo
 
+bench-recipes: setup  ## what RL is worth: SFT, rejection sampling, DPO, PPO, GRPO and distillation from one start, three seeds
+	$(BIN)/python -m benchmarks.baselines
+
 recipes: setup  ## every recipe on the tiny model, one after another (under 25 minutes)
 	$(BIN)/python -m benchmarks.recipes
 
