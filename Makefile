@@ -90,6 +90,9 @@ test-machines: setup  ## the fast tests as on other processors, half-precision u
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
 
+chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (half an hour)
+	$(BIN)/python -m tests.chaos.run $(CHAOS)
+
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
 	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
@@ -176,6 +179,9 @@ test-peers: peers  ## the same tensors through the peers' functions and ours; th
 
 bench-ppo-vs-grpo: setup  ## PPO against GRPO at equal samples and equal compute, over three seeds
 	$(BIN)/python -m benchmarks.ppo_vs_grpo
+
+bench-recipes: setup  ## what RL is worth: SFT, rejection sampling, DPO, PPO, GRPO and distillation from one start, three seeds
+	$(BIN)/python -m benchmarks.baselines
 
 recipes: setup  ## every recipe on the tiny model, one after another (under 25 minutes)
 	$(BIN)/python -m benchmarks.recipes
