@@ -131,6 +131,17 @@ test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray clus
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
 
+attack: .venv/.services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
+
+sbom: setup  ## sbom.json: every package with version, licence and what it needs (CycloneDX; no network)
+	@$(BIN)/python -m infra.sbom
+
+audit-packages: setup  ## known faults of the pinned packages, asked of a service: needs the network
+	$(BIN)/uv tool run pip-audit==2.10.1 --strict --disable-pip --no-deps --requirement constraints.txt || { \
+	  echo "Not audited, or not clean: what is above says which. Without an answer of the service this is no audit." >&2; exit 1; }
+
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour
 
@@ -168,6 +179,9 @@ test-peers: peers  ## the same tensors through the peers' functions and ours; th
 
 bench-ppo-vs-grpo: setup  ## PPO against GRPO at equal samples and equal compute, over three seeds
 	$(BIN)/python -m benchmarks.ppo_vs_grpo
+
+bench-recipes: setup  ## what RL is worth: SFT, rejection sampling, DPO, PPO, GRPO and distillation from one start, three seeds
+	$(BIN)/python -m benchmarks.baselines
 
 recipes: setup  ## every recipe on the tiny model, one after another (under 25 minutes)
 	$(BIN)/python -m benchmarks.recipes
@@ -242,6 +256,10 @@ bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with 
 
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
+
+bench-hostile: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory

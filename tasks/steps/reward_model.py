@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rlcore.audit.data import label_noise, require_labels, require_last_token
 from rlcore.config import RewardModelConfig, TrunkConfig
-from rlcore.errors import DataError, TrainingError
+from rlcore.errors import TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_adapter
@@ -25,29 +24,20 @@ from rlcore.training.preferences import TokenPair, different_sequences, preferen
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
 from rlcore.training.reward_model import Report
 from tasks.home.storage import write_json, write_table
-from tasks.preset.data import DatasetConfig
-from tasks.steps.base import MODEL, StageContext, StageResult, prepared
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.pair_data import PairData, read_pair_data
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
-from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.steps.texts import tokenize_pairs
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions whose score is read a second way
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Data:
-    rows: list[PairRow]
-    train: list[TokenPair]
-    held_out: list[TokenPair]
 
 
 def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
-    data = _read(context, checkpoint)
+    data = read_pair_data(context, ChatTokenizer.load(checkpoint))
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
@@ -80,26 +70,6 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
-def _read(context: StageContext, start: Path) -> _Data:
-    data: Mapping[str, DatasetConfig] = context.config.data
-    tokenizer = ChatTokenizer.load(start)
-    rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
-    pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
-    for name, config in data.items():
-        for split in rows:
-            found = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
-            rows[split] += found
-            pairs[split] += tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
-    for split, number in (("train", "num_train"), ("eval", "num_eval")):
-        if not rows[split]:
-            raise DataError(
-                f"there are no preference pairs to {'train' if split == 'train' else 'evaluate'} on",
-                where=", ".join(f"data.{name}.{number}" for name in data),
-                fix="add pairs with more different prompts: all pairs of a prompt are on the same side of the split",
-            )
-    return _Data(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
-
-
 def _trunk(config: TrunkConfig, runtime: Runtime, start: Path, *, seed: int) -> PreTrainedModel | AdaptedModel:
     """The first layers of the SFT checkpoint, or an adapter on all of it, frozen."""
     if config.adapter.rank:
@@ -130,7 +100,7 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
     return report
 
 
-def _judge(fitted: Fitted, data: _Data, config: RewardModelConfig, *, seed: int) -> tuple[HeldOut, RewardScales]:
+def _judge(fitted: Fitted, data: PairData, config: RewardModelConfig, *, seed: int) -> tuple[HeldOut, RewardScales]:
     """Scores of the held-out completions, free of length where the preset asks for it; scales by the training set."""
     members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=seed)
     sequences: list[TokenSequence] = different_sequences(data.held_out)

@@ -67,6 +67,7 @@ DRIVEN_BY = {
         "tasks/steps/reward_model",
         "tasks/steps/sft",
     ),
+    "flows/test_dpo": ("tasks/steps/dpo", "tasks/steps/pair_data"),
     "flows/test_presets": ("flows/kinds", "flows/stages"),
     "flows/test_promote": ("flows/rollback", "tasks/pipeline/promotion", "tasks/steps/promote"),
     "flows/test_report": (
