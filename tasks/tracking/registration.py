@@ -44,7 +44,7 @@ def register_model(
         client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
     run.log_model_metrics(model.model_id, metrics or {})
     unless_exists(client.create_registered_model, name)
-    version = client.createas_version(
+    version = client.create_model_version(
         name,
         f"models:/{model.model_id}",
         run_id=run.run_id,

@@ -63,7 +63,7 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     """The version that carries an alias (``champion``), or None."""
     model = or_none(tracker.client.get_registered_model, name)
     version = model.aliases.get(alias) if model else None
-    return None if version is None else as_version(tracker.client.getas_version(name, str(version)))
+    return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
@@ -103,7 +103,7 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
 
 def read_tags(tracker: Tracker, version: ModelVersion) -> dict[str, str]:
     """The tags of a version: digests, parents, code, and how it was judged."""
-    return dict(tracker.client.getas_version(version.name, str(version.version)).tags)
+    return dict(tracker.client.get_model_version(version.name, str(version.version)).tags)
 
 
 def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
@@ -193,7 +193,7 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
         champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
         if champion is None:
             raise PromotionError("there is no champion, so nothing to roll back", where=where)
-        down = as_version(tracker.client.getas_version(name, str(version)))
+        down = as_version(tracker.client.get_model_version(name, str(version)))
         if champion != down:
             if _ROLLED_BACK not in read_tags(tracker, down):
                 raise PromotionError(f"version {version} is not the champion, {_words(champion)} is", where=where)
