@@ -90,6 +90,9 @@ test-machines: setup  ## the fast tests as on other processors, half-precision u
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
 
+chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (half an hour)
+	$(BIN)/python -m tests.chaos.run $(CHAOS)
+
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
 	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
@@ -127,6 +130,17 @@ test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray clus
 .venv/.ray: .venv/.installed
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
+
+attack: .venv/.services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
+
+sbom: setup  ## sbom.json: every package with version, licence and what it needs (CycloneDX; no network)
+	@$(BIN)/python -m infra.sbom
+
+audit-packages: setup  ## known faults of the pinned packages, asked of a service: needs the network
+	$(BIN)/uv tool run pip-audit==2.10.1 --strict --disable-pip --no-deps --requirement constraints.txt || { \
+	  echo "Not audited, or not clean: what is above says which. Without an answer of the service this is no audit." >&2; exit 1; }
 
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour
@@ -242,6 +256,10 @@ bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with 
 
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
+
+bench-hostile: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory

@@ -21,7 +21,7 @@ from typing import Any
 
 from rlcore.config import RewardTerm
 from rlcore.config.rl import DEADLINE_MINUTES
-from rlcore.deadlines import within
+from rlcore.deadlines import Deadline
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import graded, ungraded
 from rlcore.types import Rollout, Score
@@ -65,18 +65,17 @@ class FunctionReward:
 
     def _call(self, rollouts: Sequence[Rollout]) -> Values:
         first = rollouts[0]
-        return within(
-            self._seconds,
-            partial(self._wait_for, rollouts),
+        deadline = Deadline(
+            seconds=self._seconds,
             name=f"the reward function {self.name}",
             where=f"{len(rollouts)} rollouts; the first is of prompt {first.prompt.prompt_id!r}: {first.text[:120]!r}",
             setting="deadline_minutes of the reward",
         )
-
-    def _wait_for(self, rollouts: Sequence[Rollout]) -> Values:
-        """The values, also of an ``async`` function: the thread of the deadline has no event loop of its own yet."""
-        outcome = self._function(rollouts)
-        return asyncio.run(_finished(outcome)) if inspect.isawaitable(outcome) else outcome
+        outcome = deadline.within(partial(self._function, rollouts))
+        if not inspect.isawaitable(outcome):
+            return outcome
+        # In a thread of its own: the caller's thread may be running an event loop already.
+        return deadline.aside(partial(asyncio.run, _finished(outcome)))
 
     def _failure(self, error: Exception, rollouts: Sequence[Rollout]) -> RewardError:
         frames = traceback.extract_tb(error.__traceback__)

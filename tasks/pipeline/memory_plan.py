@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import EngineConfig
@@ -17,6 +17,7 @@ from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
 from rlcore.memory_plan import ModelSize, dpo_needs, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.scratch import make_config, make_tokenizer
+from rlcore.models.starting_model import read_config, require_files
 from rlcore.sampling.vllm.placement import Cards, is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
@@ -103,8 +104,8 @@ def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> 
 
 
 def _read(folder: Path) -> PretrainedConfig:
-    found: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return found
+    require_files(folder)
+    return read_config(folder, local_files_only=True)
 
 
 def memory_lines(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Collection[str]) -> list[str]:

@@ -54,6 +54,7 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
                 context.advance(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
             outcome = conclude(run)
             recorder.flush()
+            recorder.keeper.require_intact()
             return _artifact(context, parts, outcome, runtime)
     except RewardError as error:
         raise type(error)(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error

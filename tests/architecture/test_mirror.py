@@ -143,6 +143,7 @@ DRIVEN_BY = {
         "tasks/pipeline/unusual",
     ),
     "tasks/tracking/test_card": ("tasks/tracking/described",),
+    "tasks/tracking/test_runs": ("tasks/tracking/datasets",),
     "tasks/tracking/test_packaged": ("tasks/tracking/reward_flavour",),
     "rlcore/rewards/test_language": ("rlcore/rewards/language_identifier",),
     "rlcore/test_placement": ("rlcore/config/placement",),
