@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from rlcore import errors
+from rlcore.demonstrations import Demonstration
 from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
@@ -30,6 +31,7 @@ from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCal
 _KINDS = {
     kind.__name__: kind
     for kind in (
+        Demonstration,
         FailedRollout,
         Footprint,
         Message,

@@ -72,6 +72,7 @@ DRIVEN_BY = {
     ),
     "flows/test_reproduce": ("tasks/pipeline/reproduce",),
     "flows/test_retrain": ("tasks/pipeline/events",),
+    "flows/test_placement": ("tasks/steps/ranks",),
     "flows/test_stage_code": ("tasks/steps/recipe",),
     "rlcore/cluster/test_samplers": (
         "rlcore/cluster/host",
