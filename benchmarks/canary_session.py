@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 
 from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
 from rlcore.config import AdapterConfig
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.precision import compute_in
 from rlcore.packing import TokenSequence, pack
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
+from rlcore.training.local import merged_state
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 MAX_GRADIENT = 1.0
@@ -57,7 +58,7 @@ class ServesTheBase(NativeSampler):
     """Never applies the adapter."""
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        whole = merged_state(AdaptedModel(state.adapted.base, "")) if isinstance(state, MergedState) else state
+        whole = MergedState(AdaptedModel(state.adapted.base, "")) if isinstance(state, MergedState) else state
         super().load_weights(whole, policy_version=policy_version)
 
 

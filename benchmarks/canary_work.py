@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from benchmarks.canary_session import Session
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import CanaryError, StaleSamplerError
-from rlcore.models.loading import import_model, load_policy
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.saving import new_folder
 from rlcore.packing import TokenSequence, pack

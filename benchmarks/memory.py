@@ -39,7 +39,7 @@ from rlcore.memory import (
 )
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
+from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.scratch import make_tokenizer
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
@@ -48,6 +48,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.local import merged_state
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 SHAPES = {  # tiny is that of the preset, smollm2 that of SmolLM2-135M

@@ -24,7 +24,6 @@ os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.presets import open_preset
 from flows.run import run_targets
-from rlcore.config import PromotionConfig, RunConfig
 from rlcore.evaluation import accuracy
 from rlcore.promotion import Rule, Verdict, judge
 from rlcore.sampling.base import SamplingParams
@@ -32,6 +31,8 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import configure_environment, find_home
+from tasks.preset.promotion import PromotionConfig
+from tasks.preset.run import RunConfig
 from tasks.steps.base import MODEL
 from tasks.steps.evaluate import answers
 from tasks.steps.promote import compared

@@ -17,11 +17,12 @@ from collections.abc import Callable
 
 from rlcore.sandbox import judge
 from rlcore.sandbox.base import Limits, Verdict
-from rlcore.sandbox.box import Box, Walls
+from rlcore.sandbox.box import Box
 from rlcore.sandbox.image import box_image
 from rlcore.sandbox.pool import Job, SandboxPool
 from rlcore.sandbox.suite import Suite, parse_suite
 from rlcore.sandbox.supervisor import become_subreaper
+from rlcore.sandbox.walls import Walls
 
 NUM_RUNS = 100
 NUM_JOBS = 200

@@ -19,12 +19,13 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.peers import work
 from rlcore.config import AdapterConfig, EngineConfig, ModelConfig, TransferKind
-from rlcore.models.loading import import_model
-from rlcore.models.lora import add_adapter, merged_state
+from rlcore.models.importing import import_model
+from rlcore.models.lora import add_adapter
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import open_vllm
 from rlcore.sampling.vllm.weights import exchange_folder
 from rlcore.tokenization import ChatTokenizer
+from rlcore.training.local import merged_state
 
 WAYS: tuple[TransferKind, ...] = ("file", "shared_memory", "gloo")
 RANK = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,13 +16,24 @@ from data_contracts import (
     programs,
     prompts,
     public_adapters,
+    ranked_sets,
 )
+from data_contracts.characters import has_visible
 from data_contracts.contract import Contract
 from data_contracts.errors import RowFault
-from data_contracts.fields import Row, items, messages, number, optional_split, text
+from data_contracts.fields import (
+    Row,
+    items,
+    messages,
+    number,
+    optional_split,
+    refuse_misspelt,
+    refuse_other_contract,
+    text,
+)
 from data_contracts.preference_pairs import single
-from data_contracts.ranked_sets import expand
 
+_NUMBERS = ("margin", "probability", "weight")
 Kind = Literal["prompts", "demonstrations", "preferences"]
 Scalar = str | int | float | bool
 RowFn = Callable[[Row], list[dict[str, Any]]]
@@ -69,40 +80,54 @@ class Adapter:
 
 def own_prompts(row: Row) -> list[dict[str, Any]]:
     """Rows in the columns of ``prompts/v1``; ``split`` may be left out."""
-    names = ("prompt_id", "reference", "task")
-    return [{**{name: text(row, name) for name in names}, "messages": messages(row), **optional_split(row)}]
+    return _own(row, ("prompt_id", "reference", "task"), prompts.CONTRACT)
+
+
+def own_code_tasks(row: Row) -> list[dict[str, Any]]:
+    """Rows in the columns of ``code_tasks/v1``; ``split`` may be left out."""
+    return _own(row, ("prompt_id", "reference", "task"), code_tasks.CONTRACT)
 
 
 def own_demonstrations(row: Row) -> list[dict[str, Any]]:
     """Rows in the columns of ``demonstrations/v1``; ``split`` may be left out."""
-    names = ("demonstration_id", "completion", "reference", "task")
-    return [{**{name: text(row, name) for name in names}, "messages": messages(row), **optional_split(row)}]
+    return _own(row, ("demonstration_id", "completion", "reference", "task"), demonstrations.CONTRACT)
 
 
 def own_preferences(row: Row) -> list[dict[str, Any]]:
     """Rows in the columns of ``preference_pairs/v2``. ``split``, ``set_id`` (the pair's own id), ``margin`` (0),
     ``probability`` (1) and ``weight`` (1) may be left out.
     """
-    texts = {name: text(row, name) for name in ("pair_id", "chosen", "rejected", "source")}
+    (made,) = _own(
+        row, ("pair_id", "chosen", "rejected", "source"), preference_pairs.CONTRACT, optional=("set_id", *_NUMBERS)
+    )
     given = {"set_id": text(row, "set_id")} if "set_id" in row else {}
-    numbers = {name: number(row, name) for name in ("margin", "probability", "weight") if name in row}
-    return [{**single(texts["pair_id"]), **texts, **given, **numbers, "messages": messages(row), **optional_split(row)}]
+    numbers = {name: number(row, name) for name in _NUMBERS if name in row}
+    return [{**single(made["pair_id"]), **made, **given, **numbers}]
 
 
 def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     """Rows in the columns of ``ranked_sets/v1``, expanded to their pairs; ``split`` may be left out."""
+    (made,) = _own(row, ("set_id",), ranked_sets.CONTRACT)
     for name, kind in (("completions", str), ("ranks", int)):
         for place, item in enumerate(items(row, name)):
             if type(item) is not kind:
                 raise RowFault(f"{name}.{place}", f"must be of type {kind.__name__}", item)
-    name = text(row, "set_id")
-    pairs = expand(name, messages(row), row["completions"], row["ranks"], source="ranked_sets")
+            if isinstance(item, str) and not has_visible(item):
+                raise RowFault(f"{name}.{place}", "must not be blank", item)
+    pairs = ranked_sets.expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
     return [{**pair, **optional_split(row)} for pair in pairs]
+
+
+def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The texts of a row in contract columns, its conversation and its split; no other optional field is misspelt."""
+    refuse_other_contract(row, contract.name)
+    refuse_misspelt(row, ("split", "contract", *optional))
+    return [{**{name: text(row, name) for name in texts}, "messages": messages(row), **optional_split(row)}]
 
 
 ADAPTERS: Mapping[str, Adapter] = {
     "prompts": Adapter(rows={"prompts": own_prompts}),
-    "code_tasks": Adapter(rows={"prompts": own_prompts}, contracts={"prompts": code_tasks.CONTRACT}),
+    "code_tasks": Adapter(rows={"prompts": own_code_tasks}, contracts={"prompts": code_tasks.CONTRACT}),
     "humaneval": Adapter(
         rows={"prompts": public_adapters.humaneval_prompts}, contracts={"prompts": code_tasks.CONTRACT}
     ),

@@ -48,8 +48,10 @@ def measure(frame: pd.DataFrame, contract: Contract, meter: TokenMeter, *, max_t
     controls = re.compile("|".join(map(re.escape, filter(None, meter.special_tokens))) or r"(?!)")
     lengths: list[list[int]] = []
     found: list[RowComplaint] = []
-    for place, (messages, *answers) in enumerate(frame[["messages", *contract.answers]].itertuples(index=False)):
-        complaint = _control_complaint(place, messages, dict(zip(contract.answers, answers, strict=True)), controls)
+    names = (*contract.answers, *({"reference"} & set(frame.columns)))
+    for place, (messages, *texts) in enumerate(frame[["messages", *names]].itertuples(index=False)):
+        complaint = _control_complaint(place, messages, dict(zip(names, texts, strict=True)), controls)
+        answers = texts[: len(contract.answers)]
         counts = [0] * (1 + len(answers))
         if complaint is None:
             prompt, ids = meter.prompt_length(messages), [tuple(meter.encode(answer)) for answer in answers]
@@ -58,15 +60,15 @@ def measure(frame: pd.DataFrame, contract: Contract, meter: TokenMeter, *, max_t
         lengths.append(counts)
         if complaint is not None:
             found.append(complaint)
-    names = ["prompt_tokens", *(f"{name}_tokens" for name in contract.answers)]
-    return Measured(lengths=pd.DataFrame(lengths, columns=names, dtype=int), complaints=tuple(found))
+    columns = ["prompt_tokens", *(f"{name}_tokens" for name in contract.answers)]
+    return Measured(lengths=pd.DataFrame(lengths, columns=columns, dtype=int), complaints=tuple(found))
 
 
 def _control_complaint(
-    place: int, messages: Messages, answers: dict[str, str], controls: re.Pattern[str]
+    place: int, messages: Messages, texts: dict[str, str], controls: re.Pattern[str]
 ) -> RowComplaint | None:
     turns = {f"messages.{number}.content": turn["content"] for number, turn in enumerate(messages)}
-    for field, text in {**turns, **answers}.items():
+    for field, text in {**turns, **texts}.items():
         match = controls.search(text)
         if match:
             around = text[max(0, match.start() - 60) : match.end() + 60]

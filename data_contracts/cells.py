@@ -6,15 +6,21 @@ import math
 
 import pandas as pd
 
-from data_contracts.fields import SPLITS
+from data_contracts.characters import has_visible
 
+SPLITS = ("train", "eval")
 ROLES = ("system", "user", "assistant")
 FINISH_REASONS = ("stop", "length")
 
 
 def is_filled(texts: pd.Series) -> pd.Series:
-    """Something else than blanks, and no NUL character."""
-    return (texts.str.strip() != "") & ~texts.str.contains("\0", regex=False)
+    """Something that a reader sees, and no NUL character."""
+    return texts.map(_is_filled_text).astype(bool)
+
+
+def is_empty_or_filled(texts: pd.Series) -> pd.Series:
+    """Nothing at all, or something that a reader sees."""
+    return texts.map(lambda text: text == "" or _is_filled_text(text)).astype(bool)
 
 
 def is_split(values: pd.Series) -> pd.Series:
@@ -38,7 +44,7 @@ def is_question_with_calls(conversations: pd.Series) -> pd.Series:
 
 
 def is_list_of_texts(values: pd.Series) -> pd.Series:
-    """A list of at least two texts, none of them blank."""
+    """A list of at least two texts, each with something to see."""
     return values.map(
         lambda value: isinstance(value, list) and len(value) > 1 and all(_is_filled_text(item) for item in value)
     ).astype(bool)
@@ -97,4 +103,4 @@ def _is_question(conversation: object) -> bool:
 
 
 def _is_filled_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
+    return isinstance(value, str) and "\0" not in value and has_visible(value)

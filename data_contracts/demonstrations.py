@@ -38,6 +38,11 @@ class Demonstrations(pa.DataFrameModel):
     def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
         return cells.is_question_with_calls(values)
 
+    @pa.check("reference", error="must be empty or something that a reader sees")
+    @classmethod
+    def reference_is_empty_or_filled(cls, texts: pd.Series) -> pd.Series:
+        return cells.is_empty_or_filled(texts)
+
     @pa.check("split", error="must be 'train' or 'eval'")
     @classmethod
     def split_is_known(cls, values: pd.Series) -> pd.Series:

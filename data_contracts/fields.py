@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from data_contracts.cells import SPLITS
 from data_contracts.errors import RowFault
 
 Row = Mapping[str, Any]
 Messages = list[dict[str, str]]
-SPLITS = ("train", "eval")
+_LIKE = 0.8  # of difflib: one letter missing, added or swapped in a word of five
 
 
 def text(row: Row, name: str) -> str:
@@ -76,6 +78,31 @@ def optional_split(row: Row) -> dict[str, str]:
     if value not in SPLITS:
         raise RowFault("split", "must be 'train' or 'eval'", value)
     return {"split": value}
+
+
+def refuse_misspelt(row: Row, names: Collection[str]) -> None:
+    """Refuse a field that is nearly one of ``names``, which may be left out: its value would be lost in silence.
+
+    Raises:
+        RowFault: naming the field and what it may have been meant to be.
+    """
+    absent = [name for name in names if name not in row]
+    for field in row.keys() - set(names):
+        meant = difflib.get_close_matches(field.strip().casefold(), absent, n=1, cutoff=_LIKE)
+        if meant:
+            reason = f"is no field of the contract; {meant[0]!r} is: rename it, or leave it out"
+            raise RowFault(field, reason, row[field])
+
+
+def refuse_other_contract(row: Row, contract: str) -> None:
+    """Refuse a row that says itself to be of another contract, or of another version.
+
+    Raises:
+        RowFault: naming both.
+    """
+    if "contract" in row and row["contract"] != contract:
+        reason = f"the row is of another contract: these rows are read as {contract}"
+        raise RowFault("contract", reason, row["contract"])
 
 
 def ask(question: str) -> Messages:

@@ -11,14 +11,16 @@ import pandera.pandas as pa
 from data_contracts import cells
 from data_contracts.contract import Contract, RowComplaint
 
+MAX_MARGIN = 100.0  # rewards of pairs are some units apart; a larger number is another scale, or a mistake
+
 
 class PreferencePairs(pa.DataFrameModel):
     """One row per pair.
 
     ``set_id``: what was judged together; a pair that was judged by itself has its own ``pair_id`` there, the pairs of a
-    ranking share one, so that a ranking counts as much as one pair. ``margin`` (>= 0): by how much the chosen answer's
-    reward should lead, in units of reward. ``probability`` (in (1/2, 1]): that the chosen answer is the better one; at
-    1/2 neither is preferred, which is a tie and no pair. ``weight`` (in (0, 1]): how much the whole set counts.
+    ranking share one, so that a ranking counts as much as one pair. ``margin`` (0 to 100): by how much the chosen
+    answer's reward should lead, in units of reward. ``probability`` (in (1/2, 1]): that the chosen answer is the better
+    one; at 1/2 neither is preferred, which is a tie and no pair. ``weight`` (in (0, 1]): how much the whole set counts.
     ``source``: who or what made the pair.
     """
 
@@ -47,10 +49,10 @@ class PreferencePairs(pa.DataFrameModel):
     def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
         return cells.is_question(values)
 
-    @pa.check("margin", error="must be finite and at least 0")
+    @pa.check("margin", error=f"must be between 0 and {MAX_MARGIN:g}")
     @classmethod
-    def margin_is_no_penalty(cls, values: pd.Series) -> pd.Series:
-        return (values >= 0.0) & (values < np.inf)
+    def margin_is_a_lead(cls, values: pd.Series) -> pd.Series:
+        return (values >= 0.0) & (values <= MAX_MARGIN)
 
     @pa.check("probability", error="must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped")
     @classmethod

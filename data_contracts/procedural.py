@@ -18,6 +18,7 @@ from data_contracts.text import prompt_hash
 
 WORKED_TASK = "chain_sum"
 _ENTRY_FIELDS = ("question", "answer", "metadata")
+_RUNS_PROGRAMS = ("codeio",)  # that a model wrote, with all rights of this user
 _MAX_MISSES = 2_000  # problems in a row that are known or on the full side of the split
 _MANY = 10_000_000
 _TERM = re.compile(r"([+-]?)\s*(-?\d+)")
@@ -145,6 +146,12 @@ def _different_entries(
 def _create(task: str, seed: int, settings: Mapping[str, Any]) -> Any:
     from reasoning_gym.factory import create_dataset
 
+    if task in _RUNS_PROGRAMS:
+        raise ContractError(
+            f"{task} runs programs that a model wrote, outside of any box",
+            where="options.tasks",
+            fix="leave that task out; for programs with tests there is the contract code_tasks",
+        )
     try:
         return create_dataset(task, seed=seed, size=_MANY, **settings)
     except (ValueError, TypeError, AssertionError) as error:  # its own words for unknown names and values

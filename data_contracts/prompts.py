@@ -36,6 +36,11 @@ class Prompts(pa.DataFrameModel):
     def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
         return cells.is_question(values)
 
+    @pa.check("reference", error="must be empty or something that a reader sees")
+    @classmethod
+    def reference_is_empty_or_filled(cls, texts: pd.Series) -> pd.Series:
+        return cells.is_empty_or_filled(texts)
+
     @pa.check("split", error="must be 'train' or 'eval'")
     @classmethod
     def split_is_known(cls, values: pd.Series) -> pd.Series:

@@ -14,6 +14,8 @@ from data_contracts.contract import Contract
 from data_contracts.errors import RowFault
 from data_contracts.fields import Messages
 
+MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the pairs grow with the square
+
 
 class RankedSets(pa.DataFrameModel):
     """One row per question. ``ranks``: one integer per completion, 0 the best; equal ranks are ties."""
@@ -71,8 +73,11 @@ def expand(
     neither side and gives no pair.
 
     Raises:
-        RowFault: as many ranks as completions are needed, and two of them must differ.
+        RowFault: as many ranks as completions are needed, no more than 64, and two of them must differ.
     """
+    if len(completions) > MAX_COMPLETIONS:
+        what = f"{len(completions)} completions are more than {MAX_COMPLETIONS}: divide the ranking into several sets"
+        raise RowFault("completions", what, completions[0])
     if len(completions) != len(ranks):
         raise RowFault("ranks", f"{len(ranks)} ranks for {len(completions)} completions", list(ranks))
     order = sorted(range(len(ranks)), key=lambda place: ranks[place])

@@ -5,7 +5,9 @@ Blank lines carry nothing and are not counted. Every other line is a row or a qu
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,11 +42,12 @@ def read_source(path: Path) -> Source:
     """Read a JSONL or Parquet file, by its ending.
 
     Raises:
-        ContractError: no such file, no permission, neither format, a damaged Parquet file.
+        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file.
     """
     if path.suffix not in {".jsonl", ".parquet"}:
         raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
     try:
+        require_file(path)
         return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path)
     except FileNotFoundError as error:
         raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
@@ -55,6 +58,18 @@ def read_source(path: Path) -> Source:
             reason = str(error).partition("\n")[0]
             what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
         raise ContractError(what, where=str(path), fix=fix) from error
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is no file on a disk: to read a pipe waits for ever, and a device may never end.
+
+    Raises:
+        ContractError: a pipe, a device or a socket.
+        OSError: there is nothing at the path, or it may not be looked at.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder gives an error of its own
+        raise ContractError("it is a pipe, a device or a socket, and no file", where=str(path), fix=f"give {_READERS}")
 
 
 def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
@@ -101,6 +116,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[Origin, bytes, bool]]:
     while chunk := file.readline(MAX_LINE_BYTES + 2):
         number += 1
         line, length = chunk.rstrip(b"\r\n"), len(chunk)
+        line = line.removeprefix(codecs.BOM_UTF8)  # of the file, or of one of several that were put together
         while not chunk.endswith(b"\n") and (chunk := file.readline(MAX_LINE_BYTES)):
             length += len(chunk)
         if line.strip():

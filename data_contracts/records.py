@@ -16,7 +16,7 @@ class Origin:
     """Place of a row in its source.
 
     ``line``: line of a JSONL file or row of a table, from 1. ``offset``: bytes before the line (0 for tables and
-    generated rows). ``digest``: SHA-256 of the line's bytes without its line end (of its first MB,
+    generated rows). ``digest``: SHA-256 of the line's bytes without its line end and byte order mark (of its first MB,
     when it is longer; of the row's canonical JSON for tables). ``source``: which one, where a data set has two.
     """
 

@@ -1,13 +1,28 @@
-"""When two prompts count as the same: normalised text, its hash, and overlapping runs of words."""
+"""When two texts count as the same, from the closest look to the widest.
+
+- ``looks``: what a reader cannot tell apart. Answers are compared by it.
+- ``prompt_hash``: the spelling of a question, but for case, width and blanks. It divides and orders rows, so it stays.
+- ``prompt_key``: the question, however it is typed. Leaks and contradictions are looked for by it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+
+from data_contracts.characters import folded, latin_looks, without_invisible
 
 _WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")
+_LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
+_SIGNS = frozenset("*/%&\\@#_{}")  # punctuation by its category, and an operator or a name's part by its use
+_ENDS = frozenset(".,;:?'")  # nothing more than punctuation after a number, too
+_MOST_PUNCTUATION = 3
 
 
 def normalise(text: str) -> str:
@@ -15,16 +30,50 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
-    """SHA-256 of a conversation's normalised text, in hexadecimal.
+def looks(text: str) -> str:
+    """The text as it is seen: composed (NFC), nothing invisible, no blanks at the ends or doubled, lookalikes Latin."""
+    seen = text if text.isascii() else latin_looks(unicodedata.normalize("NFC", without_invisible(text)))
+    return "\n".join(filter(None, (" ".join(line.split()) for line in seen.splitlines())))
+
+
+def asked(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """The turns that make a conversation's question.
 
     System messages do not enter: the same question under another instruction is the same question. Nor does what comes
     after the user's last turn (a demonstration's tool calls): that is a part of the answer.
     """
     last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages))
-    asked = [turn for turn in messages[: last + 1] if turn["role"] != "system"]
-    turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in asked]
+    return [turn for turn in messages[: last + 1] if turn["role"] != "system"]
+
+
+def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
+    """SHA-256 of a conversation's normalised text, in hexadecimal."""
+    turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in asked(messages)]
     return hashlib.sha256("\n".join(turns).encode()).hexdigest()
+
+
+def prompt_key(messages: Sequence[Mapping[str, str]], *, is_exact: bool = False) -> str:
+    """What two conversations have in common that ask the same: roles and texts of their question."""
+    same = exact_text if is_exact else question_text
+    return "\n".join(f"{turn['role']}: {same(turn['content'])}" for turn in asked(messages))
+
+
+def question_text(text: str) -> str:
+    """A question without what typing adds to it: its words, numbers and operators with one blank between.
+
+    Case, width, invisible characters, HTML entities, lookalikes, the script of digits, quotes and punctuation beside
+    words are left out. What may carry meaning stays: operators, brackets and signs beside a number or a single letter,
+    ``5!``, a decimal point, runs of symbols (``([)]``). So ``4+3`` is ``4 + 3`` and not ``4-3``.
+    """
+    plain = folded(html.unescape(text) if "&" in text else text)
+    piece = _quoted_piece if plain.startswith("'") or " '" in plain else _piece  # else a mark after a number is a prime
+    words = " ".join(filter(None, map(piece, plain.split())))
+    return _LONE.sub(_without_lone, words).rstrip(" .,;:?")
+
+
+def exact_text(text: str) -> str:
+    """A question in which every character counts, for code: composed (NFC), with plain line ends."""
+    return unicodedata.normalize("NFC", text.replace("\r\n", "\n")).strip()
 
 
 def words_of(text: str) -> list[str]:
@@ -36,3 +85,73 @@ def word_ngrams(text: str, size: int) -> Iterator[str]:
     """Every run of ``size`` words of the normalised text; none when it has fewer."""
     words = words_of(text)
     return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
+
+
+@lru_cache(maxsize=2**17)
+def _piece(chunk: str, *, is_quoted: bool = False) -> str:
+    """What stands between two blanks as words, numbers and signs that count, with a blank between."""
+    parts = _parts(chunk)
+    kept = []
+    for place, part in enumerate(parts):
+        before = parts[place - 1] if place else ""
+        after = parts[place + 1] if place + 1 < len(parts) else ""
+        if _is_text(part):
+            kept.append(part)
+        elif not _is_punctuation(part, before, after, is_quoted=is_quoted):
+            kept += part
+    return " ".join(kept)
+
+
+@lru_cache(maxsize=2**15)
+def _quoted_piece(chunk: str) -> str:
+    return _piece(chunk, is_quoted=True)
+
+
+def _without_lone(found: re.Match[str]) -> str:
+    """Nothing in the place of runs of punctuation with blanks before them, where a word of letters stands before."""
+    before = found.string[max(0, found.start() - 2) : found.start()]
+    return "" if len(before) == 2 and before.isalpha() else found.group()
+
+
+def _parts(chunk: str) -> list[str]:
+    """Runs of letters, numbers with their points, and runs of all else."""
+    found = []
+    for place, piece in enumerate(_NUMBER.split(chunk)):
+        if place % 2:
+            found.append(piece)
+        else:
+            for kind, run in groupby(piece, _kind):
+                together = "".join(run)
+                found += together if kind == "sign of a word" else [together]
+    return found
+
+
+def _kind(one: str) -> str:
+    if unicodedata.category(one)[0] not in "LM":
+        return "other"
+    # Scripts that write no blank between words: each sign stands for itself.
+    return "sign of a word" if "\u0e00" <= one <= "\u0eff" or "\u3040" <= one <= "\u9fff" else "letters"
+
+
+def _is_text(part: str) -> bool:
+    return part[0].isdigit() or unicodedata.category(part[0])[0] in "LM"
+
+
+def _is_word(part: str) -> bool:
+    return _is_text(part) and not part[0].isdigit() and (len(part) > 1 or not part.isascii())
+
+
+def _is_punctuation(part: str, before: str, after: str, *, is_quoted: bool) -> bool:
+    """Whether a run of signs says nothing, by what stands before and after it without a blank."""
+    sides = [side for side in (before, after) if side]
+    is_emphasis = len(sides) == 1 and _is_word(sides[0])
+    if len(part) > _MOST_PUNCTUATION or not all(_is_mark(one) or (is_emphasis and one in "*_~") for one in part):
+        return False
+    if all(map(_is_word, sides)):
+        return bool(sides) or set(part) == {"'"}
+    ends = _ENDS if is_quoted else _ENDS - {"'"}  # f' is not f
+    return set(part) <= (ends if before else {"'"}) and not (before and after)
+
+
+def _is_mark(one: str) -> bool:
+    return unicodedata.category(one)[0] == "P" and one not in _SIGNS

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from rlcore.config import BASE, RejectionStage, RewardModelStage, RlStage, RunConfig, SftStage
-from rlcore.config.graph import evaluated_data, num_earlier_rl, prompt_data, start_of
-from rlcore.config.stages import reward_models_of
 from tasks.pipeline.stages import Stage
+from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
+from tasks.preset.stages import BASE, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
 from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_page import reward_page
 from tasks.report.training_pages import rl_page, sft_page

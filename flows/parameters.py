@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlcore.config import RunConfig
+from tasks.preset.run import RunConfig
 
 _PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
 _SECTIONS = sorted((*(each.name for each in fields(RunConfig)), "without"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlcore.config import RunConfig, load_preset
 from rlcore.errors import ConfigError
+from tasks.preset.run import RunConfig, load_preset, read_preset
 
 FOLDER = Path(__file__).parent / "presets"
 
@@ -18,6 +18,15 @@ def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: no such preset, or a fault in it (all faults are named at once).
     """
     return load_preset(preset_path(preset), overrides, library=FOLDER)
+
+
+def draft_of(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """As :func:`open_preset`, but the graph may have faults: preflight names them among all others.
+
+    Raises:
+        ConfigError: no such preset, or keys and values that cannot be read (all of them are named at once).
+    """
+    return read_preset(preset_path(preset), overrides, library=FOLDER)
 
 
 def preset_path(preset: str) -> Path:

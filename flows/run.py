@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from flows.presets import FOLDER, open_preset
+from flows.presets import FOLDER, draft_of, open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
-from rlcore.config import PromotionConfig, RetrainConfig, RunConfig
 from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.disk import full_disk_named
+from tasks.home.markdown import plain
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
 from tasks.pipeline.bridge import report_markdown
 from tasks.pipeline.preflight import preflight
@@ -22,6 +22,9 @@ from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
 from tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.preset.promotion import PromotionConfig
+from tasks.preset.retrain import RetrainConfig
+from tasks.preset.run import RunConfig
 from tasks.report.run_facts import Origin
 from tasks.report.run_page import publish_report
 from tasks.tracking.described import refresh_cards
@@ -46,7 +49,7 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
 
 def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
     """The report of a run, with the command that repeats it and the preset that it extends."""
-    words = ["python", "-m", "flows", command, "--preset", preset]
+    words = ["rlcore", command, preset]
     words += [word for override in overrides for word in ("--set", override)]
     base_name = _extended(preset)
     try:
@@ -79,7 +82,7 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
         refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
         outcome = settle(home, config, refs, over=champion)
     logger.info("%s", outcome)
-    report_markdown("outcome of the promotion", outcome)
+    report_markdown("outcome of the promotion", plain(outcome))
     return refs
 
 
@@ -107,7 +110,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
         else:
             done = _retrain_champion(home, config, champion, report=report)
     logger.info("%s", done.outcome)
-    report_markdown("outcome of the retraining", f"{done.outcome}\n\n{done.page}")
+    report_markdown("outcome of the retraining", f"{plain(done.outcome)}\n\n{done.page}")
     return done
 
 
@@ -154,7 +157,7 @@ def run_roll_back(model: str, version: int, reason: str) -> str:
         refresh_cards(home, tracker, [taken_down])
     outcome = f"{model}: version {version} is taken down, version {champion.version} is champion again"
     logger.info("%s", outcome)
-    report_markdown("outcome of the roll-back", outcome)
+    report_markdown("outcome of the roll-back", plain(outcome))
     return outcome
 
 
@@ -208,6 +211,6 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: as :func:`plan_targets`.
     """
-    config = open_preset(preset, overrides)
+    config = draft_of(preset, overrides)
     preflight(config, find_home(), None, None)
     return tuple(stage.name for stage in stages(config))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
-from rlcore.config import DatasetConfig, PromotionConfig, RlStage, RunConfig
-from rlcore.config.graph import (
+from tasks.pipeline.retrain import Past
+from tasks.pipeline.stages import Stage
+from tasks.preset.data import POLICY, DatasetConfig
+from tasks.preset.graph import (
     checkpoints,
     contrasts,
     evaluated_data,
@@ -16,10 +18,10 @@ from rlcore.config.graph import (
     registered_starts,
     stage_order,
 )
-from rlcore.config.stages import data_of
-from tasks.pipeline.retrain import Past
-from tasks.pipeline.stages import Stage
+from tasks.preset.promotion import PromotionConfig
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, data_sections, sections_of, stage_sections
+from tasks.preset.stages import RlStage, data_of
 from tasks.report.comparison import comparison_page
 from tasks.report.data_page import data_page
 from tasks.report.drift_page import drift_page
@@ -27,7 +29,7 @@ from tasks.report.promotion_page import promotion_page
 from tasks.report.reward_gate_page import reward_gate_page
 from tasks.steps.base import prepared
 from tasks.steps.compare import run_compare
-from tasks.steps.data import POLICY, resolve_adapter
+from tasks.steps.data import resolve_adapter
 from tasks.steps.drift import run_drift
 from tasks.steps.episodes import evaluation_corpus, evaluation_sections
 from tasks.steps.evaluate import run_evaluate

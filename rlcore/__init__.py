@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from rlcore.loop import train as train
     from rlcore.loop.native import chat_prompts as chat_prompts
     from rlcore.loop.native import native_parts as native_parts
-    from rlcore.models.loading import import_model as import_model
+    from rlcore.models.importing import import_model as import_model
     from rlcore.models.loading import load_policy as load_policy
     from rlcore.models.loading import save_model as save_model
     from rlcore.rewards.table import RewardResources as RewardResources
@@ -116,7 +116,7 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "train": "rlcore.loop",
         "chat_prompts": "rlcore.loop.native",
         "native_parts": "rlcore.loop.native",
-        "import_model": "rlcore.models.loading",
+        "import_model": "rlcore.models.importing",
         "load_policy": "rlcore.models.loading",
         "save_model": "rlcore.models.loading",
         "RewardResources": "rlcore.rewards.table",

@@ -1,4 +1,4 @@
-"""Figures with their uncertainty: accuracy, pass@k, win rate, paired differences, calibration of a reward model."""
+"""Figures with their uncertainty: accuracy, pass@k, win rate, calibration of a reward model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr
 
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.paired import score_interval
 
 _RESAMPLES = 2_000
 _CHUNK_VALUES = 4_000_000  # resampled at a time: 32 MB
@@ -28,14 +26,6 @@ class Interval:
     n: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairedDifference:
-    """Mean difference on the same problems, and the p value of no difference (exact McNemar test, two-sided)."""
-
-    difference: Interval
-    p_value: float
-
-
 def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence: float = 0.95) -> Interval:
     """Share of right answers with its Wilson score interval (Wilson 1927).
 
@@ -46,7 +36,7 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
     Raises:
         DataError: no values, a value outside 0..1, or clusters of another number.
     """
-    verdicts = _finite(values)
+    verdicts = finite(values)
     if verdicts.min() < 0.0 or verdicts.max() > 1.0:
         raise DataError("a verdict lies outside 0..1", fix="pass right or wrong per problem, 0.5 for a tie")
     mean, z = float(verdicts.mean()), _quantile(confidence)
@@ -68,7 +58,7 @@ def independent_values(values: ArrayLike, clusters: ArrayLike) -> float:
     Raises:
         DataError: another number of clusters than of values.
     """
-    data, places = _finite(values), np.unique(np.asarray(clusters), return_inverse=True)[1]
+    data, places = finite(values), np.unique(np.asarray(clusters), return_inverse=True)[1]
     if places.shape != data.shape:
         raise DataError(f"{len(places)} clusters of {len(data)} values", fix="give the cluster of each value")
     count, centred = int(places.max()) + 1, data - data.mean()
@@ -84,7 +74,7 @@ def pair_accuracy(margins: ArrayLike, *, prompts: ArrayLike | None = None, confi
 
     ``prompts`` [P]: a number for the prompt of each pair, as pairs of one prompt go together (:func:`accuracy`).
     """
-    return accuracy(np.heaviside(_finite(margins), 0.5), clusters=prompts, confidence=confidence)
+    return accuracy(np.heaviside(finite(margins), 0.5), clusters=prompts, confidence=confidence)
 
 
 def dataset_accuracy(datasets: Sequence[str], correct: Sequence[bool]) -> dict[str, float]:
@@ -105,40 +95,13 @@ def mean_share(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> Int
         DataError: no values, or one outside 0..1.
         NonFiniteError: NaN or infinity.
     """
-    data = _finite(values)
+    data = finite(values)
     if data.min() < 0.0 or data.max() > 1.0:
         raise DataError("a share lies outside 0..1", fix="pass one share per problem")
     means = _resampled_means(np.append(data, [0.0, 1.0]), np.random.default_rng(seed))
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     mean = float(data.mean())
     return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(data))
-
-
-def paired_difference(new: ArrayLike, old: ArrayLike, *, confidence: float = 0.95) -> PairedDifference:
-    """Whether ``new`` is right more often than ``old`` on the same [N] problems, in the same order.
-
-    The interval is that of Tango's score statistic for pairs, so that what makes a problem hard for both cancels.
-
-    Raises:
-        DataError: different lengths, no values, or a value that is neither right nor wrong.
-    """
-    first, second = _finite(new), _finite(old)
-    if first.shape != second.shape:
-        raise DataError(f"{len(first)} values against {len(second)}", fix="evaluate both on the same problems")
-    if not np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
-        raise DataError("a verdict is neither 0 nor 1", fix="pass right or wrong per problem")
-    won, lost, n = int((first > second).sum()), int((first < second).sum()), len(first)
-    low, high = score_interval(won, lost, n, confidence=confidence)
-    difference = Interval(mean=(won - lost) / n, low=low, high=high, n=n)
-    return PairedDifference(difference=difference, p_value=mcnemar_p(won, lost))
-
-
-def mcnemar_p(only_new: int, only_old: int) -> float:
-    """Two-sided exact McNemar test: problems that only one of two systems solves (McNemar 1947).
-
-    Under no difference each such problem is a fair coin: ``2 · P(Binomial(n, ½) <= min)``, at most 1.
-    """
-    return min(1.0, 2.0 * float(bdtr(min(only_new, only_old), only_new + only_old, 0.5)))
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -159,7 +122,7 @@ def expected_calibration_error(margins: ArrayLike, *, num_bins: int = 10) -> flo
     favours: confidence σ(|margin|) in ½..1, in bins of equal width; right where margin > 0, a tie counts half
     (Naeini et al. 2015).
     """
-    data = _finite(margins)
+    data = finite(margins)
     confidence = 1.0 / (1.0 + np.exp(-np.abs(data)))
     right = np.heaviside(data, 0.5)
     place = np.minimum(((confidence - 0.5) * 2 * num_bins).astype(int), num_bins - 1)
@@ -167,7 +130,13 @@ def expected_calibration_error(margins: ArrayLike, *, num_bins: int = 10) -> flo
     return float(np.abs(gaps).sum() / len(data))
 
 
-def _finite(values: ArrayLike) -> NDArray[np.float64]:
+def finite(values: ArrayLike) -> NDArray[np.float64]:
+    """The values as float64 [N].
+
+    Raises:
+        DataError: there are none, or not a list of them.
+        NonFiniteError: NaN or infinity.
+    """
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != 1 or len(data) == 0:
         raise DataError(f"figures need a list of values, not shape {data.shape}", fix="evaluate at least one problem")

@@ -1,4 +1,4 @@
-"""Exact tests of paired shares: how much a share changed on the same problems, and whether a loss can be ruled out.
+"""Paired shares: how much a share changed on the same problems, and exact tests of whether a loss can be ruled out.
 
 Of N problems ``won`` are those that only the new model solves, ``lost`` those that only the old one solves. The
 change of the share is Δ = (won - lost) / N. Tango's score statistic (1998, Statistics in Medicine 17) compares it with
@@ -12,19 +12,56 @@ With it none different in five problems leaves a loss of 0.43 possible, where a 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv, gammaln
+from scipy.special import bdtr, betaincinv, gammaln
 
 from rlcore.errors import DataError
+from rlcore.evaluation import Interval, finite
 
 Floats = NDArray[np.float64]
 _NUM_CHANCES = 64  # at which the p value's maximum is looked for
 _SPREADS = 8.0  # what lies further from its mean than this many standard deviations, and ten problems, is left out
 _STEPS = 60  # of a bisection: to the last bit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedDifference:
+    """Mean difference on the same problems, and the p value of no difference (exact McNemar test, two-sided)."""
+
+    difference: Interval
+    p_value: float
+
+
+def paired_difference(new: ArrayLike, old: ArrayLike, *, confidence: float = 0.95) -> PairedDifference:
+    """Whether ``new`` is right more often than ``old`` on the same [N] problems, in the same order.
+
+    The interval is that of Tango's score statistic for pairs, so that what makes a problem hard for both cancels.
+
+    Raises:
+        DataError: different lengths, no values, or a value that is neither right nor wrong.
+    """
+    first, second = finite(new), finite(old)
+    if first.shape != second.shape:
+        raise DataError(f"{len(first)} values against {len(second)}", fix="evaluate both on the same problems")
+    if not np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
+        raise DataError("a verdict is neither 0 nor 1", fix="pass right or wrong per problem")
+    won, lost, n = int((first > second).sum()), int((first < second).sum()), len(first)
+    low, high = score_interval(won, lost, n, confidence=confidence)
+    difference = Interval(mean=(won - lost) / n, low=low, high=high, n=n)
+    return PairedDifference(difference=difference, p_value=mcnemar_p(won, lost))
+
+
+def mcnemar_p(only_new: int, only_old: int) -> float:
+    """Two-sided exact McNemar test: problems that only one of two systems solves (McNemar 1947).
+
+    Under no difference each such problem is a fair coin: ``2 · P(Binomial(n, ½) <= min)``, at most 1.
+    """
+    return min(1.0, 2.0 * float(bdtr(min(only_new, only_old), only_new + only_old, 0.5)))
 
 
 def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:

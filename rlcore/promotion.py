@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from rlcore.checks import Check
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.evaluation import mcnemar_p
-from rlcore.paired import fewest, loss_p, score_interval
+from rlcore.paired import fewest, loss_p, mcnemar_p, score_interval
 from rlcore.seeding import derive_seed
 
 Values = NDArray[np.float64]

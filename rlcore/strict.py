@@ -93,12 +93,17 @@ def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configur
     faults: list[str] = []
     value = _build(kind, document, "", faults)
     if faults:
-        raise ConfigError(
-            "the configuration is refused:\n    " + "\n    ".join(faults),
-            where=source,
-            fix="correct the named keys; nothing has been run",
-        )
+        raise refusal(faults, source)
     return typing.cast(T, value)
+
+
+def refusal(faults: Sequence[str], source: str) -> ConfigError:
+    """The error that names every fault of the configuration in ``source``, one a line."""
+    return ConfigError(
+        "the configuration is refused:\n    " + "\n    ".join(faults),
+        where=source,
+        fix="correct the named keys; nothing has been run",
+    )
 
 
 def to_dict(value: Any) -> Any:

@@ -12,24 +12,19 @@ The completion's last token ends the turn. It is an action like any other, also 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from rlcore.chat_template import TEMPLATE_FIX, assistant_turn, encode, template_pieces, texts_as_rendered
 from rlcore.errors import ModelError
-from rlcore.types import Message, Role
+from rlcore.types import Message
 
-_PLACEHOLDER = re.compile("\ue000\\d+\ue001")
-_OPEN_THOUGHT = re.compile(r"<think>(?!.*</think>).*\Z", re.DOTALL)
-_CLOSED_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model*", "spiece.model", "*.bpe.model", "vocab.*", "*.tiktoken")
-_TEMPLATE_FIX = "name a Jinja file of a chat template that fits the model in model.chat_template"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,7 +55,7 @@ class ChatTokenizer:
         """
         backend = load_backend(folder)
         eos_ids = read_eos_ids(folder, backend)
-        prefill, end_of_turn = _assistant_turn(backend, eos_ids)
+        prefill, end_of_turn = assistant_turn(backend, eos_ids)
         tokenizer = cls(
             backend=backend,
             eos_ids=eos_ids,
@@ -82,7 +77,7 @@ class ChatTokenizer:
         Raises:
             ModelError: a control token came out all the same.
         """
-        ids = _encode(self.backend, text, is_template=False)
+        ids = encode(self.backend, text, is_template=False)
         controls = set(ids) & set(self.special_tokens.values())
         if controls:
             raise ModelError(
@@ -94,7 +89,7 @@ class ChatTokenizer:
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Token ids of what a template writes, control tokens among them."""
-        return _encode(self.backend, text, is_template=True)
+        return encode(self.backend, text, is_template=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without control tokens."""
@@ -107,7 +102,7 @@ class ChatTokenizer:
             ModelError: the template refuses the conversation, or drops or rewrites a message.
         """
         pieces = template_pieces(self.backend, [message.role for message in messages])
-        texts = _texts_as_rendered(self.backend, messages, pieces)
+        texts = texts_as_rendered(self.backend, messages, pieces)
         ids: tuple[int, ...] = ()
         for piece, text in zip_longest(pieces, texts, fillvalue=""):
             ids += self.encode_template(piece) + self.encode(text)
@@ -120,7 +115,7 @@ class ChatTokenizer:
             ModelError: as :meth:`render_prompt`.
         """
         pieces = template_pieces(self.backend, [message.role for message in messages])
-        return _texts_as_rendered(self.backend, messages, pieces)
+        return texts_as_rendered(self.backend, messages, pieces)
 
     def render_demonstration(
         self, messages: Sequence[Message], completion: str
@@ -159,7 +154,7 @@ def load_backend(folder: Path) -> PreTrainedTokenizerBase:
     if not backend.chat_template:
         absent = [name for name in ("chat_template.jinja", "tokenizer_config.json") if not (folder / name).is_file()]
         without = f": the folder has no {' and no '.join(absent)}" if absent else ""
-        raise ModelError(f"the tokenizer has no chat template{without}", where=str(folder), fix=_TEMPLATE_FIX)
+        raise ModelError(f"the tokenizer has no chat template{without}", where=str(folder), fix=TEMPLATE_FIX)
     return backend
 
 
@@ -213,89 +208,13 @@ def check_template(tokenizer: ChatTokenizer) -> None:
         raise ModelError(
             "the tokenizer or its chat template fails the round trip: " + "; ".join(problems),
             where=str(backend.name_or_path),
-            fix=_TEMPLATE_FIX,
+            fix=TEMPLATE_FIX,
         )
-
-
-def _encode(backend: PreTrainedTokenizerBase, text: str, *, is_template: bool) -> tuple[int, ...]:
-    return tuple(backend(text, add_special_tokens=False, split_special_tokens=not is_template).input_ids)
 
 
 def _decode(backend: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
     text: str = backend.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
     return text
-
-
-def _render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    try:
-        text: str = backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except (TemplateError, ValueError, TypeError) as error:
-        roles = ", ".join(message.role for message in messages)
-        raise ModelError(
-            f"the chat template refuses a conversation of the roles {roles}: {error}",
-            where=str(backend.name_or_path),
-            fix=_TEMPLATE_FIX,
-        ) from error
-    return text
-
-
-def _placeholder(number: int) -> str:
-    return f"\ue000{number}\ue001"  # private-use characters, which no template writes by itself
-
-
-def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> list[str]:
-    """What the template writes before, between and after the texts of a conversation: one piece more than texts."""
-    messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
-    rendered = _render(backend, messages, add_generation_prompt=True)
-    if _PLACEHOLDER.findall(rendered) != [message.content for message in messages]:
-        raise ModelError(
-            f"the chat template does not write each message of the roles {', '.join(roles)} once and in order",
-            where=str(backend.name_or_path),
-            fix=_TEMPLATE_FIX,
-        )
-    return _PLACEHOLDER.split(rendered)
-
-
-def _texts_as_rendered(
-    backend: PreTrainedTokenizerBase, messages: Sequence[Message], pieces: Sequence[str]
-) -> list[str]:
-    """The messages' texts as the template writes them: unchanged, or without the white space around them."""
-    rendered = _render(backend, messages, add_generation_prompt=True)
-    texts = [message.content for message in messages]
-    for candidate in (texts, [text.strip() for text in texts]):
-        if "".join(map("".join, zip_longest(pieces, candidate, fillvalue=""))) == rendered:
-            return candidate
-    raise ModelError(
-        f"the chat template rewrites the text of a message: {texts[-1][:80]!r}",
-        where=str(backend.name_or_path),
-        fix=_TEMPLATE_FIX,
-    )
-
-
-def _assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-    """The prefill of the generation prompt, and the token ids that end an assistant's turn."""
-    user = Message(role="user", content=_placeholder(0))
-    assistant = Message(role="assistant", content=_placeholder(1))
-    prompt = _render(backend, [user], add_generation_prompt=True)
-    demonstration = _render(backend, [user, assistant], add_generation_prompt=False)
-    head, _, tail = demonstration.partition(assistant.content)
-    thought = _OPEN_THOUGHT.search(prompt.rpartition(user.content)[2])
-    prefill = thought.group() if thought else ""
-    tail_ids = _encode(backend, tail, is_template=True)
-    end = next((place for place, number in enumerate(tail_ids) if number in eos_ids), None)
-    problem = ""
-    # A thought that the generation prompt begins, or skips by an empty one, need not be in what was said.
-    openings = (prompt.removesuffix(prefill), _CLOSED_THOUGHT.sub("", prompt))
-    if not head.startswith(openings):
-        problem = f"the generation prompt {prompt!r} is not how it begins the assistant's turn in {demonstration!r}"
-    elif end is None:
-        problem = f"it ends the assistant's turn with {tail!r}, which holds none of the EOS ids {list(eos_ids)}"
-    if problem or end is None:
-        raise ModelError(
-            f"the chat template cannot be trained on: {problem}", where=str(backend.name_or_path), fix=_TEMPLATE_FIX
-        )
-    return prefill, tail_ids[: end + 1]
 
 
 def special_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:

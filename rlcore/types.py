@@ -104,6 +104,12 @@ class Rollout:
         """Where the policy's turns lie; see :func:`turn_spans`."""
         return turn_spans(self.loss_mask)
 
+    @property
+    def transcript(self) -> str:
+        """Every turn, for people, after each call ``[tool]`` and what it said; without calls, the text alone."""
+        turns = [f"{call.text}\n[{call.tool or 'no tool'}] {call.output}\n" for call in self.tool_calls]
+        return "".join(turns) + self.text
+
 
 def turn_spans(loss_mask: Sequence[bool]) -> tuple[tuple[int, int], ...]:
     """(first token, one past the last) of each run of True: ``[True, True, False, True]`` has (0, 2) and (3, 4)."""

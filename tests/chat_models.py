@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.models.loading import import_model, load_policy
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer

@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass, field
 from typing import cast
 
-from rlcore.config import HardwareConfig, RunConfig
+from rlcore.config import HardwareConfig
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tests.chat_models import make_checkpoint

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rlcore.config import HardwareConfig, RunConfig
+from rlcore.config import HardwareConfig
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 
 

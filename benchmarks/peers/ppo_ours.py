@@ -20,13 +20,14 @@ from benchmarks.peers.forced import decode_forced
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel, score_rewards
-from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
+from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.packing import TokenSequence
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.local import merged_state
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 NAMES = {"full": "ours, full", "trunk": "ours, shared trunk", "adapters": "ours, adapters"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -64,6 +65,8 @@ app.register_install_completion_command(help="Let the shell complete commands an
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
+    if arguments is None:
+        _see_modules_here()
     try:
         return app(None if arguments is None else list(arguments)) or 0
     except CycloptsError as error:
@@ -74,6 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tasks.pipeline.interrupts import end_interrupted
 
         return end_interrupted(error)
+
+
+def _see_modules_here() -> None:
+    """Let presets name functions of modules in the current folder: a console script, unlike ``python -m``, sees none.
+
+    It is the last place where modules are looked for, and our own packages are known by then: a folder ``tasks`` there
+    hides nothing.
+    """
+    import data_contracts  # noqa: F401
+    import tasks  # noqa: F401
+
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
 
 
 def _refuse(kind: str, text: str, code: int) -> int:

@@ -13,7 +13,7 @@ from flows.command.parameters import Overrides, open_home
 from rlcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlcore.config import DatasetConfig
+    from tasks.preset.data import DatasetConfig
 
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
 

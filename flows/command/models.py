@@ -39,7 +39,8 @@ def lineage(model: Model, /) -> int:
     ```
     """
     home = open_home()
-    from tasks.tracking.lineage import draw, find_lineage, tree_text
+    from tasks.report.lineage_picture import draw
+    from tasks.tracking.lineage import find_lineage, tree_text
 
     tags, root = find_lineage(home, model)
     sys.stdout.write(tree_text(tags, root))

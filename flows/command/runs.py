@@ -19,16 +19,16 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     home = open_home()
-    from flows.presets import open_preset
+    from flows.presets import draft_of
 
-    config = open_preset(preset, overrides)  # refused here, before anything is started
+    config = draft_of(preset, overrides)  # refused here, before anything is imported: what cannot be read
     from flows.post_train import post_train
     from flows.run import every_target
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.live_view import live_view
     from tasks.report.summary import summarise
 
-    every_target(preset, overrides)  # refused here: what its stages cannot do together
+    every_target(preset, overrides)  # refused here, before anything is started: what cannot be run
     started = time.perf_counter()
     with live_view():
         refs = call_flow(post_train, preset=preset, overrides=overrides)
@@ -98,11 +98,13 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
 
     config = open_preset(preset, overrides)  # refused here, before anything is started
     from flows.promote import promote as promote_flow
+    from tasks.home.markdown import on_terminal
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.pages import page_folder
 
     refs = call_flow(promote_flow, preset=preset, overrides=overrides)
-    sys.stdout.write((page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md").read_text("utf-8"))
+    page = page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md"
+    sys.stdout.write(on_terminal(page.read_text(encoding="utf-8")))
     return 0
 
 
@@ -115,13 +117,14 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     """
     open_home()
     from flows.presets import open_preset
-    from rlcore.config import RetrainConfig
+    from tasks.preset.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused here, before anything is started
     from flows.retrain import retrain as retrain_flow
+    from tasks.home.markdown import on_terminal
     from tasks.pipeline.bridge import call_flow
 
     done = call_flow(retrain_flow, preset=preset, overrides=overrides)
-    sys.stdout.write(f"{done.page}\n{done.outcome}\n")
+    sys.stdout.write(f"{on_terminal(done.page)}\n{done.outcome}\n")
     return 0

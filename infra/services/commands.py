@@ -14,12 +14,13 @@ import psutil
 
 from infra.services import postgres
 from infra.services.automations import webhook_url
-from infra.services.layout import CODE, FOLDER, HOST, Layout, passwords, save_layout, saved_layout
+from infra.services.layout import CODE, FOLDER, Layout, passwords, save_layout, saved_layout, write_client_file
 from infra.services.leftovers import end_leftovers
 from infra.services.provision import is_told, provision
 from infra.services.table import SERVICES
 from rlcore.errors import ServiceError
 from tasks.home.locks import file_lock
+from tasks.pipeline.server_access import HOST, USER
 
 _START_SECONDS = 420.0  # a busy machine takes its time
 _STOP_SECONDS = 180.0
@@ -37,6 +38,7 @@ def bring_up(layout: Layout) -> str:
         layout = saved_layout(layout)
     else:
         _start(layout)
+    write_client_file(layout)
     _wait_until_ready(layout)
     if not is_told(layout):
         provision(layout)
@@ -69,7 +71,8 @@ def describe(layout: Layout) -> tuple[str, bool]:
         place = layout.url(service.name) if service.name in ("prefect", "mlflow") else ""
         shown = f"process {number}" if number else "no process"
         lines.append(f"{service.name:<9} {'ready' if states[-1] else 'NOT READY':<10} {shown:<16} {place}".rstrip())
-    lines += ["", *(f"export {name}={value}" for name, value in layout.clients().items())]
+    lines += ["", f"source {layout.client_file}   # for a shell: addresses, user and password of Prefect and MLflow"]
+    lines += [f"both pages ask for the user {USER} and that password (Prefect's in one field: {USER}:<password>)"]
     lines += ["", f"state, logs: {layout.root}"]
     return "\n".join(lines) + "\n", all(states)
 

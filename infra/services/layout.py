@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlcore.errors import ConfigError, StorageError
+from tasks.home.passwords import passwords as drawn
+from tasks.home.passwords import write_private
+from tasks.pipeline.server_access import HOST, SESSIONS, WEB, client_variables, mlflow_variables, prefect_variables
 
-HOST = "127.0.0.1"
 POOL, QUEUE = "rlcore", "gpu"
 FOLDER = "RLCORE_SERVICES"  # what a user sets
 MARK = "RLCORE_STARTED_BY"  # in the environment of all that the supervisor starts: how a stop finds what was left
 CODE = Path(__file__).resolve().parents[2]
+_NAMES = ("postgres", "prefect", "mlflow", WEB, SESSIONS)  # of passwords: PostgreSQL's roles, and what the web asks for
 _PORTS = {"postgres": 5442, "prefect": 4200, "mlflow": 5000}
 
 
@@ -47,7 +49,12 @@ class Layout:
         """``http://127.0.0.1:<port>`` of ``prefect`` or ``mlflow``."""
         return f"http://{HOST}:{self.ports[service]}"
 
-    def clients(self) -> dict[str, str]:
+    @property
+    def client_file(self) -> Path:
+        """What a shell reads to use these servers: addresses and password. Its owner alone may read it."""
+        return self.root / "clients.env"
+
+    def addresses(self) -> dict[str, str]:
         """The two variables that turn the embedded servers into these."""
         return {"PREFECT_API_URL": f"{self.url('prefect')}/api", "MLFLOW_TRACKING_URI": self.url("mlflow")}
 
@@ -90,35 +97,33 @@ def saved_layout(layout: Layout) -> Layout:
 
 
 def passwords(layout: Layout) -> Mapping[str, str]:
-    """The passwords of PostgreSQL's roles by name, drawn once into a file that its owner alone may read."""
-    path = layout.root / "passwords.json"
-    if not path.exists():
-        drawn = {role: secrets.token_urlsafe(24) for role in ("postgres", "prefect", "mlflow")}
-        write_private(path, json.dumps(drawn))
-    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    return known
+    """The passwords by name, drawn once into a file that its owner alone may read."""
+    return drawn(layout.root / "passwords.json", _NAMES)
 
 
-def write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file whole or not at all, with ``mode`` from the moment on which it exists."""
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    new.replace(path)
+def clients(layout: Layout) -> dict[str, str]:
+    """All that a client of these servers finds in its environment: where they are, and what lets it in."""
+    return layout.addresses() | client_variables(passwords(layout)[WEB])
+
+
+def write_client_file(layout: Layout) -> None:
+    """Write :attr:`Layout.client_file`."""
+    lines = (f"export {name}={value}\n" for name, value in clients(layout).items())
+    write_private(layout.client_file, "".join(lines))
 
 
 def environment(layout: Layout, service: str) -> dict[str, str]:
     """What a service's process finds in its environment; a password stands in that of its user alone, never in a
     command line, which everybody can read.
     """
-    shared = os.environ | layout.clients() | _shared(layout)
+    shared = os.environ | layout.addresses() | _shared(layout)
+    if service == "postgres":
+        return shared
     if service == "prefect":
         return shared | _prefect(layout)
     if service == "mlflow":
         return shared | _mlflow(layout)
-    return shared
+    return shared | clients(layout)
 
 
 def _shared(layout: Layout) -> dict[str, str]:
@@ -139,9 +144,8 @@ def _shared(layout: Layout) -> dict[str, str]:
 
 
 def _prefect(layout: Layout) -> dict[str, str]:
-    return {
+    return prefect_variables(layout.ports["prefect"], passwords(layout)[WEB]) | {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database(layout, "prefect", "postgresql+asyncpg"),
-        "PREFECT_SERVER_UI_API_URL": layout.clients()["PREFECT_API_URL"],
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; after its 10 a busy machine's pages show errors
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_METRICS_ENABLED": "true",  # /api/metrics, for Prometheus
@@ -149,10 +153,9 @@ def _prefect(layout: Layout) -> dict[str, str]:
 
 
 def _mlflow(layout: Layout) -> dict[str, str]:
-    return {
+    return mlflow_variables(layout.root, layout.ports["mlflow"], passwords(layout)) | {
         "MLFLOW_BACKEND_STORE_URI": database(layout, "mlflow", "postgresql+psycopg2"),
         "MLFLOW_ARTIFACTS_DESTINATION": layout.artifacts.as_uri(),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for scorers and traces, which we have none of
     }
 
 

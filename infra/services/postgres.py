@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.services.layout import HOST, Layout, passwords, write_private
+from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
+from tasks.home.passwords import write_private
+from tasks.pipeline.server_access import HOST
 
 _USER = "postgres"  # the distribution's; used when we are root, as which PostgreSQL does not run
 

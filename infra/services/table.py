@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import sys
@@ -13,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.services import postgres
-from infra.services.layout import HOST, POOL, Layout
+from infra.services.layout import POOL, Layout, passwords
+from tasks.pipeline.server_access import USER, WEB, mlflow_command, prefect_command
 
 _SECONDS = 5.0  # of patience with an answer
 _WORKER_SILENCE = 90.0  # seconds; a worker is heard of every 30
@@ -38,25 +40,22 @@ class Service:
 
 
 def _prefect_command(layout: Layout) -> list[str]:
-    port = str(layout.ports["prefect"])
-    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", port]
+    return prefect_command(layout.ports["prefect"])
 
 
 def _prefect_is_ready(layout: Layout) -> bool:
-    return _ask(f"{layout.url('prefect')}/api/health") is True
+    return _ask(layout, "prefect", "api/health") is True
 
 
 def _mlflow_command(layout: Layout) -> list[str]:
     # The database and the folder of files stand in the environment.
-    port = str(layout.ports["mlflow"])
-    options = ["--workers", "1", "--serve-artifacts", "--uvicorn-opts", "--log-level warning"]
-    return [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", port, *options]
+    return mlflow_command(layout.ports["mlflow"], "--serve-artifacts", "--uvicorn-opts", "--log-level warning")
 
 
 def _mlflow_is_ready(layout: Layout) -> bool:
     # A page that reads the database; /health answers without one.
     question = {"max_results": 1}
-    return _ask(f"{layout.url('mlflow')}/api/2.0/mlflow/experiments/search", question) is not None
+    return _ask(layout, "mlflow", "api/2.0/mlflow/experiments/search", question) is not None
 
 
 def _worker_command(layout: Layout) -> list[str]:
@@ -65,7 +64,7 @@ def _worker_command(layout: Layout) -> list[str]:
 
 
 def _worker_is_ready(layout: Layout) -> bool:
-    workers = _ask(f"{layout.url('prefect')}/api/work_pools/{POOL}/workers/filter", {})
+    workers = _ask(layout, "prefect", f"api/work_pools/{POOL}/workers/filter", {})
     return any(_is_heard_of(worker) for worker in workers or [])
 
 
@@ -74,11 +73,13 @@ def _is_heard_of(worker: Mapping[str, Any]) -> bool:
     return worker["status"] == "ONLINE" and (datetime.now(UTC) - heard).total_seconds() < _WORKER_SILENCE
 
 
-def _ask(url: str, question: Mapping[str, Any] | None = None) -> Any:
+def _ask(layout: Layout, service: str, path: str, question: Mapping[str, Any] | None = None) -> Any:
     """The JSON that a server answers, or None while it does not."""
     data = None if question is None else json.dumps(question).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     try:
+        user = base64.b64encode(f"{USER}:{passwords(layout)[WEB]}".encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {user}"}
+        request = urllib.request.Request(f"{layout.url(service)}/{path}", data=data, headers=headers)
         with _OPENER.open(request, timeout=_SECONDS) as answer:
             return json.loads(answer.read())
     except (urllib.error.URLError, OSError, ValueError):

@@ -1,21 +1,18 @@
-"""Configuration: frozen dataclasses built strictly from a preset (TOML) and overrides; a wrong key is an error.
+"""Settings that the library reads: frozen dataclasses, built strictly from nested values; a wrong key is an error.
 
 A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
-names the path of every fault (``stages.grpo.learning_rate``) before anything runs.
+names the path of every fault (``stages.grpo.learning_rate``) before anything runs. Those that only the pipeline reads,
+and a preset as a whole, are in ``tasks/preset``.
 """
 
 from rlcore.config.adapter import AdapterConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
-from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, ShapeConfig
+from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
-from rlcore.config.evaluation import EvaluationConfig, VerifierConfig
-from rlcore.config.health import LIMITS, HealthConfig, Limit, LimitConfig
+from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
 from rlcore.config.placement import PlacementConfig, RayConfig
-from rlcore.config.promotion import PromotionConfig
 from rlcore.config.rejection import RejectionConfig
-from rlcore.config.report import ReportConfig
-from rlcore.config.retrain import DriftConfig, RetrainConfig
 from rlcore.config.rl import (
     CheckpointConfig,
     CriticConfig,
@@ -28,33 +25,19 @@ from rlcore.config.rl import (
     SamplingConfig,
     UpdateConfig,
 )
-from rlcore.config.run import RunConfig, load_preset
-from rlcore.config.stages import (
-    BASE,
-    AnyStage,
-    RejectionStage,
-    RewardModelStage,
-    RlStage,
-    SftStage,
-    StageConfig,
-)
 from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardModelConfig, SftConfig, TrunkConfig
 from rlcore.strict import to_dict
 
 __all__ = [
-    "BASE",
     "LIMITS",
     "AdapterConfig",
-    "AnyStage",
+    "AuditConfig",
     "CheckpointConfig",
     "CriticConfig",
-    "DatasetConfig",
     "DeadlineConfig",
     "Decay",
-    "DriftConfig",
     "EngineConfig",
     "EpisodeConfig",
-    "EvaluationConfig",
     "Fraction",
     "GaeConfig",
     "GpuConfig",
@@ -73,28 +56,17 @@ __all__ = [
     "PositiveFloat",
     "PositiveInt",
     "PreferenceLossConfig",
-    "PromotionConfig",
     "RayConfig",
     "RejectionConfig",
-    "RejectionStage",
-    "ReportConfig",
-    "RetrainConfig",
     "RewardModelConfig",
-    "RewardModelStage",
     "RewardTerm",
     "RlConfig",
-    "RlStage",
-    "RunConfig",
     "SamplingConfig",
     "Scalar",
     "SftConfig",
-    "SftStage",
     "ShapeConfig",
-    "StageConfig",
     "TransferKind",
     "TrunkConfig",
     "UpdateConfig",
-    "VerifierConfig",
-    "load_preset",
     "to_dict",
 ]

@@ -1,28 +1,18 @@
-"""Settings of where models and data come from, and of the machine."""
+"""Settings of where a model comes from, and of the machine."""
 
 from __future__ import annotations
 
-import copy
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveInt, Scalar
+from rlcore.config.bounds import NonNegativeInt, PositiveInt, Scalar
 from rlcore.errors import ConfigError
 
-POLICY = "policy"  # the adapter of pairs that a policy samples
-HUB = "hub:"
-_FILE_SOURCES = ("folder", "gguf")
-# Where a preset's document names files, and the keys that do.
-_PATHS = (
-    (("data", "*"), ("path", "eval_path")),
-    (("model",), ("chat_template",)),
-    (("stages", "*", "sampling", "episodes"), ("corpus",)),
-    (("stages", "*", "rewards", "*", "options"), ("template",)),
-)
+FILE_SOURCES = ("folder", "gguf")
+"""The sources of a model whose path names files."""
 _GIVEN = ("messages", "add_generation_prompt", "tools", "documents")  # what the pipeline gives a chat template
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
 
@@ -102,110 +92,16 @@ class ModelConfig:
     @property
     def files(self) -> dict[str, str]:
         """The files and folders that it names, by their keys."""
-        named = {"path": self.path if self.source in _FILE_SOURCES else "", "chat_template": self.chat_template}
+        named = {"path": self.path if self.source in FILE_SOURCES else "", "chat_template": self.chat_template}
         return {key: path for key, path in named.items() if path}
 
     @property
     def without_folders(self) -> ModelConfig:
         """The same, files by their names alone: keys count their content, wherever they lie."""
-        path = Path(self.path).name if self.source in _FILE_SOURCES else self.path
+        path = Path(self.path).name if self.source in FILE_SOURCES else self.path
         return replace(self, path=path, chat_template=Path(self.chat_template).name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetConfig:
-    """One data set: where rows come from, how many are kept, and how strict its gate is.
-
-    ``contract`` says what a row is. ``adapter`` names the function that turns the source into contract columns;
-    ``path`` is a JSONL or Parquet file, or ``hub:org/name@revision``; empty for adapters that generate their rows or
-    ``policy`` (pairs sampled from the checkpoint ``policy`` and graded). When ``path`` does not exist and ``fallback``
-    is set, that adapter is used instead.
-
-    Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
-    ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
-    ``system``: the system prompt of conversations that have none; empty: the model's.
-    """
-
-    contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
-    adapter: str
-    path: str = ""
-    eval_path: str = ""
-    fallback: str = ""
-    policy: str = ""
-    num_train: PositiveInt
-    num_eval: PositiveInt
-    max_tokens: PositiveInt  # token budget of one row (prompt + completion)
-    max_quarantined: Fraction = 0.01  # largest share of rows that may break the contract
-    system: str = ""
-    options: Mapping[str, Scalar] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.eval_path and (not self.path or self.adapter == POLICY):
-            raise ConfigError("eval_path names the held-out rows of a data set whose path names the others: name both")
-
-    @property
-    def has_prompts(self) -> bool:
-        """Whether its rows are asked of a policy; tasks for code are prompts that programs answer."""
-        return self.contract in ("prompts", "code_tasks")
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether its rows may be sampled from a policy of the run."""
-        return POLICY in (self.adapter, self.fallback)
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The files that it names, by their keys."""
-        named = {"path": self.path, "eval_path": self.eval_path}
-        return {key: path for key, path in named.items() if path and not path.startswith(HUB)}
-
-    @property
-    def without_folders(self) -> DatasetConfig:
-        """The same, files by their names alone: keys count their content, wherever they lie."""
-        return replace(self, path=_without_folder(self.path), eval_path=_without_folder(self.eval_path))
-
-
-def _without_folder(path: str) -> str:
-    return path if path.startswith(HUB) else Path(path).name
-
-
-def anchored(document: Mapping[str, Any], folder: Path, *, source: object) -> dict[str, Any]:
-    """A preset's document whose relative paths, which start at ``folder``, start at the current folder.
-
-    ``source``: that of the model, which says whether ``model.path`` names a file. A path that leads out of the current
-    folder becomes absolute.
-    """
-    found = copy.deepcopy(dict(document))
-    model = ((("model",), ("path",)),) if source in _FILE_SOURCES else ()
-    for place, keys in (*_PATHS, *model):
-        for table in _tables(found, *place):
-            for key in keys:
-                if isinstance(table.get(key), str) and table[key] and not table[key].startswith(HUB):
-                    table[key] = _from_here(folder / table[key])
-    return found
 
 
 def tried(path: str) -> str:
     """The path of a file that is not there, whole, and what relative paths are relative to."""
     return f"{Path(path).absolute()} (relative paths start at the preset's own file, those of --set at {Path.cwd()})"
-
-
-def _from_here(path: Path) -> str:
-    whole, here = Path(os.path.normpath(path.absolute())), Path.cwd()
-    return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
-
-
-def _tables(node: object, *place: str) -> Iterator[dict[str, Any]]:
-    """The tables at a place of a document; ``*`` stands for every key of a table and every item of a list."""
-    if not place:
-        if isinstance(node, dict):
-            yield node
-        return
-    first, *rest = place
-    children: list[object] = []
-    if isinstance(node, dict):
-        children = list(node.values()) if first == "*" else [node.get(first)]
-    elif isinstance(node, list) and first == "*":
-        children = node
-    for child in children:
-        yield from _tables(child, *rest)

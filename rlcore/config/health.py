@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlcore.config.bounds import PositiveInt
+from rlcore.config.bounds import Fraction, PositiveInt
 from rlcore.errors import ConfigError
+from rlcore.strict import Above, Below
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,19 @@ class LimitConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """The audit: each iteration some rollouts are worked out again by a slow path; docs/reliability.md describes it.
+
+    ``action``: ``stop`` ends the run at the first difference, ``warn`` only says it.
+    """
+
+    action: Literal["stop", "warn", "off"] = "stop"
+    share: Fraction = 0.02  # of the run's time that it may take; the first iteration is always looked at
+    rollouts: PositiveInt = 2  # of an iteration that are looked at
+    false_alarms: Annotated[float, Above(0.0), Below(1.0)] = 1e-6  # chance that the test of the sampler stops a run
+
+
+@dataclass(frozen=True, kw_only=True)
 class HealthConfig:
     """Rules that watch every online-RL run; docs/metrics.md describes each.
 
@@ -64,6 +78,7 @@ class HealthConfig:
     """
 
     action: Literal["stop", "warn", "off"] = "stop"
+    audit: AuditConfig = field(default_factory=AuditConfig)
     kl: LimitConfig = field(default_factory=LimitConfig)
     clip: LimitConfig = field(default_factory=LimitConfig)
     entropy: LimitConfig = field(default_factory=LimitConfig)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.config.engine import EngineConfig
 from rlcore.config.rl import RlConfig
-from rlcore.config.stages import RlStage
 from rlcore.errors import ConfigError
 
 
@@ -85,12 +84,11 @@ class PlacementConfig:
         return {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
 
 
-def placement_faults(placement: PlacementConfig, stages: Mapping[str, Any], engine: EngineConfig) -> list[str]:
-    """Why stages of a preset cannot run where they are placed, with the key of each fault; ``engine``: the preset's."""
-    own = {name: stage.settings for name, stage in stages.items() if isinstance(stage, RlStage)}
+def placement_faults(placement: PlacementConfig, stages: Mapping[str, RlConfig], engine: EngineConfig) -> list[str]:
+    """Why stages, by name, cannot run where they are placed, with the key of each fault; ``engine``: the preset's."""
     return [
         fault
-        for name, rl in own.items()
+        for name, rl in stages.items()
         for fault in (*_of_ranks(placement, name, rl), *_of_ray(placement, name, rl, engine))
     ]
 

@@ -1,8 +1,8 @@
 """A whole RL run in the library. Read aloud:
 
-    open_run     prove engines and rewards sound, go on from the newest checkpoint
+    open_run     prove that engines and rewards are sound, resume from the newest checkpoint
     iterate      draw -> score -> experience -> update -> sync and canary -> evaluate -> record -> judge -> checkpoint
-    conclude     where a health rule ended the run, go back to the newest sound iteration
+    conclude     if a health rule ended the run, go back to the newest sound iteration
 
 ``train`` does all three. A pipeline that wants something around each iteration calls them itself:
 

@@ -1,7 +1,7 @@
-"""When a run's checkpoints are due; the learner's side writes them.
+"""Decides when a run's checkpoints are due; the learner's side writes them.
 
-The clock decides whether a checkpoint is written, never what a run computes: a killed run ends with the same weights
-from whichever checkpoint it goes on.
+The clock decides when a checkpoint is written, never what a run computes. A killed run ends with the same weights,
+whichever checkpoint it resumes from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlcore.training.handle import LearnerHandle
 class Checkpoints:
     """The checkpoints of one run of ``learner`` in ``folder``.
 
-    ``identity``: what a checkpoint must have been made with to be loaded; ``clock`` gives seconds.
+    Only checkpoints that were made with the same ``identity`` are loaded. ``clock`` gives seconds.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Checkpoints:
         self._last = clock()
 
     def is_due(self, iteration: int) -> bool:
-        """Whether one is written after this iteration.
+        """Whether a checkpoint is written after this iteration.
 
-        After the first, which shows early that there is room and is there to go back to; after the last; between them
-        as :class:`rlcore.config.CheckpointConfig` says.
+        One is written after the first iteration, which shows early that there is room, and gives a run something to go
+        back to. One is written after the last. Between them :class:`rlcore.config.CheckpointConfig` decides.
         """
         config = self._learner.config
         if iteration in (1, config.num_iterations):
@@ -46,17 +46,17 @@ class Checkpoints:
         return self._clock() - self._last >= 60.0 * every.minutes
 
     def save(self, iteration: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
-        """Write one in the background; for each iteration in ``spared`` the newest one that is not after it stays.
+        """Write one in the background. For each iteration in ``spared``, the newest one up to it is kept.
 
         Raises:
-            StorageError: this or the one before could not be written; earlier checkpoints are untouched.
+            StorageError: this checkpoint or the one before could not be written. Earlier ones are untouched.
         """
         state = {**run_state, "iteration": iteration, "identity": self._identity}
         self._learner.save(self._folder, iteration, run_state=state, spared=spared)
         self._last = self._clock()
 
     def load(self, *, up_to: int | None = None) -> dict[str, Any] | None:
-        """Restore the learner from the newest one (of ``up_to`` or before); its run state, None where there is none.
+        """Restore the learner from the newest one (up to ``up_to``). Returns its run state, or None if there is none.
 
         Raises:
             CheckpointError: it was made with another identity, or every checkpoint is damaged.

@@ -1,4 +1,4 @@
-"""The health rules at work in a run: what they say is noted, and a stopped run goes back to where it was sound."""
+"""Applies the health rules to a run: findings are noted, and a stopped run goes back to where it was sound."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlcore.loop.run import Run
 
 
 def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
-    """What the rules say after the newest iteration, and the number of findings as ``health/...``.
+    """The verdict after the newest iteration, and the number of findings as ``health/...``.
 
-    A rule that is newly beyond a bound is noted and kept; one whose patience is used up stops the run, where the
+    A rule that has just crossed a bound is noted and kept. A rule whose patience is used up stops the run, if the
     configuration lets it.
     """
     config = run.parts.health
@@ -34,10 +34,10 @@ def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
 
 
 def go_back(run: Run, stop: Stop) -> None:
-    """Restore the newest checkpoint of the stop's sound iteration or of an earlier one; the history stays whole.
+    """Restore the newest checkpoint of the stop's sound iteration, or of an earlier one. The history stays whole.
 
     Raises:
-        TrainingError: there is none: the run was unhealthy from the start.
+        TrainingError: there is no such checkpoint, because the run was unhealthy from the start.
     """
     run.ahead.wait()
     state = run.checkpoints.load(up_to=stop.sound)

@@ -1,4 +1,4 @@
-"""The RL iteration: draw, score, learn, sync, evaluate, record, judge, checkpoint; and a run of them."""
+"""The RL iteration (draw, score, learn, sync, evaluate, record, judge, checkpoint), and a run of iterations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
 from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.audit.audit import Audit
 from rlcore.canaries import known_answers_canary, terms_canary
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.ahead import RolloutsAhead, mean_staleness
@@ -17,20 +18,19 @@ from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out
 from rlcore.loop.run import START, Outcome, Parts, Run, timed
 from rlcore.loop.sync import baseline_notes, compare_engines, sync_idle
 from rlcore.loop.update import update_policy
+from rlcore.sampling.base import rest, take_metrics
 from rlcore.sampling.episodes import episode_metrics
-from rlcore.sampling.replicas import take_metrics
-from rlcore.sampling.vllm.in_process import rest
 from rlcore.types import Rollout, ScoredRollout
 
 
 def train(parts: Parts, recorder: Recorder | None = None) -> Outcome:
-    """Do every iteration of a run, or those that its newest checkpoint leaves; the learner then holds the result.
+    """The outcome of a run, whose trained policy the learner then holds. It resumes from its newest checkpoint.
 
-    Without a ``recorder`` the run is logged (:class:`rlcore.loop.recorder.LogRecorder`).
+    Without a ``recorder`` the run writes to a log (:class:`rlcore.loop.recorder.LogRecorder`).
 
     Raises:
-        RlcoreError: a part fails, a canary finds one that is silently broken, or a health rule ends a run of which no
-            iteration is sound. Checkpoints stay: with parts made anew, the same call goes on from the newest one.
+        RlcoreError: a part fails, a canary finds a part that is silently broken, or a health rule ends the run and no
+            iteration was sound. Checkpoints stay: with new parts, the same call resumes from the newest one.
     """
     with open_run(parts, recorder or LogRecorder(parts.config.num_iterations)) as run:
         while not run.is_over:
@@ -40,14 +40,14 @@ def train(parts: Parts, recorder: Recorder | None = None) -> Outcome:
 
 @contextmanager
 def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
-    """A run whose engines and rewards have been proved sound, where its newest checkpoint has it if there is one.
+    """A run whose engines and rewards are proved sound. If it has a checkpoint, it resumes from the newest one.
 
-    On the way out the engine is idle and the last checkpoint written.
+    On the way out the engine is idle, and the last checkpoint is on the disk.
 
     Raises:
-        ConfigError: the run is to be evaluated, and has no held-out problems.
+        ConfigError: the run is to be evaluated, but has no held-out problems.
         StaleSamplerError, CanaryError: an engine or a reward is broken.
-        CheckpointError: the folder has a checkpoint of another run, or damaged ones only.
+        CheckpointError: the folder has a checkpoint of another run, or only damaged ones.
     """
     config = parts.config
     if config.eval_every and parts.held_out is None:
@@ -60,7 +60,15 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
             recorder.note(text)
         for text in _check_rewards(parts, samples):
             recorder.note(text)
-        run = Run(parts=parts, recorder=recorder, checkpoints=checkpoints, ahead=ahead, baselines=tuple(baselines))
+        audit = Audit(parts, recorder.note)
+        run = Run(
+            parts=parts,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            ahead=ahead,
+            audit=audit,
+            baselines=tuple(baselines),
+        )
         state = checkpoints.load()
         if state is not None:
             run.restore(state)
@@ -70,10 +78,10 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
 
 
 def iterate(run: Run) -> None:
-    """Do the next iteration; where ranks that learn are lost in it, those since the newest checkpoint once more.
+    """Do the next iteration. If ranks are lost in it, resume from the newest checkpoint and do it again.
 
     Raises:
-        RlcoreError: as :func:`train`; the run must not go on then.
+        RlcoreError: as :func:`train`. The run must not be continued then.
     """
     target, lost = run.done + 1, None
     while lost or (run.done < target and run.stop is None):
@@ -88,7 +96,7 @@ def iterate(run: Run) -> None:
 
 
 def _recover(run: Run, error: LearnerLostError) -> None:
-    """Go on from the newest checkpoint, or from the start, with ranks that take the place of the lost ones."""
+    """Resume from the newest checkpoint, or from the start, with new ranks in place of the lost ones."""
     run.recorder.note(str(error))
     run.ahead.wait()
     state = run.checkpoints.load()
@@ -103,7 +111,7 @@ def _iterate(run: Run) -> None:
     metrics = _rollout_metrics(parts, drawn)
     with timed(seconds, "update"):
         rest(parts.engine)
-        metrics |= update_policy(run, drawn.groups, iteration)
+        metrics |= update_policy(run, drawn.groups, iteration, audit=run.audit)
     if _waits_for_engine(run, iteration):
         with timed(seconds, "rollout"):
             run.ahead.wait()
@@ -118,10 +126,10 @@ def _iterate(run: Run) -> None:
 
 
 def conclude(run: Run) -> Outcome:
-    """What came of a run; where a health rule ended it, learner and engine go back to the newest sound iteration.
+    """The outcome of a run. If a health rule ended it, learner and engine first go back to the newest sound iteration.
 
     Raises:
-        TrainingError: no iteration is sound, or no checkpoint is left from before the first unsound one.
+        TrainingError: no iteration is sound, or no checkpoint is left from before the first unsound iteration.
     """
     dropped: list[dict[str, float]] = []
     if run.stop:
@@ -134,7 +142,7 @@ def conclude(run: Run) -> Outcome:
 
 
 def _redo(run: Run, until: int) -> None:
-    """Do iterations once more that are recorded already: the same draws and updates, so the same weights."""
+    """Repeat iterations that are recorded already. Draws and updates are the same, so the weights are too."""
     if run.done < until:
         run.recorder.note(f"goes back to iteration {until} by way of the checkpoint of iteration {run.done}")
     sync_idle(run)
@@ -148,7 +156,7 @@ def _redo(run: Run, until: int) -> None:
 
 
 def _rollout_metrics(parts: Parts, drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
-    """What is measured on the rollouts before the update, where the configuration asks for it."""
+    """The metrics of the rollouts before the update that the configuration asks for."""
     config, metrics = parts.config, dict[str, float]()
     if config.sampling.max_replacements:
         metrics |= replacement_metrics(drawn, truncated=config.update.truncated)
@@ -177,7 +185,7 @@ def _is_evaluated(run: Run, iteration: int) -> bool:
 
 
 def _cost_metrics(drawn: Drawn[list[ScoredRollout]], seconds: Mapping[str, float]) -> dict[str, float]:
-    """How much was sampled, and the wall seconds of the iteration's steps."""
+    """The number of rollouts and tokens, and the wall seconds of the iteration's steps."""
     lengths = [len(item.rollout.completion_ids) for group in (*drawn.groups, *drawn.replaced) for item in group]
     return {
         "rollouts/count": float(len(lengths)),
@@ -188,27 +196,27 @@ def _cost_metrics(drawn: Drawn[list[ScoredRollout]], seconds: Mapping[str, float
 
 
 def _record(run: Run, iteration: int, metrics: dict[str, float], drawn: Drawn[list[ScoredRollout]]) -> None:
-    """Keep what an iteration measured, let the health rules judge it, and write a checkpoint where one is due."""
+    """Record an iteration's metrics, let the health rules judge it, and write a checkpoint if one is due."""
     _require_finite(metrics)
     run.history.append({"iteration": iteration, **metrics})
     run.done = iteration
     verdict, counts = judge_run(run)
-    run.recorder.metrics(iteration, metrics | counts)
+    run.recorder.metrics(iteration, metrics | counts | run.audit.metrics())
     run.recorder.rollouts(iteration, drawn)
     if run.stop is None and run.checkpoints.is_due(iteration):
         _checkpoint(run, spared=verdict.seen.values())
 
 
 def _checkpoint(run: Run, *, spared: Collection[int]) -> None:
-    """Everything that has state, after a whole iteration; what the rules say is a function of the history."""
+    """Write everything that has state. The health rules have none: they are a function of the history."""
     parts = run.parts
     known_answers_canary(parts.reward, parts.prompts, prefill=parts.tokenizer.prefill)
-    run.recorder.flush()  # the resumed run drops what is recorded already, and must not miss what is not
+    run.recorder.flush()  # a resumed run does not record this again
     run.checkpoints.save(run.done, run_state=run.state(), spared=spared)
 
 
 def _check_rewards(parts: Parts, samples: list[Rollout]) -> list[str]:
-    """Probe every term of the reward that trains, and the verifier of held-out answers; notes on what cannot be."""
+    """Probe each term of the training reward and the verifier of held-out answers; notes on what cannot be probed."""
     prefill = parts.tokenizer.prefill
     notes = terms_canary(parts.reward, parts.prompts, samples, prefill=prefill)
     if parts.held_out:

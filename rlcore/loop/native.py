@@ -1,4 +1,4 @@
-"""The parts of a run that needs nothing but a checkpoint folder, prompts and a reward: one process, built-in engine."""
+"""The parts of a run in one process with the built-in engine, from a checkpoint folder, prompts and a reward."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rlcore.types import Message, Prompt
 def native_parts(
     start: Path, config: RlConfig, *, prompts: Sequence[Prompt], reward: MixedReward, folder: Path, seed: int = 0
 ) -> Parts:
-    """A run from the checkpoint ``start`` on a GPU where there is one, with an engine in this process.
+    """The parts of a run from the checkpoint ``start``, on a GPU if there is one, with an engine in this process.
 
-    Weights that learn are float32. ``folder``: of the run's checkpoints. For held-out problems or other health rules
-    use ``dataclasses.replace(parts, held_out=..., health=...)``.
+    Weights that learn are float32. ``folder``: that of the run's checkpoints. To add held-out problems or other health
+    rules, use ``dataclasses.replace(parts, held_out=..., health=...)``.
 
     Raises:
         ConfigError: an unknown algorithm, or a setting that this engine does not serve.
@@ -54,7 +54,7 @@ def native_parts(
 
 
 def chat_prompts(tokenizer: ChatTokenizer, questions: Mapping[str, str]) -> list[Prompt]:
-    """A prompt for each question, in the model's chat template; the value is its reference, ``""`` where it has none.
+    """A prompt for each question, in the model's chat template. The value is its reference, ``""`` if it has none.
 
     Raises:
         ModelError: the template refuses a question.
@@ -89,7 +89,7 @@ def _refuse_what_is_not_built(config: RlConfig) -> None:
 
 
 def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed: int) -> dict[str, str]:
-    """What a checkpoint must have been made with. The reward is not in it: a function has no digest."""
+    """What a checkpoint must have been made with. The reward is left out, because a function has no digest."""
     settings = json.dumps(to_dict(config), sort_keys=True)
     asked = json.dumps([[prompt.prompt_id, prompt.token_ids, prompt.reference] for prompt in prompts])
     return {

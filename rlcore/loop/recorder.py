@@ -16,9 +16,9 @@ _OPTIONAL = {"KL": "kl/ref", "with calls": "episode/with_calls", "held-out": "ev
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """A health rule ended the run after ``iteration``; its result is that of iteration ``sound``, or 0: there is none.
+    """What a health rule did: it ended the run after ``iteration``, and the result is that of iteration ``sound``.
 
-    ``sound`` is the newest iteration that every rule has seen within its bound.
+    ``sound`` is the newest iteration that every rule has seen within its bound, or 0 if there is none.
     """
 
     finding: Finding
@@ -33,14 +33,14 @@ class Stop:
 
 
 class Recorder(Protocol):
-    """What a run tells those who watch it. A method that raises ends the run."""
+    """Receives what a run reports. A method that raises ends the run."""
 
     def note(self, text: str) -> None:
         """Show a sentence to people."""
         ...
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Keep the figures of an iteration, all of them finite; docs/metrics.md says what each name means."""
+        """Keep the figures of an iteration, all of which are finite. docs/metrics.md explains each name."""
         ...
 
     def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
@@ -48,19 +48,19 @@ class Recorder(Protocol):
         ...
 
     def stopped(self, stop: Stop) -> None:
-        """A health rule ended the run, and the learner has gone back."""
+        """Note that a health rule ended the run, and that the learner has gone back."""
         ...
 
     def flush(self) -> None:
-        """Bring what was recorded to where it outlives the process: the checkpoint that follows says that it is there.
+        """Write what was recorded to where it outlives the process: the checkpoint that follows relies on it.
 
-        A run that goes on from a checkpoint records what came after it once more.
+        A run that resumes from a checkpoint records again what came after it.
         """
         ...
 
 
 class LogRecorder:
-    """Writes a line for each iteration, and every note, to the logger ``rlcore``; it keeps no rollouts."""
+    """Writes a line for each iteration, and every note, to the logger ``rlcore``. It keeps no rollouts."""
 
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations, self._logger = num_iterations, logging.getLogger("rlcore")
@@ -70,18 +70,18 @@ class LogRecorder:
         self._logger.info("%s", text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log reward and length, and what else the iteration has of KL, tool calls and held-out accuracy."""
+        """Log reward and length, and KL, tool calls and held-out accuracy if the iteration has them."""
         self.note(summary_line(iteration, self._num_iterations, metrics))
 
     def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def stopped(self, stop: Stop) -> None:
         """Log it as a warning."""
         self._logger.warning("%s", stop)
 
     def flush(self) -> None:
-        """A log has nothing to bring anywhere."""
+        """Do nothing: a log is written at once."""
 
 
 def summary_line(iteration: int, num_iterations: int, metrics: Mapping[str, float]) -> str:

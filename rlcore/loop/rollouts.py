@@ -1,4 +1,4 @@
-"""What is sampled and scored: the groups of an iteration, with dynamic sampling, and the held-out problems."""
+"""Sampling and scoring: the groups of an iteration, with dynamic sampling, and the held-out problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.errors import RewardError
 from rlcore.evaluation import accuracy, dataset_accuracy
 from rlcore.loop.run import HeldOut, Parts, Run, mixed_by_shares, timed
 from rlcore.loop.sync import load_between
-from rlcore.rewards.base import RewardFn, check_error_rate, score_each
+from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_usable, reward_of
@@ -23,7 +23,7 @@ from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout, is_corre
 
 
 def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
-    """The iteration's scored groups; with dynamic sampling, those without signal replaced by fresh prompts' groups.
+    """The iteration's scored groups. Dynamic sampling replaces groups without signal by groups of fresh prompts.
 
     The wall seconds of sampling and scoring are added to ``seconds``.
 
@@ -63,13 +63,13 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
 
 
 def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
-    """Whether the rewards of a group's usable rollouts differ; a KL penalty in the reward is not looked at."""
+    """Whether the rewards of a group's usable rollouts differ. A KL penalty in the reward does not count."""
     rewards = [reward_of(item, truncated) for item in group if is_usable(item, truncated)]
     return has_signal(torch.tensor(rewards, dtype=torch.float64))
 
 
 def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
-    """What dynamic sampling cost, and the mean reward of everything that was drawn and could be trained on."""
+    """The cost of dynamic sampling, and the mean reward of everything that was drawn and could be trained on."""
     everything = [item for group in (*drawn.groups, *drawn.replaced) for item in group]
     values = [reward_of(item, truncated) for item in everything if is_usable(item, truncated)]
     return {
@@ -80,26 +80,20 @@ def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) ->
 
 
 def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str) -> dict[str, float]:
-    """The mean reward of each data set's usable rollouts, where there are several: ``reward/data/<name>``."""
+    """The mean reward of each data set's usable rollouts, as ``reward/data/<name>``."""
     values: dict[str, list[float]] = {}
     for item in (item for group in groups for item in group if is_usable(item, truncated)):
         values.setdefault(item.rollout.prompt.dataset, []).append(reward_of(item, truncated))
     return {f"reward/data/{name}": sum(each) / len(each) for name, each in sorted(values.items())}
 
 
-def score_rollouts(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Scores in one batched call over all groups."""
-    scores = iter(reward([rollout for group in groups for rollout in group]))
-    return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
-
-
 def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Scored groups; where the grader fails too often, they are recorded with their errors before the run stops.
+    """Scored groups. If the grader fails too often, they are recorded with their errors before the run stops.
 
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.
     """
-    scored = score_rollouts(run.parts.reward, groups)
+    scored = score_groups(run.parts.reward, groups)
     try:
         check_error_rate([item.score for group in scored for item in group])
     except RewardError:
@@ -112,7 +106,7 @@ def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> lis
 def evaluate_held_out(
     sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, note: Callable[[str], None]
 ) -> dict[str, float]:
-    """Greedy accuracy on the held-out problems with its interval, as ``eval/...``, and of each data set of several.
+    """Greedy accuracy on the held-out problems with its interval as ``eval/...``, and of each data set of several.
 
     A problem that could not be answered or graded counts as wrong, and is counted in ``eval/failed``.
 
@@ -137,13 +131,13 @@ def evaluate_held_out(
 
 
 def _rollouts_of(run: Run, iteration: int) -> list[list[Rollout]]:
-    """What the engine samples for an iteration."""
+    """The groups that the engine samples for an iteration."""
     seed = derive_seed(run.parts.seed, "rollouts", iteration)
     return _collect(run, run.parts.prompts_of(iteration), seed=seed)
 
 
 def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:
-    """A group of completions for each prompt; what the engine could not produce is left out."""
+    """A group of completions for each prompt, without those that the engine could not produce."""
     parts = run.parts
     groups = parts.sampler.sample(prompts, _params(parts), seed=seed)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
@@ -155,7 +149,7 @@ def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rol
 
 
 def _params(parts: Parts) -> SamplingParams:
-    """How the rollouts of a run are drawn."""
+    """The sampling parameters of a run's rollouts."""
     config = parts.config
     return SamplingParams(
         temperature=config.sampling.temperature,

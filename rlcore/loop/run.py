@@ -1,6 +1,6 @@
-"""What an RL run is made of, which stays as it is, how far the run is, which changes, and which prompts come when.
+"""The parts of an RL run, which stay as they are; its progress, which changes; and which prompts come when.
 
-Every part is finished before the first iteration, and none of them is replaced after it.
+Every part is finished before the first iteration, and none is replaced after it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from rlcore.audit.audit import Audit
 from rlcore.canaries import Baseline
 from rlcore.config import HealthConfig, RlConfig
 from rlcore.loop.ahead import RolloutsAhead
@@ -32,15 +33,15 @@ CYCLE = 1000
 """Places after which the mix of data sets repeats: shares are exact to a thousandth."""
 
 
-START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": ""})
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": "", "audit": {}})
 """The state of a run before its first iteration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
-    """Problems that a run is evaluated on every ``eval_every`` iterations, and never trained on.
+    """Problems on which a run is evaluated every ``eval_every`` iterations, and never trained.
 
-    ``verifier`` decides right or wrong, whatever the training reward mixes in. ``confidence``: of the interval.
+    ``verifier`` decides right or wrong, whatever the training reward adds. ``confidence``: that of the interval.
     """
 
     prompts: Sequence[Prompt]
@@ -52,14 +53,15 @@ class HeldOut:
 class Parts:
     """Everything that an iteration works with.
 
-    ``learner`` has the policy, its reference, the critic and the configuration. ``engine`` takes the weights;
-    ``sampler`` is what rollouts are asked of: the engine itself, or one that plays episodes with tools on it.
-    ``engine_dtype``: what the engine computes in.
+    ``learner`` has the policy, its reference, the critic and the configuration. ``engine`` takes the weights.
+    ``sampler`` gives the rollouts: it is the engine itself, or plays episodes with tools on it. ``engine_dtype``: the
+    precision in which the engine computes.
 
-    ``shares``: of each data set among the prompts, as numbers above 0; left out: they are of one.
+    ``shares``: the share of each data set among the prompts, as numbers above 0; left out if there is only one data
+    set.
 
-    ``folder`` is where checkpoints are written, and where a run that was killed goes on from; ``identity`` is what a
-    checkpoint there must have been made with.
+    ``folder``: where checkpoints are written, and where a killed run resumes. ``identity``: what a checkpoint there
+    must have been made with.
     """
 
     seed: int
@@ -82,7 +84,7 @@ class Parts:
         return self.learner.config
 
     def prompts_of(self, iteration: int) -> list[Prompt]:
-        """The prompts of one iteration (from 1): consecutive pieces of freshly shuffled epochs."""
+        """The prompts of one iteration (from 1), which are consecutive pieces of freshly shuffled epochs."""
         count = self.config.prompts_per_iteration
         start = (iteration - 1) * count
         if len(self.shares) > 1:
@@ -92,7 +94,7 @@ class Parts:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Run:
-    """``done`` iterations are over; ``history`` has the metrics of each, with its number under ``iteration``.
+    """The progress of a run: ``done`` iterations are over.
 
     ``baselines``: what each engine showed before any update. ``served``: the policy version that the engine was given
     last, or will be before it samples on. ``findings`` of the health rules, as they came up, each with its iteration.
@@ -103,6 +105,7 @@ class Run:
     recorder: Recorder
     checkpoints: Checkpoints
     ahead: RolloutsAhead
+    audit: Audit
     baselines: tuple[Baseline, ...]
     done: int = 0
     served: int = 0
@@ -116,22 +119,24 @@ class Run:
         return self.stop is not None or self.done == self.parts.config.num_iterations
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the learner, JSON-able; the iteration is kept by the checkpoint itself."""
-        return {"history": self.history, "ahead": self.ahead.state(), "findings": self.findings}
+        """What a checkpoint keeps beside the learner, as JSON values. The checkpoint itself keeps the iteration."""
+        kept = {"ahead": self.ahead.state(), "audit": self.audit.state()}
+        return {"history": self.history, "findings": self.findings, **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` gave; the learner has been restored already."""
+        """Resume from what :meth:`state` gave. The learner has been restored already."""
         self.done = int(state["iteration"])
         self.history, self.findings = list(state["history"]), list(state["findings"])
         self.ahead.restore(state["ahead"], self.done + 1, self.parts.prompts_of)
+        self.audit.restore(state["audit"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run measured; the trained policy is the learner's.
+    """What a run measured; the learner has the trained policy.
 
-    ``history``: the metrics of each iteration up to the one whose weights the learner holds. ``dropped``: of those
-    after it, where a health rule ended the run.
+    ``history``: the metrics of each iteration up to the one whose weights the learner holds. ``dropped``: those of the
+    iterations after it, if a health rule ended the run.
     """
 
     history: tuple[Mapping[str, float], ...]
@@ -142,14 +147,14 @@ class Outcome:
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Wall seconds of a block, added under its name."""
+    """Add the wall seconds of a block under its name."""
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> list[Prompt]:
-    """``count`` prompts from place ``start`` of an endless row of epochs, each in an order of its own."""
+    """``count`` prompts from place ``start`` of an endless row of epochs, each of which has its own order."""
     places = (divmod(place, len(prompts)) for place in range(start, start + count))
     return [prompts[_order(len(prompts), (seed, "prompts", epoch))[offset]] for epoch, offset in places]
 
@@ -159,7 +164,7 @@ def window_by_shares(
 ) -> list[Prompt]:
     """``count`` prompts from place ``start`` of an endless row in which every data set has its share.
 
-    The data sets take turns as evenly as their shares allow, and each goes through epochs of its own.
+    The data sets take turns as evenly as their shares allow. Each goes through its own epochs.
     """
     pools = by_dataset(prompts, shares)
     turns = cycle_of(tuple(shares.items()))
@@ -175,7 +180,7 @@ def window_by_shares(
 
 
 def mixed_by_shares(prompts: Sequence[Prompt], shares: Mapping[str, float]) -> Iterator[Prompt]:
-    """Every prompt once, data sets in turns by their shares; a data set that is used up is left out from there on."""
+    """Every prompt once. The data sets take turns by their shares, until each is used up."""
     waiting = {name: iter(pool) for name, pool in by_dataset(prompts, shares).items()}
     while waiting:
         for name in cycle_of(tuple(shares.items())):
@@ -194,9 +199,9 @@ def by_dataset(prompts: Sequence[Prompt], names: Mapping[str, float]) -> dict[st
 
 @functools.lru_cache(maxsize=8)
 def cycle_of(shares: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
-    """The data set of each of ``CYCLE`` places: at every one, that which is furthest behind its share.
+    """The data set of each of ``CYCLE`` places: always the one that is furthest behind its share.
 
-    ``cycle_of((("a", 2.0), ("b", 1.0)))`` begins with a, b, a, and goes on so.
+    ``cycle_of((("a", 2.0), ("b", 1.0)))`` begins with a, b, a, and repeats that.
     """
     total = sum(share for _, share in shares)
     counts = {name: 0 for name, _ in shares}

@@ -1,4 +1,4 @@
-"""The engine's weights follow the learner's, and both are compared: before the first update and after each sync."""
+"""Sends the learner's weights to the engine, and compares both: before the first update and after each sync."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import torch
 
 from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, weights_canary
 from rlcore.loop.run import Parts, Run
-from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.replicas import members_of
+from rlcore.sampling.base import Sampler, SamplingParams, members_of
 from rlcore.seeding import derive_seed
 from rlcore.types import Rollout
 
 
 def compare_engines(parts: Parts) -> tuple[list[Baseline], list[Rollout]]:
-    """Learn what a sound engine looks like, from each, while all of them hold the learner's first weights.
+    """Measure each engine while all of them hold the learner's first weights: so looks a sound one.
 
     Returns:
-        A baseline for each engine, and the completions that they sampled for it.
+        A baseline for each engine, and the completions that they sampled for the comparison.
 
     Raises:
-        StaleSamplerError, CanaryError: an engine serves other weights than the learner's, or computes otherwise.
+        StaleSamplerError, CanaryError: an engine serves other weights than the learner's, or computes differently.
     """
     truth, baselines, samples = _truth(parts), list[Baseline](), list[Rollout]()
     for engine in members_of(parts.engine):  # each holds weights of its own
@@ -32,7 +31,7 @@ def compare_engines(parts: Parts) -> tuple[list[Baseline], list[Rollout]]:
 
 
 def baseline_notes(baselines: Sequence[Baseline]) -> list[str]:
-    """What the comparison before any update showed, in sentences."""
+    """Sentences on what the comparison before any update showed."""
     loudest = max(baseline.noise.mean for baseline in baselines)
     notes = [f"engine and learner agree before any update: log-odds differ by {loudest:.2g} on average"]
     if hidden := sorted(set().union(*(baseline.hidden for baseline in baselines))):
@@ -44,11 +43,11 @@ def sync_weights(parts: Parts, baselines: Sequence[Baseline]) -> dict[str, float
     """Push the learner's weights to the engine, then prove that it serves them.
 
     Returns:
-        ``sync/...``; of several engines the largest figures.
+        The figures ``sync/...``; of several engines the largest.
 
     Raises:
         SamplingError: the engine refuses the weights.
-        StaleSamplerError, CanaryError: it serves other weights than the learner's, or computes otherwise.
+        StaleSamplerError, CanaryError: it serves other weights than the learner's, or computes differently.
     """
     learner = parts.learner
     parts.engine.load_weights(_state(parts), policy_version=learner.policy_version)
@@ -107,7 +106,7 @@ def coarser(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
 
 
 def _probes(parts: Parts, engine: Sampler) -> list[Rollout]:
-    """Completions that the engine samples now; which ones is decided by the weights and the run's seed alone."""
+    """Completions that the engine samples now. Only the weights and the run's seed decide which."""
     sampling = parts.config.sampling
     params = SamplingParams(temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, num_samples=1)
     seed = derive_seed(parts.seed, "probes", parts.learner.policy_version)

@@ -8,10 +8,12 @@ row for each completion and the library's attention, which is slower and right.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 _TREE_LAYERS = frozenset(("full_attention", "sliding_attention", "sparse", "dense"))
 # Fields of a configuration that say of an attention what the kernels for trees do not compute.
@@ -100,6 +102,11 @@ def max_positions(config: PreTrainedConfig) -> int | None:
         if value := getattr(_text(config), name, None):
             return int(value)
     return None
+
+
+def positions_of(folder: Path) -> int:
+    """How many tokens a checkpoint's model reads; ``sys.maxsize`` where there is no bound."""
+    return max_positions(AutoConfig.from_pretrained(folder, local_files_only=True)) or sys.maxsize
 
 
 def _text(config: PreTrainedConfig) -> Any:

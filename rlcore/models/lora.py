@@ -82,7 +82,7 @@ class AdaptedModel(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """A whole checkpoint with the adapter merged in, and the adapter itself in peft's format in ``adapter/``."""
-        self.base.save_pretrained(folder, state_dict={key: value.cpu() for key, value in merged_state(self).items()})
+        self.base.save_pretrained(folder, state_dict={key: value.cpu() for key, value in MergedState(self).items()})
         self.save_adapter(folder / FOLDER, base_sha256=_digest(self.base))
 
     def save_adapter(self, folder: Path, **metadata: str) -> None:
@@ -155,18 +155,11 @@ def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bo
         return bool((stored.metadata() or {}).get("base_sha256") == _digest(base))
 
 
-def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
-    """The weights that an engine or a checkpoint needs, in the base's names; merged matrices are at least float32.
-
-    Each merged matrix is made when it is read and not kept, so that a sync needs no second model in memory.
-    """
-    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()
-
-
 class MergedState(Mapping[str, torch.Tensor]):
-    """``W + alpha / rank * B A`` by the name of W, and every other weight as it is. Merging is done on reading.
+    """The weights that an engine or a checkpoint needs: ``W + alpha / rank * B A`` by W's name, the others as they are.
 
-    ``adapted`` is the model itself, for who can do with the adapter alone.
+    A merged matrix is at least float32. Each is made when it is read and not kept, so that a sync needs no second model
+    in memory. ``adapted`` is the model itself, for those who can do with the adapter alone.
     """
 
     def __init__(self, model: AdaptedModel) -> None:

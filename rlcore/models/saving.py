@@ -34,9 +34,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):
             path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
-            _fsync(path)
+            fsync(path)
         temporary.rename(folder)
-        _fsync(folder.parent)
+        fsync(folder.parent)
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"the checkpoint could not be written: {error}",
@@ -101,7 +101,8 @@ def files_digest(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

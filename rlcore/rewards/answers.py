@@ -8,6 +8,7 @@ chat template itself writes ``<think>`` before each completion (its prefill), th
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +33,12 @@ _NO_LEAD = re.compile(
 # A word too short for one that says what is stated: a variable, or a product of two.
 _VARIABLE = re.compile(r"\b(?!(?:an?|of|in|to|my|our|so|I|he|she|it|we|on|at|a)\b)[A-Za-z]{1,2}\b")
 _ONE_VARIABLE = re.compile(r"[A-Za-z]")
+# Letters and signs that show nothing, and LaTeX and tags that lay out what is inside.
+_UNSEEN = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
+_LAYOUT = re.compile(
+    r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|bb|cal|sf|tt)|[mhf]?box|boxed|displaystyle|left|right|q?quad|[hv]space)"
+    r"(?![A-Za-z])|\\[,;:! ]|[{}$]|</?(?:answer|think)>"
+)
 _MAX_UNWRAPS = 4  # a bound, because each round reads the text again
 # A number in running text, not inside a word, an exponent or a group: the sign is only a sign after a non-operand.
 _NUMBER = re.compile(
@@ -108,6 +115,16 @@ def last_number(text: str) -> str | None:
     for match in _NUMBER.finditer(text):
         found = match.group()
     return found
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: blanks, zero-width characters, letters that are no more than room."""
+    return not any(unicodedata.category(character)[0] in "LNPS" for character in _UNSEEN.sub("", text))
+
+
+def has_content(text: str) -> bool:
+    r"""Whether there is something to read in a text besides its layout: not so in ``\text{}`` and ``\boxed{}``."""
+    return not is_blank(_LAYOUT.sub("", text))
 
 
 def clean(answer: str) -> str:

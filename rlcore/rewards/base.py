@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rlcore.errors import RewardError
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.types import FailedRollout, Rollout, Score
+from rlcore.types import FailedRollout, Rollout, Score, ScoredRollout
 
 MAX_ERRORS = 0.1
 """A grader that fails on a larger share of the rollouts stops a run."""
@@ -54,6 +54,12 @@ def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> 
     ]
 
 
+def score_groups(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+    """Scored groups, from one batched call over all of them."""
+    scores = iter(reward([rollout for group in groups for rollout in group]))
+    return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
+
+
 def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -> None:
     """Stop a run whose grader, not whose answers, fails.
 
@@ -73,7 +79,10 @@ def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -
 def score_all(
     prepared: Sequence[Score | Mapping[str, Any]], pool: GraderPool, to_score: Callable[[Any], Score]
 ) -> list[Score]:
-    """The scores that were decided at once, and for each request its graded value as a score, or its error."""
+    """The scores that were decided at once, and for each request its graded value as a score, or its error.
+
+    An answer that made its grader fail is wrong: a policy could choose to have no score.
+    """
     outcomes = iter(pool.grade_all([item for item in prepared if not isinstance(item, Score)]))
     scores = []
     for item in prepared:
@@ -81,5 +90,6 @@ def score_all(
             scores.append(item)
             continue
         outcome = next(outcomes)
-        scores.append(ungraded(outcome.error) if outcome.error else to_score(outcome.value))
+        is_ours = outcome.error and not outcome.is_of_answer
+        scores.append(ungraded(outcome.error) if is_ours else to_score(outcome.value or False))
     return scores

@@ -21,7 +21,7 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
 
 class EndpointError(Exception):
-    """The server gave no usable reply; the text says why, and holds no key."""
+    """The server gave no usable reply; the text says why, and never holds the key."""
 
 
 class _TransientError(EndpointError):
@@ -32,7 +32,7 @@ class _TransientError(EndpointError):
 class ChatEndpoint:
     """``base_url`` up to the version (``http://127.0.0.1:8000/v1``). ``timeout_seconds`` bounds each try as a whole.
 
-    Redirects and proxies are not followed: the key goes to this host alone.
+    Redirects and proxies are not followed: the key goes to this host alone. An echo of it is blotted out.
     """
 
     base_url: str
@@ -62,7 +62,8 @@ class ChatEndpoint:
         try:
             status, content = self._post(json.dumps(body).encode())
         except (OSError, http.client.HTTPException) as error:
-            raise _TransientError(f"the endpoint cannot be reached: {type(error).__name__}: {error}") from error
+            text = str(error).replace(self.key, "***") if self.key else str(error)  # it may quote what the server said
+            raise _TransientError(f"the endpoint cannot be reached: {type(error).__name__}: {text}") from None
         if status in _RETRIED_STATUS:
             raise _TransientError(f"the endpoint answered with status {status}")
         if status != 200:
@@ -81,7 +82,7 @@ class ChatEndpoint:
                 content = response.read(_MAX_REPLY_BYTES + 1)
         if len(content) > _MAX_REPLY_BYTES:
             raise EndpointError("the reply is larger than 1 MiB")
-        return response.status, content
+        return response.status, content.replace(self.key.encode(), b"***") if self.key else content
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from rlcore.config import PositiveFloat, PositiveInt
@@ -12,17 +13,18 @@ from rlcore.rewards.answers import final_part
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sandbox.base import Limits, Outcome, Verdict
 from rlcore.sandbox.pool import Backend, Job, SandboxPool
-from rlcore.sandbox.suite import parse_suite
+from rlcore.sandbox.suite import best_constant, parse_suite
 from rlcore.types import Rollout, Score
 
 MAX_CODE_CHARACTERS = 100_000
-_FENCE = re.compile(r"^ {0,3}`{3,}[ \t]*([^`\s]*)[^`\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^ {0,3}`{3,}+([^`\n]*+)$", re.MULTILINE)  # possessive: each line is read once
 _PYTHON = {"", "python", "py", "python3"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """``credit``: ``all`` is 1.0 for a program that passes every test, else 0.0; ``share`` is the share of its tests.
+    """``credit``: ``all`` is 1.0 for a program that passes every test, else 0.0. ``share``: the share of the tests that
+    it passes beyond what one constant answer would, of those that there are beyond it.
 
     ``timeout_seconds`` is for each test. ``backend`` ``unprotected`` runs programs with all rights of this user.
     """
@@ -34,7 +36,7 @@ class CodeOptions:
 
 
 class CodeReward:
-    """The share of passed tests, or 1.0 for all of them and 0.0 otherwise.
+    """1.0 for a program that passes all tests; otherwise 0.0, or with ``share`` less than 1.0.
 
     ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. The program is the last fenced block of the
     completion (:func:`find_program`). Where the sandbox failed, and not the program, the rollout is unscored.
@@ -54,7 +56,7 @@ class CodeReward:
         prepared = [self._prepare(rollout) for rollout in rollouts]
         jobs = list(dict.fromkeys(item for item in prepared if isinstance(item, Job)))  # equal programs run once
         outcomes = dict(zip(jobs, self._pool.check_all(jobs), strict=True)) if jobs else {}
-        return [self._score(outcomes[item]) if isinstance(item, Job) else item for item in prepared]
+        return [self._score(item, outcomes[item]) if isinstance(item, Job) else item for item in prepared]
 
     def close(self) -> None:
         """End the processes of the sandbox."""
@@ -74,12 +76,20 @@ class CodeReward:
         stop_early = self._options.credit == "all"
         return Job(reference=rollout.prompt.reference, code=code, limits=limits, stop_early=stop_early)
 
-    def _score(self, outcomes: Sequence[Outcome]) -> Score:
+    def _score(self, job: Job, outcomes: Sequence[Outcome]) -> Score:
         failed = next((one for one in outcomes if one.verdict is Verdict.INFRA), None)
         if failed is not None:
             return ungraded(f"the sandbox failed: {failed.error}")
-        share = sum(one.verdict is Verdict.PASS for one in outcomes) / len(outcomes)
-        return graded(self.name, share if self._options.credit == "share" else float(share == 1.0))
+        passed = sum(one.verdict is Verdict.PASS for one in outcomes)
+        free = _passed_by_a_constant(job.reference)
+        if self._options.credit == "all" or passed == len(outcomes) or free == len(outcomes):
+            return graded(self.name, float(passed == len(outcomes)))
+        return graded(self.name, max(passed - free, 0) / (len(outcomes) - free))
+
+
+@lru_cache(maxsize=256)
+def _passed_by_a_constant(reference: str) -> int:
+    return best_constant(parse_suite(reference))
 
 
 def find_program(text: str) -> str | None:
@@ -98,8 +108,12 @@ def find_program(text: str) -> str | None:
     for fence in fences:
         if opened is None:
             opened = fence
-        elif not fence[1]:  # a fence that names a language cannot close
-            if opened[1].lower() in _PYTHON:
+        elif not _language(fence):  # a fence that names a language cannot close
+            if _language(opened) in _PYTHON:
                 program = part[opened.end() + 1 : fence.start()]
             opened = None
     return program
+
+
+def _language(fence: re.Match[str]) -> str:
+    return (fence[1].split() or [""])[0].lower()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlcore.config import PositiveFloat
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import closing, final_part, marked_answers
+from rlcore.rewards.answers import closing, final_part, has_content, marked_answers
 from rlcore.rewards.base import graded, score_all
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import Rollout, Score
@@ -58,7 +58,7 @@ class FormatOptions:
 
 
 class FormatReward:
-    """1.0 for a completion in the format, else 0.0; None where matching the user's pattern took too long."""
+    """1.0 for a completion in the format, else 0.0, also where matching the user's pattern takes too long."""
 
     name = "format"
 
@@ -117,7 +117,7 @@ def has_format(text: str, options: FormatOptions, *, prefill: str = "") -> bool:
     if part is None:
         return False
     marked = [marked for marked in marked_answers(part) if marked.kind == _KINDS[options.style]]
-    return len(marked) == 1 and bool(part[slice(*marked[0].inner)].strip())
+    return len(marked) == 1 and has_content(part[slice(*marked[0].inner)])
 
 
 def _is_tagged(text: str, names: Sequence[str]) -> bool:
@@ -127,7 +127,7 @@ def _is_tagged(text: str, names: Sequence[str]) -> bool:
         if place and not text.startswith(f"<{name}>"):
             return False
         inside, closed, text = text.removeprefix(f"<{name}>").partition(f"</{name}>")
-        if not closed or not inside.strip() or any(tag in inside for tag in tags):
+        if not closed or not has_content(inside) or any(tag in inside for tag in tags):
             return False
         text = text.strip()
     return not text

@@ -1,14 +1,15 @@
 """Grading in killable processes: the only timeout that holds against C code, in any thread.
 
 A ``\\boxed{9^{9^9}}`` keeps the interpreter's lock inside one C power: neither a thread nor an alarm can interrupt
-it. Here the caller owns the deadline and has the worker killed; see :mod:`rlcore.rewards.grader_process`.
+it. Here the kernel ends the worker when a request has used its processor time; see
+:mod:`rlcore.rewards.grader_process`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,25 +18,34 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import psutil
 
 from rlcore.errors import RewardError
 from rlcore.rewards.grader_process import MAX_MESSAGE_BYTES, READY
 
 _START_SECONDS = 120.0
 _MEMORY_BYTES = 2 << 30
+_PATIENCE_SECONDS = 60.0  # in which a worker that works has used some processor time, on the busiest machine
+# What an answer can do to its worker: use up its time, or its stack in C code, or make a library give up.
+_BY_ANSWER = (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the grader said: a JSON ``value``, or an ``error`` (never both)."""
+    """What the grader said: a JSON ``value``, or an ``error`` (never both).
+
+    ``is_of_answer``: the error is the answer's own doing (its time was up, it took too much memory), none of ours.
+    """
 
     value: Any = None
     error: str = ""
+    is_of_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,15 +58,16 @@ class _Worker:
 class _Job:
     request: bytes
     worker: _Worker
-    deadline: float
+    deadline: float  # by which it has answered, or used more processor time
+    used: float  # by its worker, when that was last asked
 
 
 class GraderPool:
     """A set of worker processes that run one of ``GRADERS``; started at the first request, one batch at a time.
 
-    Every request has ``timeout_seconds`` of wall-clock time from the moment a worker has it, then its worker is
-    killed and replaced. Safe to call from several threads. Processes end with :meth:`close`, with the ``with`` block,
-    when the pool is collected, or when this process ends in any way.
+    Every request has ``timeout_seconds`` of processor time, then its worker is killed and replaced. A worker that uses
+    none for a minute is replaced too, and that is no fault of the request. Safe to call from several threads. Processes
+    end with :meth:`close`, with the ``with`` block, when the pool is collected, or when this process ends in any way.
     """
 
     def __init__(self, grader: str, *, timeout_seconds: float, num_workers: int) -> None:
@@ -107,7 +118,7 @@ class GraderPool:
 
     def _start(self) -> _Nursery:
         if self._nursery is None:
-            self._nursery = _Nursery(self._grader, cpu_seconds=math.ceil(self._timeout) + 1)
+            self._nursery = _Nursery(self._grader, seconds=self._timeout)
             self._workers = [self._nursery.fork_worker() for _ in range(self._num_workers)]
         return self._nursery
 
@@ -115,9 +126,9 @@ class GraderPool:
 class _Nursery:
     """The caller's handle on the process that forks and kills workers."""
 
-    def __init__(self, grader: str, *, cpu_seconds: int) -> None:
+    def __init__(self, grader: str, *, seconds: float) -> None:
         self._control, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), grader, str(_MEMORY_BYTES), str(cpu_seconds)]
+        arguments = [str(theirs.fileno()), grader, str(_MEMORY_BYTES), str(seconds)]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rlcore.rewards.grader_process", *arguments],
             pass_fds=[theirs.fileno()],
@@ -139,10 +150,12 @@ class _Nursery:
             pid = self._receive()
         return _Worker(int(pid), Connection(ours.detach()))
 
-    def kill(self, worker: _Worker) -> None:
+    def kill(self, worker: _Worker) -> int:
+        """End a worker; the number of the signal that ended it, which may have been sent before."""
         self._control.sendall(f"kill {worker.pid}".encode())
-        self._receive()
+        number = int(self._receive())
         worker.connection.close()
+        return number
 
     def _await_ready(self, grader: str) -> None:
         try:
@@ -177,11 +190,15 @@ class _Round:
                 self._dispatch(idle.pop(), pending.popleft())
             for connection in self._wait():
                 job = self._busy.pop(connection)
-                outcomes[job.request] = outcome = self._collect(job)
-                idle.append(self._replace(job.worker) if outcome.error else job.worker)
+                used = _processor_seconds(job.worker)
+                if not connection.poll() and used > job.used:
+                    self._busy[connection] = replace(job, deadline=time.monotonic() + _PATIENCE_SECONDS, used=used)
+                    continue
+                outcomes[job.request], worker = self._collect(job)
+                idle.append(worker)
 
     def _dispatch(self, worker: _Worker, request: bytes) -> None:
-        job = _Job(request, worker, time.monotonic() + self._timeout)
+        job = _Job(request, worker, time.monotonic() + _PATIENCE_SECONDS, _processor_seconds(worker))
         self._busy[worker.connection] = job
         try:
             worker.connection.send_bytes(request)
@@ -195,24 +212,44 @@ class _Round:
         now = time.monotonic()
         return [c for c, job in self._busy.items() if c.poll() or job.deadline <= now]
 
-    def _collect(self, job: _Job) -> Outcome:
+    def _collect(self, job: _Job) -> tuple[Outcome, _Worker]:
+        """What came of a request, and the worker for the next one."""
         if not job.worker.connection.poll():
-            return Outcome(error=f"the grader took longer than {self._timeout:g} s and was killed")
+            silent = Outcome(error="the grader was silent, without using its time, and was killed")
+            return silent, self._replaced(job.worker)[0]
         try:
-            return Outcome(**json.loads(job.worker.connection.recv_bytes(MAX_MESSAGE_BYTES)))
+            outcome = Outcome(**json.loads(job.worker.connection.recv_bytes(MAX_MESSAGE_BYTES)))
         except (EOFError, ConnectionResetError):
-            return Outcome(error="the grader died on this answer")
-
-    def _replace(self, worker: _Worker) -> _Worker:
+            fresh, number = self._replaced(job.worker)
+            return self._death(number), fresh
         # A worker that failed once may be short of memory or half broken: it is not used again.
-        self._nursery.kill(worker)
+        return outcome, self._replaced(job.worker)[0] if outcome.error else job.worker
+
+    def _death(self, number: int) -> Outcome:
+        if number == signal.SIGPROF:
+            return Outcome(error=f"the grader took longer than {self._timeout:g} s", is_of_answer=True)
+        return Outcome(error="the grader died on this answer", is_of_answer=number in _BY_ANSWER)
+
+    def _replaced(self, worker: _Worker) -> tuple[_Worker, int]:
+        """A new worker in place of one that is ended, and the signal that ended that."""
+        number = self._nursery.kill(worker)
         fresh = self._nursery.fork_worker()
         self._workers[self._workers.index(worker)] = fresh
-        return fresh
+        return fresh, number
+
+
+def _processor_seconds(worker: _Worker) -> float:
+    try:
+        times = psutil.Process(worker.pid).cpu_times()
+    except psutil.NoSuchProcess:  # its parent has died too
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _encode(request: Mapping[str, Any]) -> bytes:
-    encoded = json.dumps(request).encode()
+    encoded = json.dumps(request, ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )  # escapes are up to three times longer
     if len(encoded) > MAX_MESSAGE_BYTES:
         raise RewardError(
             f"a grading request of {len(encoded)} bytes is larger than 1 MiB", fix="shorten the reference"

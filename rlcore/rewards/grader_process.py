@@ -1,10 +1,13 @@
 """The process that grades: imports a grader once, then forks workers that the caller may have killed at any moment.
 
-Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES CPU_SECONDS``. A grader is a module
+Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. A grader is a module
 with ``warm_up() -> None`` and ``grade(request: dict) -> JSON value``. Over the control socket the caller sends ``fork``
-(with the worker's end of a connection) or ``kill PID``; the answer is the pid. Forking costs milliseconds where a
-fresh start costs seconds, and a parent that reaps its own children can never kill a recycled pid. When the caller
-ends, however it ends, the control socket closes and every worker is killed.
+(with the worker's end of a connection), which is answered by the pid, or ``kill PID``, by the signal that ended it.
+Forking costs milliseconds where a fresh start costs seconds, and a parent that reaps its own children can never kill a
+recycled pid. When the caller ends, however it ends, the control socket closes and every worker is killed.
+
+A request has SECONDS of processor time, then the kernel ends its worker by SIGPROF, in the middle of C code too: a busy
+machine costs no answer its grade.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ GRADERS: Mapping[str, Callable[[], ModuleType]] = MappingProxyType(
 def main(arguments: list[str]) -> None:
     """Load the grader, say so (or why not), and serve until the control socket closes."""
     control = socket.socket(fileno=int(arguments[0]))
-    memory_bytes, cpu_seconds = int(arguments[2]), int(arguments[3])
+    memory_bytes, seconds = int(arguments[2]), float(arguments[3])
     try:
         module = GRADERS[arguments[1]]()
         module.warm_up()
@@ -54,13 +57,12 @@ def main(arguments: list[str]) -> None:
     try:
         while command := _receive(control):
             if command.descriptor is None:
-                pid = command.pid
-                _kill(pid)
-                children.discard(pid)
+                children.discard(command.pid)
+                said = _kill(command.pid)
             else:
-                pid = _fork_worker(control, command.descriptor, module.grade, memory_bytes, cpu_seconds)
-                children.add(pid)
-            control.sendall(str(pid).encode())
+                said = _fork_worker(control, command.descriptor, module.grade, memory_bytes, seconds)
+                children.add(said)
+            control.sendall(str(said).encode())
     finally:
         for pid in children:
             _kill(pid)
@@ -82,7 +84,7 @@ def _receive(control: socket.socket) -> _Command | None:
     return _Command(pid, descriptors[0] if descriptors else None)
 
 
-def _fork_worker(control: socket.socket, descriptor: int, grade: Grade, memory_bytes: int, cpu_seconds: int) -> int:
+def _fork_worker(control: socket.socket, descriptor: int, grade: Grade, memory_bytes: int, seconds: float) -> int:
     pid = os.fork()
     if pid:
         os.close(descriptor)
@@ -91,38 +93,37 @@ def _fork_worker(control: socket.socket, descriptor: int, grade: Grade, memory_b
         control.close()
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _serve(Connection(descriptor), grade, cpu_seconds)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # not ignored, as it may be where we were started
+        _serve(Connection(descriptor), grade, seconds)
     finally:
         os._exit(0)
 
 
-def _serve(connection: Connection, grade: Grade, cpu_seconds: int) -> None:
+def _serve(connection: Connection, grade: Grade, seconds: float) -> None:
     while True:
         try:
-            request = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+            request = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES).decode("utf-8", "surrogatepass"))
         except EOFError:
             return
-        _limit_cpu(cpu_seconds)
-        connection.send_bytes(json.dumps(_reply(grade, request)).encode())
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        reply = _reply(grade, request)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        connection.send_bytes(json.dumps(reply).encode())
 
 
 def _reply(grade: Grade, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"value": grade(request)}
+    except (MemoryError, RecursionError) as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500], "is_of_answer": True}
     except Exception as error:  # noqa: BLE001 - becomes an error value that the caller counts
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def _limit_cpu(seconds: int) -> None:
-    """A limit on CPU time, in case nobody is left to kill this worker."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used = int(usage.ru_utime + usage.ru_stime)
-    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, resource.RLIM_INFINITY))
-
-
-def _kill(pid: int) -> None:
+def _kill(pid: int) -> int:
+    """The number of the signal that ended it; SIGKILL where it was still alive, 0 where it left by itself."""
     os.kill(pid, signal.SIGKILL)  # an unreaped child keeps its pid, so this cannot hit a stranger
-    os.waitpid(pid, 0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ class JudgeOptions:
 class JudgeReward:
     """The judge's mark over ``scale``, 0..1; None where the endpoint failed or its reply holds no single mark.
 
+    A completion of more than 100,000 characters is not sent: it is worth 0.
     Equal questions with equal answers are judged once in a run. Replies are asked for at temperature 0.
     """
 
@@ -119,7 +120,7 @@ class JudgeReward:
     def _judge(self, rollout: Rollout) -> float | str:
         """The reward, or why there is none."""
         if len(rollout.text) > _MAX_CHARACTERS:
-            return f"the completion has more than {_MAX_CHARACTERS} characters"
+            return 0.0  # its own fault
         nonce = _nonce(rollout, self._options.seed)
         body = {
             "model": self._options.model,
@@ -186,7 +187,10 @@ def load_template(path: str) -> Template:
 def _key(variable: str) -> str:
     if variable and not os.environ.get(variable):
         raise ConfigError(f"the environment variable {variable} is not set", where="key_variable")
-    return os.environ[variable] if variable else ""
+    key = os.environ[variable] if variable else ""
+    if not re.fullmatch(r"[!-~]*", key):
+        raise ConfigError("holds a blank, a line end or a letter that no header may have", where=variable)
+    return key
 
 
 def _nonce(rollout: Rollout, seed: int) -> str:

@@ -4,7 +4,7 @@ Its words are judged by lists of the most common ones of a few languages, which 
 script apart (Finnish from Turkish), or by a library that knows many (:mod:`rlcore.rewards.language_identifier`).
 Neither tells dialects, or code from prose.
 Mathematics, digits and LaTeX commands have no language and do not count. A completion without letters scores 1: there
-is nothing in another language in it.
+is nothing in another language in it. One that shows nothing at all scores 0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Literal
 
 from rlcore.config import Fraction, NonNegativeInt
 from rlcore.errors import ConfigError
+from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import graded
 from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Rollout, Score
@@ -103,6 +104,8 @@ class LanguageReward:
         return [graded(self.name, self._value(rollout)) for rollout in rollouts]
 
     def _value(self, rollout: Rollout) -> float:
+        if not has_content(rollout.text):
+            return 0.0
         asked = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
         language = self._wanted(asked)
         scripts = _scripts_of(language, asked)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlcore.config import PositiveInt
 from rlcore.errors import ConfigError
+from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import graded
 from rlcore.types import Rollout, Score
 
@@ -24,7 +25,10 @@ class LengthOptions:
 
 
 class LengthReward:
-    """:func:`overlong_penalty` of the number of tokens that the policy produced (tool output is not counted)."""
+    """:func:`overlong_penalty` of the number of tokens that the policy produced; -1 where the text shows nothing.
+
+    Tool output is not counted.
+    """
 
     name = "length"
 
@@ -32,11 +36,12 @@ class LengthReward:
         self._options = options
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        limit, buffer = self._options.limit, self._options.buffer
-        return [
-            graded(self.name, overlong_penalty(sum(rollout.loss_mask), limit=limit, buffer=buffer))
-            for rollout in rollouts
-        ]
+        return [graded(self.name, self._value(rollout)) for rollout in rollouts]
+
+    def _value(self, rollout: Rollout) -> float:
+        if not has_content(rollout.text):
+            return -1.0
+        return overlong_penalty(sum(rollout.loss_mask), limit=self._options.limit, buffer=self._options.buffer)
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:

@@ -9,8 +9,11 @@ Rules, strict on purpose, because a policy finds every loose one:
   ``=`` than the reference has; no second box; no two numbers side by side; ASCII digits only; no list for a number;
   words that multiply (``million``, ``dozen``) do, and elsewhere stand on both sides or on neither; no power tower;
 - a reference in words (``Paris``) is compared as text, without case;
+- ``5 cm`` answers ``5``, but units of one kind and another size differ: ``5 km`` is not ``5 m``;
+- an answer is worked out (``evaluated_only``): to a number a number, to an expression one that leaves nothing to do
+  (``\int``, ``\gcd``) that the reference does not, and that does not stand in the problem;
 - everything else is compared by math_verify under further rules (:mod:`rlcore.rewards.math_verifier`), in a process
-  that is killed at a deadline. Units are not compared: ``5 cm`` answers ``5``.
+  that is killed at a deadline.
 """
 
 from __future__ import annotations
@@ -18,18 +21,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlcore.config import Fraction, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer, stated
 from rlcore.rewards.base import graded, score_all
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.units import parse_quantity, scale_words, with_percent_sign
+from rlcore.rewards.plain_numbers import parse_number
+from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words, with_percent_sign
 from rlcore.rewards.worked_steps import is_sound_work
 from rlcore.types import CORRECT_FROM, Rollout, Score
 
 MAX_ANSWER_CHARACTERS = 1_500
 MAX_ANSWER_DEPTH = 25
+_MAX_WRAPS = 4
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
 # A power in an exponent, an exponent or a factorial of five digits: what takes a parser beyond its deadline.
 _HUGE = re.compile(
@@ -40,6 +46,24 @@ _SIDE_BY_SIDE = re.compile(r"(?<!_)[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
 _EQUALS = re.compile(r"(?<![<>!])=")
 _LIST = re.compile(r"(?:\\left ?)?\[")
 _WORDS = re.compile(r"(?:\\(?:text|textbf|textit|mathrm|mbox)\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
+# What an answer may leave to be done only where the reference does: named operations, derivatives, factorials.
+_LEFT_TO_DO = re.compile(
+    r"\\(?:i{0,3}int|oint|sum|prod|lim(?:sup|inf)?|gcd|det|max|min|[dt]?binom|[pb]?mod)(?![a-z])|!"
+    r"|(?<![A-Za-z\\])(?:gcd|lcm|lim|int|integral|sum|prod|det|binom|mod|diff|derivative|expand|factor|simplify|solve)"
+    r"(?![A-Za-z])|\\frac ?\{ ?(?:d|\\partial)[^{}]{0,20}\} ?\{ ?(?:d|\\partial)[^{}]{0,20}\}"
+)
+# Of a constant these leave something to do too: \sin 30^\circ for 1/2.
+_FUNCTION = re.compile(
+    r"\\?(?<![A-Za-z])(?:a(?:rc)?)?(?:sin|cos|tan|cot|sec|csc)h?(?![a-z])|\\?(?<![A-Za-z])(?:log|ln|exp)(?![a-z])"
+)
+_OPERATION = re.compile(r"[-+*/^(|]|\\[a-z]")
+_SPELLING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]|\\displaystyle(?![a-z])|[{}$~]")
+_FORMULA = re.compile(r"\$([^$]{3,200})\$|\\\((.{3,200}?)\\\)|\\\[(.{3,200}?)\\\]", re.DOTALL)
+_MAX_PROBLEM, _MAX_FORMULAS = 4_000, 8
+# Around a whole number: parentheses, a style.
+_WRAPPED = re.compile(
+    r"(?:\\left ?)?\(([^(){}]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit)\{([^{}]*)\}"
+)
 _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 
 
@@ -47,14 +71,15 @@ _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 class MathOptions:
     """``last_number``: an unmarked answer is the last number of a completion that ended by itself.
 
-    ``evaluated_only``: where the reference is a plain number the answer must be one too, fractions in lowest terms;
-    set it where the prompt is the expression itself and could be echoed (``3+4`` for 7, ``6/2`` for 3).
+    ``evaluated_only``: the answer is worked out. Where the reference is a plain number it must be one too, fractions in
+    lowest terms (``3+4`` is no answer to 7, ``6/2`` none to 3). To an expression it leaves nothing to do that the
+    reference does not (``\\int``, ``\\gcd``, ``n!``), and is no formula of the problem, but as the reference has it.
 
     ``partial`` is what a wrong answer to a number is worth after sound work, see :mod:`rlcore.rewards.worked_steps`.
     """
 
     last_number: bool = True
-    evaluated_only: bool = False
+    evaluated_only: bool = True
     partial: Fraction = 0.0
     timeout_seconds: PositiveFloat = 1.0
     num_workers: PositiveInt = 2
@@ -91,12 +116,15 @@ class MathReward:
         """End the grader processes."""
         self._pool.close()
 
-    def _prepare(self, rollout: Rollout) -> Score | dict[str, str]:
+    def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
         found = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         answer = with_percent_sign(clean(found or ""))
         reference = with_percent_sign(find_reference(rollout.prompt.reference))
-        verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only)
-        return {"answer": answer, "reference": reference} if verdict is None else self._score(verdict)
+        problem = _problem_of(rollout) if self._options.evaluated_only else ""
+        verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only, problem=problem)
+        if verdict is not None:
+            return self._score(verdict)
+        return {"answer": answer, "reference": reference, "problem": _formulas(problem)}
 
     def _credit(self, rollout: Rollout, score: Score) -> Score:
         expected = parse_quantity(find_reference(rollout.prompt.reference))
@@ -114,24 +142,80 @@ def find_reference(reference: str) -> str:
     return clean(reference if marked is None else marked)
 
 
-def decide(answer: str, reference: str, *, evaluated_only: bool) -> bool | None:
+def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:
     """The verdict without symbolic mathematics; None when that is needed."""
     answer = _as_stated(answer, reference)
     if not answer or (answer != reference and _is_refused(answer, reference)):
         return False
-    expected, given = parse_quantity(reference), parse_quantity(answer)
-    if expected is not None and given is not None:
-        return expected == given and (given.is_evaluated or answer == reference or not evaluated_only)
-    if expected is not None and evaluated_only:
-        return False
     if answer == reference:
         return True
+    expected = parse_quantity(reference)
+    given = parse_quantity(answer if expected is None else _as_plain(answer))
+    if not same_size(answer, reference) or (evaluated_only and _is_restated(answer, reference, problem)):
+        return False
+    if expected is not None and given is not None:
+        return expected == given and (given.is_evaluated or not evaluated_only)
+    if evaluated_only and (expected is not None or _leaves_work(answer, reference)):
+        return False
     if scale_words(answer) != scale_words(reference):
         return False
     words = _WORDS.fullmatch(reference)
     if words is not None and len(words.group(1)) >= _MIN_WORD:
         return _as_words(answer) == _as_words(reference)
     return False if expected is not None and _WORDS.fullmatch(answer) else None
+
+
+def _problem_of(rollout: Rollout) -> str:
+    asked = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
+    return asked[-_MAX_PROBLEM:]
+
+
+def _formulas(problem: str) -> list[str]:
+    """The formulas between dollar signs and the like, and their sides, as far as a parser may see them."""
+    found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(problem)]
+    sides = [side.strip() for formula in found for side in _EQUALS.split(formula)]
+    return [side for side in sides if _OPERATION.search(side) and not _is_refused(side, "")][:_MAX_FORMULAS]
+
+
+def _is_restated(answer: str, reference: str, problem: str) -> bool:
+    """Whether an answer with an operation in it stands in the problem, and is not the reference in another spelling."""
+    written, expected = ("".join(_respelt(text).split()) for text in (answer, reference))
+    if not problem or written == expected or not _OPERATION.search(written.lstrip("-+")):
+        return False
+    if parse_quantity(answer) is not None and (parse_number(answer) is None or _is_fraction(expected)):
+        return False  # 60 km/h for 60, and 3/4 for \\frac{3}{4}
+    as_written = r"\s*".join(map(re.escape, written))
+    return re.search(rf"(?<![\w.]){as_written}(?!\w|\^|\.[0-9])", _respelt(problem)) is not None
+
+
+def _is_fraction(text: str) -> bool:
+    return "/" in text or "frac" in text
+
+
+def _respelt(text: str) -> str:
+    """A formula without what is spelled in more than one way."""
+    plain = _SPELLING.sub("", text.replace("**", "^").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
+    return re.sub(r"\\(?:cdot|times)(?![a-z])|×|·", "*", plain)
+
+
+def _leaves_work(answer: str, reference: str) -> bool:
+    """Whether the answer names an operation that the reference does not."""
+    if set(_LEFT_TO_DO.findall(answer)) - set(_LEFT_TO_DO.findall(reference)):
+        return True
+    is_constant = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", reference)) is None
+    return is_constant and bool(set(_FUNCTION.findall(answer)) - set(_FUNCTION.findall(reference)))
+
+
+def _as_plain(answer: str) -> str:
+    """A number without what people put around it: ``(5)``, ``\\mathbf{5}``, ``- 5``, ``\\$-5``, ``5cm``."""
+    text = re.sub(r"\\displaystyle|\\[,;:! ]+$", "", answer).strip()
+    for _ in range(_MAX_WRAPS):
+        inside = _WRAPPED.fullmatch(text)
+        if inside is None:
+            break
+        text = (inside.group(1) or inside.group(2) or "").strip()
+    text = re.sub(r"^([-+]) +(?=[0-9.\\$])|^(\\?\$)-(?=[0-9.])", lambda m: m.group(1) or f"-{m.group(2)}", text)
+    return apart(text)
 
 
 def _as_stated(answer: str, reference: str) -> str:

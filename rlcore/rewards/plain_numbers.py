@@ -11,10 +11,14 @@ _DIGITS = r"[0-9]{1,200}"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]{{0,200}})?|\.{_DIGITS})"
 _PLAIN = re.compile(rf"([-+]?){_DECIMAL}(?:[eE][-+]?[0-9]{{1,2}})?")
 _SLASH = re.compile(rf"([-+]?) ?({_DECIMAL}) ?/ ?([-+]?{_DECIMAL})")
-_FRAC = re.compile(rf"([-+]?) ?\\[dt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
+_FRAC = re.compile(rf"([-+]?) ?\\[cdt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
 _SHORT_FRAC = re.compile(r"([-+]?) ?\\[dt]?frac ?([0-9]) ?([0-9])")
 _MIXED = re.compile(
     rf"([-+]?) ?({_DIGITS}) ?(?:(?<= )({_DIGITS})/({_DIGITS})|\\[dt]?frac ?\{{({_DIGITS})\}} ?\{{({_DIGITS})\}})"
+)
+_SCIENTIFIC = re.compile(
+    rf"([-+]?{_DECIMAL}) ?(?:\\times|\\cdot|×|\*) ?10 ?(?:\^|\*\*) ?"
+    r"(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))"
 )
 _REPEATING = re.compile(r"([-+]?)([0-9]{0,200})\.([0-9]{0,200})\\overline ?\{([0-9]{1,200})\}")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\,|,\\!)[0-9]{3}){1,60}(?![0-9,])")
@@ -43,8 +47,9 @@ class PlainNumber:
 def parse_number(text: str) -> PlainNumber | None:
     r"""Read a plain number exactly; None for anything else (also for a fraction over zero).
 
-    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``3/4``, ``\frac{3}{4}``, ``\frac34``, ``50%``, ``$18``,
-    ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals, ``0.1\overline{6}``.
+    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``2 \times 10^3``, ``3/4``, ``\frac{3}{4}``, ``\frac34``,
+    ``50%``, ``$18``, ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals,
+    ``0.1\overline{6}``.
     Digits are ASCII; an exponent has at most two digits and a number at most 200, so reading is always quick.
     """
     written = text.strip().replace("−", "-")
@@ -56,7 +61,7 @@ def parse_number(text: str) -> PlainNumber | None:
 def _read(text: str, is_percent: bool) -> PlainNumber | None:
     if _PLAIN.fullmatch(text):
         return PlainNumber(Fraction(text), is_percent, True)
-    compound = _mixed(text) or _repeating(text)
+    compound = next((value for read in _COMPOUND if (value := read(text)) is not None), None)
     if compound is not None:
         return PlainNumber(compound, is_percent, True)
     match = _SLASH.fullmatch(text) or _FRAC.fullmatch(text) or _SHORT_FRAC.fullmatch(text)
@@ -66,7 +71,7 @@ def _read(text: str, is_percent: bool) -> PlainNumber | None:
     above, below = Fraction(match.group(2)), Fraction(match.group(3))
     if below == 0:
         return None
-    whole = above.denominator == below.denominator == 1 and below > 1
+    whole = above.denominator == below.denominator == 1 and abs(below) > 1
     is_reduced = whole and math.gcd(above.numerator, below.numerator) == 1
     return PlainNumber(sign * above / below, is_percent, is_reduced)
 
@@ -82,6 +87,12 @@ def _mixed(text: str) -> Fraction | None:
     return (-1 if match.group(1) == "-" else 1) * (whole + Fraction(above, below))
 
 
+def _scientific(text: str) -> Fraction | None:
+    r"""``1.5 \times 10^{3}`` is 1500."""
+    match = _SCIENTIFIC.fullmatch(text)
+    return None if match is None else Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or match.group(3))
+
+
 def _repeating(text: str) -> Fraction | None:
     r"""``0.1\overline{6}`` is 0.1 + 0.06 + 0.006 + ... = 1/10 + 6/90 = 1/6."""
     match = _REPEATING.fullmatch(text)
@@ -91,3 +102,6 @@ def _repeating(text: str) -> Fraction | None:
     start = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
     tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
     return (-1 if sign == "-" else 1) * (start + tail)
+
+
+_COMPOUND = (_mixed, _repeating, _scientific)

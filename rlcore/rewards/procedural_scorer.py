@@ -8,14 +8,18 @@ from typing import Any
 
 from reasoning_gym.factory import get_score_answer_fn
 
-# Some scorers hand the answer to eval, or to sympy's parser, which evals it with the builtins in reach. They see an
-# answer only when it is made of these tokens: no attribute, no name longer than a letter but the functions, no call by
-# name in a list. Any other answer to those tasks is wrong, an integral that is left to be done among them.
+# Some scorers hand the answer, or fields of the row, to eval, or to sympy's parser, which evals them with the builtins
+# in reach. They see a text only when it is made of these tokens: no attribute, no name longer than a letter but the
+# functions, no call by name in a list. Any other answer to those tasks is wrong, an integral that is left to be done
+# among them; a row with any other field is refused.
 _EXPRESSION = re.compile(
     r"(?:(?<![A-Za-z])(?:a?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|log|sqrt|pi|[A-Za-z])(?![A-Za-z])"
     r"|[0-9]|\.(?=[0-9])|[-+*/()^ ])+"
 )
 _LIST = re.compile(r"[0-9A-Z_\-,'\"\[\]\s]*")
+_NUMBERS = re.compile(r"[-+0-9.,'\"\[\]\s]*")
+_BITS = re.compile(r"(?:0x[0-9a-fA-F]+|[0-9]+|<<|>>|[-+*() ])+")
+_LETTER = re.compile(r"[A-Za-z]")
 EVALUATED_ANSWERS = {
     "countdown": _EXPRESSION,
     "puzzle24": _EXPRESSION,
@@ -28,6 +32,15 @@ EVALUATED_ANSWERS = {
     "string_insertion": _LIST,
 }
 
+# By data set: the fields of a row that its scorer evaluates, by their path.
+EVALUATED_FIELDS = {
+    "bitwise_arithmetic": {"metadata.problem": _BITS},
+    "intermediate_integration": {"metadata.integrand": _EXPRESSION, "metadata.variable": _LETTER},
+    "number_sorting": {"answer": _NUMBERS},
+    "polynomial_multiplication": {"answer": _EXPRESSION},
+    "simple_integration": {"metadata.integrand": _EXPRESSION, "metadata.variable": _LETTER},
+}
+
 
 def warm_up() -> None:
     """Make one scorer, so that forked workers share what that imports."""
@@ -38,12 +51,31 @@ def grade(request: dict[str, Any]) -> float:
     """The best score (0..1) of ``answers`` on ``entry``, a row of the generator ``dataset``, by its own scorer.
 
     Raises:
-        ValueError: no such generator, or one that cannot be made without a configuration.
+        ValueError: no such generator, one that cannot be made without a configuration, or a field of the entry that
+            its scorer would run as code.
     """
+    _refuse_code(request["dataset"], request["entry"])
     score = _scorer(request["dataset"])
     allowed = EVALUATED_ANSWERS.get(request["dataset"])
     answers = [answer for answer in request["answers"] if allowed is None or allowed.fullmatch(answer)]
-    return max((float(score(answer, request["entry"])) for answer in answers), default=0.0)
+    try:
+        return max((float(score(answer, request["entry"])) for answer in answers), default=0.0)
+    except Exception:  # noqa: BLE001 - whatever an answer does to a scorer, it is no right one
+        oracle = request["entry"]["answer"]
+        if allowed is None or allowed.fullmatch(oracle):
+            score(oracle, request["entry"])  # where this raises too, the row is at fault
+        return 0.0
+
+
+def _refuse_code(dataset: str, entry: dict[str, Any]) -> None:
+    for path, allowed in EVALUATED_FIELDS.get(dataset, {}).items():
+        text: Any = entry
+        for name in path.split("."):
+            text = text.get(name) if isinstance(text, dict) else None
+        if not isinstance(text, str) or not allowed.fullmatch(text):
+            raise ValueError(
+                f"{dataset} runs the entry's {path} as code, and {str(text)[:80]!r} is more than a formula"
+            )
 
 
 @lru_cache(maxsize=32)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcore.config import PositiveInt
+from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import graded
 from rlcore.types import Rollout, Score
 
@@ -18,7 +19,7 @@ class RepetitionOptions:
 
 
 class RepetitionReward:
-    """:func:`repetition_penalty` of a completion, 0 down to -1."""
+    """:func:`repetition_penalty` of a completion, 0 down to -1; -1 where it shows nothing."""
 
     name = "repetition"
 
@@ -26,10 +27,10 @@ class RepetitionReward:
         self._options = options
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [
-            graded(self.name, repetition_penalty(rollout.text.split(), ngram=self._options.ngram))
-            for rollout in rollouts
-        ]
+        return [graded(self.name, self._value(rollout.text)) for rollout in rollouts]
+
+    def _value(self, text: str) -> float:
+        return repetition_penalty(text.split(), ngram=self._options.ngram) if has_content(text) else -1.0
 
 
 def repetition_penalty(words: Sequence[str], *, ngram: int) -> float:

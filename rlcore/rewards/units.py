@@ -1,12 +1,14 @@
 r"""Units after a number: what may be dropped (``18 dollars``, ``5\text{ cm}^2``, ``90^\circ``) and what may not.
 
 Words that change the value are no units. ``percent`` becomes a percent sign; ``million``, ``dozen`` and their like
-multiply, so ``5 million`` is 5000000 and not 5; ``half`` and ``third`` stay what they are.
+multiply, so ``5 million`` is 5000000 and not 5; ``half`` and ``third`` stay what they are. Of two units of one kind the
+sizes are compared: ``5 km`` is not ``5 m``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rlcore.rewards.plain_numbers import PlainNumber, parse_number
@@ -27,6 +29,32 @@ _NO_UNIT = re.compile(
     r"\b(?:and|or|nor|but|to|not|no|than|more|less|least|most|fewer|point|minus|plus|times|over|by|squared|cubed|mod"
     r"|divided|if|unless|except|wrong|incorrect|false)\b"
 )
+# What measures the same in other sizes, a line for each: ``cm centimeter centimetre`` is one unit.
+_KINDS = (
+    "mm millimeter millimetre, cm centimeter centimetre, dm decimeter decimetre, m meter metre, km kilometer kilometre,"
+    " inch inches, ft foot feet, yd yard, mi mile",
+    "ms millisecond, s sec second, min minute, h hr hour, day, week, month, yr year, decade, century centuries",
+    "mg milligram, g gram, kg kilogram, t ton tonne, oz ounce, lb pound",
+    "ml milliliter millilitre, cl centiliter centilitre, l liter litre, gallon, quart, pint, cup",
+    "¢ cent penny pennies, $ dollar usd, € euro eur, £ gbp, ¥ yen jpy, ₹ rupee inr, ₩ won, ₽ ruble",
+    "bit, byte, kb kilobyte, mb megabyte, gb gigabyte, tb terabyte",
+    "°c celsius, °f fahrenheit, kelvin",
+    "° degree, radian rad",
+)
+_UNITS: Mapping[str, tuple[int, str]] = {
+    form: (kind, names.split()[0])
+    for kind, line in enumerate(_KINDS)
+    for names in line.split(", ")
+    for word in names.split()
+    for form in (word, f"{word}s" if len(word) > 1 else word)
+}
+_MAX_TAIL = 120  # characters at the end that may be units
+_CLOSE = re.compile(r"(.*[0-9])([A-Za-z]{2,20})")
+_UNIT_WORDS = re.compile(r"°[cf]?|[a-z]+|[€£¥₹₩₽¢$]")
+_DEGREES = re.compile(r"\^ ?(?:\\circ|\{ ?\\circ ?\})")
+_TEMPERATURE = re.compile(r"(?:° ?|degrees? )([cf])(?:elsius|ahrenheit)?(?![a-z])")
+_TAIL = re.compile(rf"({_SPACE}(?:{_STYLED}|\\?\$|[A-Za-z€£¥₹₩₽¢°/ ]){{1,60}})(?:\^(?:[23]|\{{[23]\}}))?$")
+_PREFIX = re.compile(r"[-+]? ?(?:[A-Z]{0,3}\\?(\$)|([€£¥₹₩₽])|(USD|EUR|GBP|JPY|INR) )")
 
 
 def with_percent_sign(text: str) -> str:
@@ -37,6 +65,43 @@ def with_percent_sign(text: str) -> str:
 def scale_words(text: str) -> list[str]:
     """The words in ``text`` that multiply a number, in the order of the alphabet."""
     return sorted(word for word in map(str.lower, _WORD.findall(text)) if word in _SCALES)
+
+
+def same_size(answer: str, reference: str) -> bool:
+    """Whether no unit of one measures what one of the other measures in another size: ``5 km`` and ``5 m`` do.
+
+    Units of which one side has none, or that are not known, are not compared.
+    """
+    ours, theirs = _units_of(answer), _units_of(reference)
+    if len(ours) != len(theirs):
+        return True
+    return all(one == other or one[0] != other[0] for one, other in zip(ours, theirs, strict=True))
+
+
+def _units_of(text: str) -> list[tuple[int, str]]:
+    """The units behind a number, or the currency before it, as (kind, name), in the order in which they stand.
+
+    A single letter counts in ``\\text{}``, in ``km/h`` and behind a plain number: elsewhere it is a variable.
+    """
+    written = _DEGREES.sub("°", text)
+    tail, prefix = _TAIL.search(written[-_MAX_TAIL:]), _PREFIX.match(written)
+    words: list[str] = []
+    if tail:
+        plain = _TEMPERATURE.sub(r"°\1", re.sub(r"\\[a-z]+", " ", tail.group(1)).lower())
+        words = _UNIT_WORDS.findall(plain)
+    is_unit = tail is not None and (
+        "{" in tail.group(1) or "/" in tail.group(1) or parse_number(written[: -len(tail.group())]) is not None
+    )
+    found = [_UNITS[word] for word in words if word in _UNITS and (is_unit or not re.fullmatch("[a-z]", word))]
+    if not found and prefix is not None:
+        return [_UNITS[next(group for group in prefix.groups() if group).lower()]]
+    return found
+
+
+def apart(text: str) -> str:
+    """``5cm`` as ``5 cm``: a known unit that is written close to its number."""
+    close = _CLOSE.fullmatch(text)
+    return f"{close[1]} {close[2]}" if close is not None and close[2].lower() in _UNITS else text
 
 
 def parse_quantity(text: str) -> PlainNumber | None:

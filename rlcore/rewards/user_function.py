@@ -128,7 +128,7 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # the module is the user's: whatever its import raises
-        fix = "name an importable function as module:function"
+        fix = "name a function as module:function, of a module in the current folder or on PYTHONPATH"
         raise ConfigError(f"cannot import the reward {term.kind!r}: {error}", where=f"{path}.kind", fix=fix) from error
     if not callable(function):
         raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")

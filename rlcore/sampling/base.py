@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -69,3 +69,45 @@ class Sampler(Protocol):
         None where the engine holds no weights that could be looked at.
         """
         ...
+
+
+@runtime_checkable
+class Group(Protocol):
+    """An engine of several, each of which holds weights of its own."""
+
+    @property
+    def members(self) -> tuple[Sampler, ...]: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """An engine that counts what it does."""
+
+    def take_metrics(self) -> dict[str, float]:
+        """What it did since the last call, by the names of the glossary."""
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """An engine that shares the learner's GPU."""
+
+    def rest(self) -> None:
+        """Give the GPU to an update, until new weights come."""
+        ...
+
+
+def members_of(engine: Sampler) -> tuple[Sampler, ...]:
+    """The engines behind one, each of which holds weights of its own."""
+    return engine.members if isinstance(engine, Group) else (engine,)
+
+
+def take_metrics(engine: Sampler) -> dict[str, float]:
+    """How busy the servers behind an engine were since the last call; the built-in engine has nothing to say."""
+    return engine.take_metrics() if isinstance(engine, Measured) else {}
+
+
+def rest(engine: Sampler) -> None:
+    """Let an engine that shares the learner's GPU give it up until new weights come; others go on as they are."""
+    if isinstance(engine, Resting):
+        engine.rest()

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from rlcore.chat_template import template_pieces
 from rlcore.config import EpisodeConfig
 from rlcore.errors import ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer, template_pieces
+from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output, parse_call
 from rlcore.types import FailedRollout, Prompt, Role, Rollout, ToolCall
 
@@ -156,12 +157,6 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "episode/tool_errors": sum(call.is_error for call in calls) / max(1, len(calls)),
         "episode/tool_tokens": (num_tokens - num_own) / max(1, num_tokens),
     }
-
-
-def transcript(rollout: Rollout) -> str:
-    """An episode for people: every turn, after each call ``[tool]`` and what it said; without calls, the text alone."""
-    turns = [f"{call.text}\n[{call.tool or 'no tool'}] {call.output}\n" for call in rollout.tool_calls]
-    return "".join(turns) + rollout.text
 
 
 def reply_frame(tokenizer: ChatTokenizer, role: Role) -> tuple[tuple[int, ...], tuple[int, ...]]:

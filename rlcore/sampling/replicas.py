@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.base import Sampler, SamplingParams, take_metrics
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.server import VllmSampler, open_alone
+from rlcore.sampling.vllm.server import open_alone
 from rlcore.sampling.vllm.sync import WeightSync
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -78,20 +78,14 @@ class ReplicatedSampler:
         known = [parts for parts in found if parts is not None]
         return sorted({part for parts in known for part in parts}) if len(known) == len(found) else None
 
-
-def members_of(engine: Sampler) -> tuple[Sampler, ...]:
-    """The engines behind one, each of which holds weights of its own."""
-    return engine.members if isinstance(engine, ReplicatedSampler) else (engine,)
-
-
-def take_metrics(engine: Sampler) -> dict[str, float]:
-    """How busy the servers behind an engine were since the last call; the native engine has nothing to say."""
-    total: dict[str, float] = {}
-    for member in members_of(engine):
-        for name, value in member.take_metrics().items() if isinstance(member, VllmSampler) else ():
-            before = total.get(name, 0.0)
-            total[name] = max(before, value) if name in _LARGEST else before + value
-    return total
+    def take_metrics(self) -> dict[str, float]:
+        """How busy the servers were since the last call, all together."""
+        total: dict[str, float] = {}
+        for member in self.members:
+            for name, value in take_metrics(member).items():
+                before = total.get(name, 0.0)
+                total[name] = max(before, value) if name in _LARGEST else before + value
+        return total
 
 
 @contextmanager

@@ -6,49 +6,22 @@ and reaps whatever a box leaves behind.
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import functools
 import json
-import marshal
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType
 from typing import Any, Literal
 
-from rlcore.sandbox import runner, seccomp, wire
+from rlcore.sandbox import runner, wire
 from rlcore.sandbox.base import Limits
-from rlcore.sandbox.image import PYTHON
+from rlcore.sandbox.walls import Walls, boxed_code, spawn
 
 Role = Literal["candidate", "tester"]
 START_SECONDS = 20.0
 _PIECE = 1 << 16
 _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the process itself; as bwrap passes it on
-_BOOTSTRAP = """
-import posix, marshal, sys
-parts, left = [], int(sys.argv[1])
-while left:
-    parts.append(posix.read(0, left))
-    left -= len(parts[-1]) or posix._exit(0)
-exec(marshal.loads(b"".join(parts)))
-main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-"""
-# Without --dev (a writable /dev/shm), /proc, /tmp or any writable place; the image is the whole of the file system.
-_ISOLATION = (
-    "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-    "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
-    "--clearenv", "--setenv", "LD_LIBRARY_PATH", "/lib", "--hostname", "box",
-)  # fmt: skip
-_FILES = (
-    "--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom", "--remount-ro", "/",
-    "--chdir", "/",
-)  # fmt: skip
 
 
 class BoxError(Exception):
@@ -67,14 +40,6 @@ class Unruly(Exception):  # noqa: N818 - as above
     """The program sent what is no answer, or spoke without having been asked."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Walls:
-    """What boxes are made with: the ``bwrap`` program and the image, or neither for no isolation at all."""
-
-    bwrap: str = ""
-    image: str = ""
-
-
 class Box:
     """A started box that said READY. Use it in a ``with`` block, which kills every process in it.
 
@@ -87,7 +52,7 @@ class Box:
         code = boxed_code()
         arguments = [str(len(code)), role, str(limits.memory_bytes), str(limits.cpu_seconds)]
         try:
-            self._process, info = _spawn(walls, arguments)
+            self._process, info = spawn(walls, arguments)
         except OSError as error:
             raise BoxError(f"the box did not start: {error}") from error
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -139,7 +104,7 @@ class Box:
             OutOfTime, Died, Unruly: as for :meth:`ask`.
         """
         try:
-            answer = wire.decode(self._frame(deadline))
+            answer = wire.decode(self._frame(deadline), lambda: _refuse_late(deadline))
         except wire.WireError as error:
             raise Unruly(str(error)) from error
         if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
@@ -206,51 +171,6 @@ class Box:
                 pipe.close()
 
 
-def _spawn(walls: Walls, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the end of a pipe on which bwrap says the pid of the box (-1 without bwrap)."""
-    if not walls.bwrap:
-        return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
-    filter_end, (info, info_end) = _filter_pipe(), os.pipe()
-    command = [walls.bwrap, *_ISOLATION, "--ro-bind", walls.image, "/", *_FILES]
-    command += ["--seccomp", str(filter_end), "--info-fd", str(info_end), "--", PYTHON, *_python_arguments(arguments)]
-    try:
-        return _popen(command, (filter_end, info_end)), info
-    except OSError:
-        os.close(info)
-        raise
-    finally:
-        os.close(filter_end)
-        os.close(info_end)
-
-
-def _popen(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, pass_fds=descriptors, cwd="/", env={}
-    )
-
-
-def _python_arguments(arguments: list[str]) -> list[str]:
-    return ["-I", "-S", "-B", "-X", "utf8", "-c", _BOOTSTRAP, *arguments]
-
-
-def _plain_python() -> str:
-    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
-
-
-def _filter_pipe() -> int:
-    """A fresh pipe with the filter for each box: a shared file would have one offset for all."""
-    read_end, write_end = os.pipe()
-    os.write(write_end, _filter())
-    os.close(write_end)
-    return read_end
-
-
-@functools.cache
-def _filter() -> bytes:
-    return seccomp.allow_list()
-
-
 def _pidfd(info: int, own: int, deadline: float) -> int:
     """A handle on the first process of the box: by its number inside, another process could take that number."""
     if info < 0:
@@ -280,6 +200,11 @@ def _ends_within(pid: int, seconds: float) -> bool:
         os.close(handle)
 
 
+def _refuse_late(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise OutOfTime("its answer took too long to read")
+
+
 def _await(descriptor: int, event: int, deadline: float) -> None:
     if not _is_ready(descriptor, event, max(deadline - time.monotonic(), 0.0)):
         raise OutOfTime("its time was up")
@@ -290,20 +215,3 @@ def _is_ready(descriptor: int, event: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, event)
     return bool(poll.poll(seconds * 1000.0))
-
-
-@functools.cache
-def boxed_code() -> bytes:
-    """``wire`` and ``runner`` as one code object without the imports that only readers and type checkers need.
-
-    Kept: the supervisor calls it once while it may still read our files.
-    """
-    body: list[ast.stmt] = []
-    for module in (wire, runner):
-        assert module.__file__ is not None
-        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        body += [node for node in tree.body if not isinstance(node, ast.ImportFrom)]
-    whole = ast.Module(body=body, type_ignores=[])
-    flags = annotations.compiler_flag
-    code: CodeType = compile(whole, "<runner>", "exec", flags=flags, dont_inherit=True, optimize=2)
-    return marshal.dumps(code)

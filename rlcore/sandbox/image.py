@@ -7,15 +7,19 @@ installed package and no file of ours.
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,51 +62,83 @@ class _Interpreter:
 def box_image() -> Path:
     """The folder with the image for this interpreter, made at the first call on a machine (50 MB, a second).
 
-    It lies in the temporary folder (``TMPDIR``), belongs to this user, and is used again while it is whole.
+    It lies in this user's cache (``XDG_CACHE_HOME``, else ``~/.cache``; ``/var/cache`` as root), where nobody else can
+    put a file. Its name says what is in it, and what has a name never changes again: boxes that run keep theirs. One
+    process at a time makes one, and the others take it.
 
     Raises:
-        SandboxError: it cannot be made, or somebody else owns what has its name.
+        SandboxError: it cannot be made, or others may write where it would lie.
     """
     # sys._base_executable: a virtual environment's python needs its base to start.
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    stamp = f"1 {python} {sys.version} {Path(python).stat().st_mtime_ns}"
-    name = f"rlcore-box-{os.geteuid()}-{hashlib.sha256(stamp.encode()).hexdigest()[:16]}"
-    folder = Path(tempfile.gettempdir()) / name
-    if folder.exists() and _is_whole(_owned(folder)):
-        return folder
+    stamp = f"2 {python} {sys.version} {Path(python).stat().st_mtime_ns}"
+    place = _place()
     try:
-        _make(folder, _probe(python))
+        folder = _private(place)
+        pointer = folder / f"{hashlib.sha256(stamp.encode()).hexdigest()[:16]}.json"
+        with _alone(folder / "lock"):
+            return _known(pointer) or _make(folder, pointer, _probe(python))
     except OSError as error:
         raise SandboxError(
             f"the files of the sandbox cannot be written: {error}",
-            where=str(folder),
-            fix="free 100 MB there, or set TMPDIR to a folder that every user may enter, on a disk without noexec",
+            where=str(place),
+            fix="free 100 MB there, or set XDG_CACHE_HOME to a folder that every user may enter, without noexec",
         ) from error
-    return folder
 
 
-def _owned(folder: Path) -> Path:
+def _place() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME")
+    usual = Path("/var/cache") if os.geteuid() == 0 else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - never fails
+    return (Path(named) if named else usual) / "rlcore-boxes"
+
+
+def _private(folder: Path) -> Path:
+    """The folder, made where it is missing. As root others may enter it, not look around: boxes have another uid."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise SandboxError(
-            "a folder with the name of the sandbox's files belongs to somebody else, or others may write to it",
+            "the folder for the sandbox's files belongs to somebody else, or others may write to it",
             where=str(folder),
-            fix="remove it, or set TMPDIR to another folder",
+            fix="remove it, or set XDG_CACHE_HOME to another folder",
         )
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether what was written is still all there: cleaners of temporary folders take single files."""
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process that holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        return bool(json.loads((folder / "image.json").read_text()) == _census(folder / "root"))
-    except (OSError, ValueError):
-        return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _known(pointer: Path) -> Path | None:
+    """The image that was made last, if what was written is all there: cleaners of caches take single files."""
+    try:
+        said = json.loads(pointer.read_text())
+        folder = pointer.parent / str(said["image"])
+        return folder if said["census"] == _census(folder / "root") else None
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _census(root: Path) -> dict[str, int]:
     sizes = [path.lstat().st_size for path in root.rglob("*") if not path.is_dir()]
     return {"files": len(sizes), "bytes": sum(sizes)}
+
+
+def _digest(root: Path) -> str:
+    """SHA-256 of the paths and bytes of an image."""
+    whole = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        whole.update(f"{path.relative_to(root)}\0{len(content)}\0".encode() + content)
+    return whole.hexdigest()
 
 
 def _probe(python: str) -> _Interpreter:
@@ -121,22 +157,26 @@ def _probe(python: str) -> _Interpreter:
     )
 
 
-def _make(folder: Path, interpreter: _Interpreter) -> None:
-    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
+    """Publish a new image, whole from the moment on which it has its name, and point to it."""
+    for left in folder.glob(".new-*"):  # by a process that was killed: we are alone here
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
     try:
-        root = work / "root"
-        _fill(root, interpreter)
-        (work / "image.json").write_text(json.dumps(_census(root)))
+        _fill(work / "root", interpreter)
         work.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        try:
-            work.rename(folder)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another process was faster
-                raise
+        content = _digest(work / "root")[:32]
+        # One of the same content that has lost files may still have boxes in it: it keeps its name.
+        names = (f"{content}-{number}" for number in itertools.count())
+        image = next(folder / name for name in names if not (folder / name).exists())
+        said = {"image": image.name, "census": _census(work / "root")}
+        work.rename(image)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    new = pointer.with_suffix(".new")
+    new.write_text(json.dumps(said))
+    new.replace(pointer)
+    return image
 
 
 def _fill(root: Path, interpreter: _Interpreter) -> None:

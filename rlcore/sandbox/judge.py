@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from rlcore.sandbox.base import Limits, Outcome, Verdict
-from rlcore.sandbox.box import Box, BoxError, Died, OutOfTime, Unruly, Walls
+from rlcore.sandbox.box import Box, BoxError, Died, OutOfTime, Unruly
 from rlcore.sandbox.suite import Suite, same_text, same_value
+from rlcore.sandbox.walls import Walls
 
 MAX_BOXES = 3  # per program: what breaks three of them is not given a fourth, and its other tests have failed
 _ATTEMPTS = 3
@@ -83,9 +84,9 @@ def _session(walls: Walls, suite: Suite, code: str, limits: Limits, *, start: in
 def _stdin_tests(box: Box, suite: Suite, code: str, limits: Limits, start: int) -> Iterator[Outcome]:
     for test in suite.tests[start:]:
         outcome = _printed(box, suite.program(code), test["input"], limits)
-        if outcome.verdict is Verdict.PASS and not same_text(test["output"], outcome.stdout):
-            outcome = Outcome(verdict=Verdict.FAIL, stdout=outcome.stdout)
-        yield outcome
+        is_right = outcome.verdict is not Verdict.PASS or same_text(test["output"], outcome.stdout)
+        # Without what it printed: of many tests that would be more than the caller can take.
+        yield Outcome(verdict=outcome.verdict if is_right else Verdict.FAIL, error=outcome.error)
 
 
 def _call_tests(box: Box, suite: Suite, limits: Limits, start: int) -> Iterator[Outcome]:
@@ -101,29 +102,41 @@ def _assertions(walls: Walls, box: Box, suite: Suite, limits: Limits, start: int
     nonce = secrets.token_hex(16)
     with Box(walls, "tester", limits) as tester:
         tester.tell((nonce, suite.entry_point, suite.prelude, list(suite.tests[start:])), _deadline(limits))
+        relay = _Relay(tester, box, nonce, suite.entry_point)
         for _ in suite.tests[start:]:
-            yield _relay(tester, box, (nonce, suite.entry_point), _deadline(limits))
+            yield relay.outcome(_deadline(limits))
 
 
-def _relay(tester: Box, box: Box, names: tuple[str, str], deadline: float) -> Outcome:
-    """Pass calls and results between the two boxes until the tester's verdict on one test."""
-    nonce, entry_point = names
-    was_called = False
-    while True:
-        try:
-            match tester.listen(deadline):
-                case ("verdict", str(word), str(verdict), str(text)) if word == nonce:
-                    return Outcome(verdict=Verdict(verdict), error=text)
-                case ("call", list(args), dict(kwargs)):
-                    request = (entry_point, args, kwargs)
-                case other:
-                    raise BoxError(f"the tests cannot be run: {other[1:]}")
-        except (OutOfTime, Died, Unruly) as broken:
-            if not was_called:
-                raise BoxError(f"the tests broke before they called the program: {broken}") from broken
-            raise  # on data that the program made up: its fault
-        was_called = True
-        tester.tell(_result(box, request, deadline), deadline)
+class _Relay:
+    """Passes calls and results between the two boxes.
+
+    Once the tests hold a result of the program, what breaks them is data that it made up: its fault. Before that, and
+    where they pass on what is no data at all, it is a fault of the tests.
+    """
+
+    def __init__(self, tester: Box, box: Box, nonce: str, entry_point: str) -> None:
+        self._tester, self._box, self._nonce, self._entry_point = tester, box, nonce, entry_point
+        self._was_called = False
+
+    def outcome(self, deadline: float) -> Outcome:
+        """The tester's verdict on its next test."""
+        while True:
+            try:
+                match self._tester.listen(deadline):
+                    case ("verdict", str(word), str(verdict), str(text)) if word == self._nonce:
+                        return Outcome(verdict=Verdict(verdict), error=text)
+                    case ("call", list(args), dict(kwargs)):
+                        request = (self._entry_point, args, kwargs)
+                    case ("too large", str(why)):
+                        raise Unruly(f"its results made the tests send too much: {why}")
+                    case other:
+                        raise BoxError(f"the tests cannot be run: {other[1:]}")
+            except (OutOfTime, Died, Unruly) as broken:
+                if not self._was_called:
+                    raise BoxError(f"the tests broke before they called the program: {broken}") from broken
+                raise
+            self._was_called = True
+            self._tester.tell(_result(self._box, request, deadline), deadline)
 
 
 def _result(box: Box, request: tuple[object, ...], deadline: float) -> tuple[object, ...]:
@@ -131,7 +144,7 @@ def _result(box: Box, request: tuple[object, ...], deadline: float) -> tuple[obj
     match box.ask(("call", *request), deadline):
         case ("value", _) | ("raised", str(_), str(_)) as answer:
             return answer
-        case ("refused", str(why)):
+        case ("refused" | "too large", str(why)):
             raise Unruly(f"it returned what is no plain data: {why}")
         case _:
             raise Unruly("an answer of another shape")
@@ -143,7 +156,7 @@ def _printed(box: Box, code: str, stdin: str, limits: Limits) -> Outcome:
             outcome = Outcome(verdict=Verdict.PASS, stdout=text)
         case ("raised", str(name), str(message), str(text)):
             outcome = Outcome(verdict=Verdict.ERROR, stdout=text, error=f"{name}: {message}")
-        case ("refused", str(why)):
+        case ("refused" | "too large", str(why)):
             raise Unruly(f"its output cannot be sent: {why}")
         case _:
             raise Unruly("an answer of another shape")

@@ -23,12 +23,13 @@ from typing import Any, Literal
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox.base import DEFAULT_LIMITS, Limits, Outcome, Verdict
-from rlcore.sandbox.box import START_SECONDS, Walls
+from rlcore.sandbox.box import START_SECONDS
 from rlcore.sandbox.image import box_image
 from rlcore.sandbox.judge import MAX_BOXES
 from rlcore.sandbox.selftest import self_test
 from rlcore.sandbox.suite import parse_suite
 from rlcore.sandbox.supervisor import MAX_MESSAGE_BYTES
+from rlcore.sandbox.walls import Walls
 
 Backend = Literal["bubblewrap", "unprotected"]
 

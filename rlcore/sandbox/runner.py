@@ -7,15 +7,17 @@ anything. A candidate may rewrite all of it, because whatever is sent from here 
 As ``candidate`` it takes requests ``(verb, …)`` and answers each with one frame:
 
     ("load", code)                 → ("done",) | ("raised", name, text)
-    ("call", name, args, kwargs)   → ("value", value) | ("raised", name, text) | ("refused", why)
-    ("script", code, stdin)        → ("printed", stdout) | ("raised", name, text, stdout) | ("refused", why)
+    ("call", name, args, kwargs)   → ("value", value) | ("raised", name, text)
+    ("script", code, stdin)        → ("printed", stdout) | ("raised", name, text, stdout)
 
+What is no plain data becomes ("refused", why), what is more than fits into a frame ("too large", why).
 As ``tester`` it takes one request ``(nonce, entry_point, prelude, tests)``, asks ``("call", args, kwargs)`` as often as
 the tests do and answers each test with ``("verdict", nonce, verdict, text)``.
 """
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import io
 import posix
@@ -24,17 +26,21 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rlcore.sandbox.wire import MAX_FRAME_BYTES, WireError, decode, encode
+from rlcore.sandbox.wire import MAX_FRAME_BYTES, WireError, WireLimitError, decode, encode
 
 READY = b"READY"
 PROGRAM = "<program>"
 _IN, _OUT = 30, 31  # of 32 descriptors that a box may have: out of the way of those that programs use
 _TEXT = 2_000
+# The first cannot be made of a text; the others would end the loop of a test that calls the program by map or iter.
+_NOT_PASSED_ON = (UnicodeError, StopIteration, StopAsyncIteration)
 
 
 def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
     """Limit this process, say READY, and serve ``role`` (``candidate`` or ``tester``) until the box is killed."""
     _take_channel()
+    # As the module site would, which is left out and has a class for them.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     _limit(memory_bytes, cpu_seconds)
     _send_bytes(READY)
     if role == "tester":
@@ -59,6 +65,7 @@ def _limit(memory_bytes: int, cpu_seconds: int) -> None:
         resource.RLIMIT_NOFILE: 32,
         resource.RLIMIT_NPROC: 16,  # threads: there is no fork
         resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_SIGPENDING: 16,
     }
     for kind, value in limits.items():
         resource.setrlimit(kind, (value, value))
@@ -74,6 +81,8 @@ def _answer(verb: str, *arguments: Any) -> tuple[Any, ...]:
 def _load(code: str) -> tuple[Any, ...]:
     try:
         exec(compile(code, PROGRAM, "exec", dont_inherit=True), _fresh_namespace())
+    except SystemExit:
+        pass  # what it has defined by then is there: the usual last line below __name__ == "__main__"
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is data
         return ("raised", *_described(error))
     return ("done",)
@@ -87,7 +96,8 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]
 
 
 def _script(code: str, stdin: str) -> tuple[Any, ...]:
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode("utf-8", "surrogatepass")), "utf-8", "surrogateescape")
+    _feed(stdin.encode("utf-8", "surrogatepass"))
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     sys.stdout = sys.stderr = output = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
     error: BaseException | None = None
     try:
@@ -98,6 +108,30 @@ def _script(code: str, stdin: str) -> tuple[Any, ...]:
         error = raised
     printed = output.buffer.getvalue().decode("utf-8", "replace")
     return ("printed", printed) if error is None else ("raised", *_described(error), printed)
+
+
+def _feed(data: bytes) -> None:
+    """Give ``data`` to whoever reads descriptor 0; what does not fit into a pipe is poured after by a thread."""
+    read_end, write_end = posix.pipe()
+    posix.dup2(read_end, 0)
+    posix.close(read_end)
+    posix.set_blocking(write_end, False)
+    if data:  # a new pipe has room for some
+        data = data[posix.write(write_end, data) :]
+    if not data:
+        posix.close(write_end)
+        return
+    posix.set_blocking(write_end, True)
+    _thread.start_new_thread(_pour, (write_end, data))
+
+
+def _pour(write_end: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[posix.write(write_end, data) :]
+    except OSError:
+        pass  # the next input has taken the place of this one, or the program has closed it
+    posix.close(write_end)
 
 
 def _serve_tests(nonce: str, entry_point: str, prelude: str, tests: list[str]) -> NoReturn:
@@ -134,7 +168,7 @@ def _proxy(*args: Any, **kwargs: Any) -> Any:
 
 def _exception(name: str) -> Callable[[str], Exception]:
     kind = getattr(builtins, name, None)
-    is_simple = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
+    is_simple = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _NOT_PASSED_ON)
     return kind if is_simple else RuntimeError  # type: ignore[return-value]  # checked in the line before
 
 
@@ -178,7 +212,9 @@ def _send(message: tuple[Any, ...]) -> None:
     try:
         data = encode(message)
         if len(data) > MAX_FRAME_BYTES:
-            raise WireError(f"{len(data)} bytes are more than {MAX_FRAME_BYTES}")
+            raise WireLimitError(f"{len(data)} bytes are more than {MAX_FRAME_BYTES}")
+    except WireLimitError as error:
+        data = encode(("too large", str(error)))
     except (WireError, RecursionError) as error:
         data = encode(("refused", str(error)))
     _send_bytes(data)

@@ -12,7 +12,9 @@ the prompt gives); ``solution`` is a program that passes.
 
 from __future__ import annotations
 
+import ast
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -59,6 +61,39 @@ def parse_suite(reference: str) -> Suite:
         if not _is_test(test, fields["style"]):
             raise ValueError(f"tests.{place} is no {fields['style']} test")
     return Suite(style=fields["style"], tests=tuple(tests), **texts)
+
+
+def best_constant(suite: Suite) -> int:
+    """How many tests one and the same answer to all of them passes; what a test expects of itself counts as its own."""
+    known = Counter(expected for test in suite.tests if (expected := _expected(test, suite.style)))
+    return max(known.values(), default=1)
+
+
+def _expected(test: Any, style: Style) -> str:
+    """The answer that a test wants, as a text; empty where that takes running it."""
+    if style == "stdin":
+        return "\n".join(_lines(test["output"])) or "\n"
+    if style == "call":
+        return json.dumps(test["output"], sort_keys=True)
+    try:
+        (statement,) = ast.parse(test).body
+        return _asserted(statement.test) if isinstance(statement, ast.Assert) else ""
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+
+
+def _asserted(condition: ast.expr) -> str:
+    """``f(x) == 3`` wants 3, ``f(x)`` wants True, ``not f(x)`` wants False."""
+    match condition:
+        case ast.Compare(left=ast.Call(), ops=[ast.Eq() | ast.Is()], comparators=[wanted]):
+            return repr(ast.literal_eval(wanted))
+        case ast.Compare(left=wanted, ops=[ast.Eq() | ast.Is()], comparators=[ast.Call()]):
+            return repr(ast.literal_eval(wanted))
+        case ast.Call():
+            return "True"
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call()):
+            return "False"
+    return ""
 
 
 def _is_test(test: Any, style: Style) -> bool:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.sandbox.base import Limits, Outcome
-from rlcore.sandbox.box import Walls, boxed_code
 from rlcore.sandbox.judge import check_program, run_program
 from rlcore.sandbox.suite import parse_suite
+from rlcore.sandbox.walls import Walls, boxed_code
 
 MAX_MESSAGE_BYTES = 64 << 20
 _PR_SET_CHILD_SUBREAPER = 36
@@ -71,7 +71,10 @@ def _handle(request: Mapping[str, Any], walls: Walls) -> list[Outcome]:
 
 
 def _to_json(outcome: Outcome) -> dict[str, str]:
-    return {"verdict": outcome.verdict.value, "stdout": outcome.stdout, "error": outcome.error}
+    """With text that every file can hold: half of a surrogate pair becomes its escape."""
+    said = {"stdout": outcome.stdout, "error": outcome.error}
+    plain = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in said.items()}
+    return {"verdict": outcome.verdict.value, **plain}
 
 
 def _become_nobody_else() -> None:

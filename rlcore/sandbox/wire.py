@@ -7,6 +7,7 @@ said on the way in. That is what keeps objects with an ``__eq__`` of their own, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 MAX_FRAME_BYTES = 1 << 20
@@ -14,18 +15,26 @@ MAX_DEPTH = 45
 MAX_HASHED_ITEMS = 2_000  # a set of 20,000 multiples of 2**61 - 1 took ten seconds to build
 
 
+_ITEMS_PER_LOOK = 1_024  # items that are decoded between two looks at the clock
+
+
 class WireError(Exception):
     """Bytes that are no plain data, or a value that is none."""
+
+
+class WireLimitError(WireError):
+    """Plain data that is too deep or too large."""
 
 
 def encode(value: Any, depth: int = 0) -> bytes:
     """The bytes of a value. A subclass of a plain type is sent as that type (a ``Counter`` as a dict).
 
     Raises:
-        WireError: another type, or data that is too deep or too large.
+        WireError: another type.
+        WireLimitError: data that is too deep or too large.
     """
     if depth > MAX_DEPTH:
-        raise WireError(f"nested deeper than {MAX_DEPTH} levels")
+        raise WireLimitError(f"nested deeper than {MAX_DEPTH} levels")
     if value is None or value is True or value is False:
         return {None: b"N", True: b"T", False: b"F"}[value]
     if isinstance(value, int):
@@ -39,14 +48,18 @@ def encode(value: Any, depth: int = 0) -> bytes:
     return _encode_many(value, depth + 1)
 
 
-def decode(data: bytes) -> Any:
-    """The value that :func:`encode` made these bytes from.
+def _no_look() -> None:
+    """Nobody waits."""
+
+
+def decode(data: bytes, look: Callable[[], None] = _no_look) -> Any:
+    """The value that :func:`encode` made these bytes from. ``look`` is called now and then; it may raise.
 
     Raises:
         WireError: anything else, however it is malformed.
     """
     try:
-        value, end = _decode(data, 0, 0)
+        value, end = _decode(data, 0, 0, look)
     except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise WireError(f"malformed data: {type(error).__name__}") from error
     if end != len(data):
@@ -56,7 +69,7 @@ def decode(data: bytes) -> Any:
 
 def _sized(tag: bytes, data: bytes) -> bytes:
     if len(data) > MAX_FRAME_BYTES:
-        raise WireError(f"a text of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
+        raise WireLimitError(f"a text of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
     return tag + b"%d:" % len(data) + data
 
 
@@ -75,17 +88,17 @@ def _encode_many(value: Any, depth: int) -> bytes:
 
 def _joined(tag: bytes, count: int, items: Any, depth: int) -> bytes:
     if count > MAX_FRAME_BYTES:
-        raise WireError(f"{count} items are too many")
+        raise WireLimitError(f"{count} items are too many")
     return tag + b"%d:" % count + b"".join([encode(item, depth) for item in items])
 
 
 def _bounded(count: int) -> int:
     if count > MAX_HASHED_ITEMS:
-        raise WireError(f"a set or dict of more than {MAX_HASHED_ITEMS} items")
+        raise WireLimitError(f"a set or dict of more than {MAX_HASHED_ITEMS} items")
     return count
 
 
-def _decode(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+def _decode(data: bytes, at: int, depth: int, look: Callable[[], None]) -> tuple[Any, int]:
     if depth > MAX_DEPTH:
         raise WireError(f"nested deeper than {MAX_DEPTH} levels")
     tag, at = data[at : at + 1], at + 1
@@ -102,18 +115,20 @@ def _decode(data: bytes, at: int, depth: int) -> tuple[Any, int]:
     if tag in (b"s", b"b"):
         part = data[at : at + size]
         return (part.decode("utf-8", "surrogatepass") if tag == b"s" else part), at + size
-    return _decode_many(data, at, depth + 1, tag, size)
-
-
-def _decode_many(data: bytes, at: int, depth: int, tag: bytes, size: int) -> tuple[Any, int]:
     count = 2 * _bounded(size) if tag == b"d" else _bounded(size) if tag == b"t" else size
     items = []
-    for _ in range(count):
-        item, at = _decode(data, at, depth)
+    for number in range(count):
+        if number % _ITEMS_PER_LOOK == 0:
+            look()
+        item, at = _decode(data, at, depth + 1, look)
         items.append(item)
+    return _made(tag, items), at
+
+
+def _made(tag: bytes, items: list[Any]) -> Any:
     if tag == b"d":
-        return dict(zip(items[::2], items[1::2], strict=True)), at
+        return dict(zip(items[::2], items[1::2], strict=True))
     makers: dict[bytes, Any] = {b"l": list, b"u": tuple, b"t": set}
     if tag not in makers:
         raise WireError("an unknown type")
-    return makers[tag](items), at
+    return makers[tag](items)

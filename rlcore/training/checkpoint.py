@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from rlcore.algorithms.kl import KlController
+from rlcore.audit.seals import require_restored
 from rlcore.errors import CheckpointError, StorageError
+from rlcore.models.saving import fsync
 from rlcore.models.sharded import like
 from rlcore.ranks import Ranks, is_shard, whole
 from rlcore.training.learner import Learner
@@ -103,9 +104,8 @@ def write_checkpoint(root: Path, step: int, snapshot: Snapshot, *, keep: int = 2
         _seal(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync(root)
-        steps = [_step(path) for path in _steps(root)]
-        staying = steps_to_keep(steps, keep=keep, spared=spared)
+        fsync(root)
+        staying = steps_to_keep([_step(path) for path in _steps(root)], keep=keep, spared=spared)
         for old in (path for path in _steps(root) if _step(path) not in staying):
             # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
             old.rename(root / f".tmp-{old.name}")
@@ -135,15 +135,14 @@ def load_newest(
 
     Raises:
         CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs), or there
-            were checkpoints and every one is damaged: a run must not begin anew without a word.
+            were checkpoints and every one is damaged; or what is held afterwards is not what it holds.
     """
     folder = learner.ranks.of_first(partial(_newest, root, identity, up_to))
     if folder is None:
         return None
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     _restore(folder, learner, state["learner"])
-    run_state: dict[str, Any] = state["run"]
-    return run_state
+    return dict(state["run"])
 
 
 def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path | None:
@@ -206,8 +205,7 @@ def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer, ranks: Ranks) -> Tensors:
-    # Not by state_dict(): that of bitsandbytes packs some tensors away. Its count of steps is a plain int, and its maps
-    # from bytes to numbers are shared among parameters, which safetensors refuses.
+    # That of bitsandbytes packs some tensors away in state_dict(), counts in a plain int, and shares its maps.
     return {
         f"{number}/{name}": value.clone() if name.startswith("qmap") else _kept(torch.as_tensor(value), ranks)
         for number, parameter in enumerate(parameters_of(optimizer))
@@ -237,6 +235,8 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
     learner.kl = KlController(
         coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon
     )
+    held = _tensors(learner)  # whole on the first rank
+    require_restored(held if learner.ranks.is_first else {}, folder)
 
 
 @torch.no_grad()
@@ -284,17 +284,9 @@ def _seal(folder: Path) -> None:
     manifest = {path.name: _describe(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (*files, folder / MANIFEST, folder):
-        _fsync(path)
+        fsync(path)
 
 
 def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,7 @@ from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.packing import TokenSequence
-from rlcore.rewards.statistics import part_statistics
+from rlcore.rewards.mix import part_statistics
 from rlcore.training.judges import Judging, Passes
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.audit.second_pass import Examined
 from rlcore.config.placement import PlacementConfig
 from rlcore.errors import TrainingError
 from rlcore.machine import PRECISIONS
@@ -99,6 +100,13 @@ class LearnerGroup:
     ) -> tuple[UpdateStats, Footprint | None]:
         found: tuple[UpdateStats, Footprint | None] = self._call("update", samples, seed=seed, measured=measured)
         return found
+
+    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
+        found: Examined | None = self._call("examine", samples, eos_ids=tuple(eos_ids), seed=seed)
+        return found
+
+    def step_faults(self) -> list[str]:
+        return list(self._call("step_faults"))
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         self._call("observe_kl", mean_kl, num_samples)

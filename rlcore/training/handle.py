@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlcore.algorithms.table import Algorithm
+from rlcore.audit.second_pass import Examined
 from rlcore.config import RlConfig
 from rlcore.memory import Footprint
 from rlcore.training.judges import Judging
@@ -85,6 +86,14 @@ class LearnerHandle(Judging, Protocol):
             NonFiniteError: NaN or infinity in a sample, a loss or a gradient; the step that met it was not taken.
             TrainingError: one sequence, or the optimizer's state, does not fit into memory.
         """
+        ...
+
+    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
+        """What plain forward passes say of ``samples`` before an update; None where memory does not hold them."""
+        ...
+
+    def step_faults(self) -> list[str]:
+        """What was wrong with the optimizer's steps since the last call, a sentence each."""
         ...
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:

@@ -25,7 +25,7 @@ from rlcore.models.sharded import ranks_of, whole_pass
 from rlcore.out_of_memory import fit
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
-from rlcore.training.losses import StepLosses
+from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
     Columns,
     own_tokens,
@@ -43,7 +43,6 @@ from rlcore.training.optim import (
     seek,
     take_step,
 )
-from rlcore.training.policy_terms import coefficients_of
 from rlcore.training.totals import Totals, UpdateStats
 from rlcore.types import TrainingSample
 
@@ -127,6 +126,12 @@ class Learner:
         if update.max_ref_kl > 0.0:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
         return UpdateStats(policy_version=self.policy_version, moved=self._has_moved, metrics=metrics)
+
+    def trial(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+        """The losses of a first step on ``samples``, by name; its gradient is left on the parameters, nothing moves."""
+        self._has_moved = False
+        found = self._accumulate(samples, Totals(), self.tokens_per_microbatch).means()
+        return {name: value for name, value in found.items() if name.startswith("loss/")}
 
     def _figures(self) -> dict[str, float]:
         """Where the learner stands."""

@@ -12,13 +12,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import Algorithm
+from rlcore.audit.seals import require_saved
+from rlcore.audit.second_pass import Examined, examine
+from rlcore.audit.steps import StepWitness
 from rlcore.canaries import token_scores
 from rlcore.config import RlConfig
 from rlcore.memory import Footprint, measuring, num_parameters, optimizer_bytes
 from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.precision import compute_dtype
 from rlcore.models.sharded import whole_state
+from rlcore.out_of_memory import free_cached
 from rlcore.packing import TokenSequence
 from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
@@ -65,6 +69,7 @@ class LocalLearner:
     ) -> None:
         self.learner, self.reference = learner, reference
         self._beside, self._writer = tuple(beside), CheckpointWriter()
+        self._witness = StepWitness(learner)
         policy = learner.policy
         self.facts = PolicyFacts(
             config=policy.config, num_parameters=num_parameters(policy), compute_dtype=compute_dtype(policy)
@@ -126,6 +131,18 @@ class LocalLearner:
             kv_cache=0,
         )
 
+    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
+        try:
+            return examine(self.learner, self.reference, samples, eos_ids=eos_ids, seed=seed)
+        except torch.OutOfMemoryError:
+            if self.learner.ranks.size > 1:  # the others wait for this one
+                raise
+        free_cached()  # out here, where the error no longer holds the memory
+        return None
+
+    def step_faults(self) -> list[str]:
+        return self._witness.take_faults()
+
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         self.learner.observe_kl(mean_kl, num_samples)
 
@@ -149,6 +166,13 @@ class LocalLearner:
         policy, ranks = self.learner.policy, self.learner.ranks
         state = whole_state(policy)
         ranks.of_first(partial(save_model, policy, start, folder, like_start=like_start, state=state))
+        held = state if state is not None else merged_state(self.learner.policy)
+        ranks.of_first(partial(require_saved, held, folder))
 
     def close(self) -> None:
         self._writer.close()
+
+
+def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
+    """A policy's weights as an engine takes them, in the base's names; an adapter is merged in when they are read."""
+    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()

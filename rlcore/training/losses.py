@@ -1,4 +1,4 @@
-"""The losses of one optimizer step, a micro-batch at a time: each ready for its backward pass."""
+"""The losses of one optimizer step, a micro-batch at a time: of the policy, of the critic, or of both in one pass."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.objective import Coefficients
+from rlcore.algorithms.kl import k3
+from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
+from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
-from rlcore.config import RlConfig
+from rlcore.algorithms.values import value_loss
+from rlcore.config import CriticConfig, RlConfig
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_loss, completion_states
 from rlcore.models.sharded import whole_pass
 from rlcore.packing import PackedBatch
 from rlcore.training.minibatches import Columns
-from rlcore.training.policy_terms import PolicyTerms
 from rlcore.training.totals import Totals
-from rlcore.training.value_terms import critic_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepLosses:
-    """What a step's micro-batches have in common; see :class:`~rlcore.training.policy_terms.PolicyTerms`.
+    """What a step's micro-batches have in common; see :class:`PolicyTerms`.
 
     ``trains_policy``: not while the critic warms up alone.
     """
@@ -41,7 +43,7 @@ class StepLosses:
     trains_policy: bool
     starts_at_one: bool
 
-    def each(self, columns: Columns, totals: Totals) -> Iterator[tuple[Float[torch.Tensor, ""], str]]:
+    def each(self, columns: Columns, totals: Totals) -> Iterator[tuple[Float[Tensor, ""], str]]:
         """Each loss of a micro-batch with its name, counted in ``totals``.
 
         The next is computed when it is asked for, after the backward pass of the one before.
@@ -67,15 +69,15 @@ class StepLosses:
             tracks_reference=self.config.update.max_ref_kl > 0.0,
         )
 
-    def _policy(self, columns: Columns, totals: Totals) -> torch.Tensor:
+    def _policy(self, columns: Columns, totals: Totals) -> Tensor:
         batch = columns.batch.to(self.policy.device)
         return self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
 
-    def _critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> torch.Tensor:
+    def _critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> Tensor:
         predicted = critic.token_values(columns.batch.to(critic.backbone.device))
         return critic_loss(columns, predicted, self.config.critic, totals)
 
-    def _shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> torch.Tensor:
+    def _shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> Tensor:
         """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
         batch = columns.batch.to(self.policy.device)
         with torch.set_grad_enabled(self.trains_policy):
@@ -87,7 +89,7 @@ class StepLosses:
             loss = loss + self._policy_loss(columns, states, batch, totals)
         return loss
 
-    def _policy_loss(self, columns: Columns, states: torch.Tensor, batch: PackedBatch, totals: Totals) -> torch.Tensor:
+    def _policy_loss(self, columns: Columns, states: Tensor, batch: PackedBatch, totals: Totals) -> Tensor:
         terms = self.terms(columns, totals)
         return completion_loss(
             self.policy,
@@ -98,3 +100,89 @@ class StepLosses:
             entropy_gradient=terms.coefficients.entropy > 0.0,
             by_token=terms.by_token,
         )
+
+
+def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
+    """What the loss's terms count in a run; ``kl``: the coefficient as it is now, which is 0 here if in the reward."""
+    return Coefficients(
+        kl=kl if config.kl.placement == "loss" else 0.0,
+        kl_estimator=config.kl.estimator,
+        entropy=config.update.entropy_coefficient,
+        mismatch=config.update.mismatch,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PolicyTerms:
+    """A :data:`rlcore.models.head_loss.LossOfChunk` that counts its metrics in ``totals``.
+
+    ``starts_at_one``: no step was taken since sampling, so the pass's own log-probabilities are the old ones.
+    ``tracks_reference``: the KL to the reference is wanted though it is in no loss.
+    """
+
+    algorithm: Algorithm
+    coefficients: Coefficients
+    columns: Columns
+    totals: Totals
+    starts_at_one: bool
+    tracks_reference: bool
+
+    @property
+    def by_token(self) -> bool:
+        """Whether no token's term looks at another token of its sequence."""
+        return self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token"
+
+    def __call__(
+        self, places: slice, logprobs: Float[Tensor, "tokens"], entropy: Float[Tensor, "tokens"]
+    ) -> Float[Tensor, ""]:
+        """The loss of these tokens, float32 scalar; ``logprobs`` and ``entropy`` are [n] of the batch's N tokens."""
+
+        if not len(logprobs):  # a rank that has nothing left to do
+            return logprobs.sum()
+
+        def column(name: str) -> Tensor:
+            return self.columns.get(name)[places].to(logprobs.device)
+
+        mask, ref_logprobs = column("loss_mask"), column("ref_logprobs")
+        output = policy_loss(
+            LossInputs(
+                policy_logprobs=logprobs,
+                entropy=entropy,
+                old_logprobs=logprobs.detach() if self.starts_at_one else column("old_logprobs"),
+                sampler_logprobs=column("sampler_logprobs"),
+                ref_logprobs=ref_logprobs,
+                advantages=column("advantages"),
+                weights=self.columns.weights[places].to(logprobs.device),
+                loss_mask=mask,
+                sequence_index=self.columns.batch.sequence_index[places].to(logprobs.device),
+            ),
+            self.algorithm,
+            self.coefficients,
+        )
+        self.totals.add(output)
+        if self.tracks_reference:
+            # Not kl/ref of the loss: KL in the reward is in no loss, and that of its rewards is measured before.
+            self.totals.add_ref_kl(k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum())
+        return output.loss
+
+
+def critic_loss(
+    columns: Columns, predicted: Float[Tensor, "tokens"], config: CriticConfig, totals: Totals
+) -> Float[Tensor, ""]:
+    """The weighted sum over the tokens of :func:`~rlcore.algorithms.values.value_loss`, a scalar with gradient.
+
+    ``predicted``: float32 [N], the values of the batch's tokens, in its order. Counted in ``totals``.
+    """
+    device = predicted.device
+    # Filled before any arithmetic: the gradient of a square is 0 * NaN where a masked target is NaN.
+    masked = ~columns.get("loss_mask").to(device)
+    per_token = value_loss(
+        predicted.masked_fill(masked, 0.0),
+        columns.get("values").to(device).masked_fill(masked, 0.0),
+        columns.get("returns").to(device).masked_fill(masked, 0.0),
+        clip_range=config.clip_range,
+        huber_delta=config.huber_delta,
+    )
+    loss = (columns.weights.to(device) * per_token).sum()
+    totals.add_loss("loss/value", loss)
+    return loss

@@ -23,8 +23,7 @@ from rlcore.training.wire import fault_of
 WEIGHTS = "weights.safetensors"
 """What an export leaves in the folder of a group that has one."""
 
-
-_METHODS = ("passes", "scores", "update", "observe_kl", "save", "wait", "save_model")
+_METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
 _SFT_METHODS = ("step", "mean_loss", "save_model")
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.audit.seals import require_saved
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError
@@ -76,6 +77,8 @@ class SftLearner:
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         state = whole_state(self.model)
         self.ranks.of_first(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
+        held = state if state is not None else self.model.state_dict()
+        self.ranks.of_first(partial(require_saved, held, folder))
 
     def _fitted(self, minibatch: Sequence[Demonstration], scale: float) -> tuple[float, int]:
         """The loss of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory.

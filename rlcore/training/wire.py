@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from rlcore import errors
+from rlcore.audit.second_pass import Examined
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
@@ -32,6 +33,7 @@ _KINDS = {
     kind.__name__: kind
     for kind in (
         Demonstration,
+        Examined,
         FailedRollout,
         Footprint,
         Message,

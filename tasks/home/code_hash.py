@@ -28,8 +28,10 @@ from rlcore.errors import StorageError
 PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 
 # The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
-# values that enter the key themselves (rlcore.config), or words (rlcore.metrics).
+# values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
+# (rlcore.audit): no figure of the audit is in an artifact.
 NEUTRAL = (
+    "rlcore.audit",
     "rlcore.config",
     "rlcore.metrics",
     "tasks.home",

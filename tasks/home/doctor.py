@@ -28,6 +28,7 @@ MEMORY_GIB, DISK_GIB = 2.0, 1.0
 _SECONDS = 3.0  # that a server has to answer in
 _INSTALL = "run make setup, or: pip install --constraint constraints.txt ."
 _MARKS = {"ok": "ok  ", "absent": "-   ", "fault": "FAULT"}
+_PAGES = {"Prefect": "version", "MLflow": "api/2.0/mlflow/experiments/search?max_results=1"}
 State = Literal["ok", "absent", "fault"]
 
 
@@ -156,13 +157,27 @@ def server(name: str, variable: str, without: str) -> Finding:
     import httpx
 
     fix = f"start it (make services), or unset {variable} for the embedded one"
+    base = url.rstrip("/")
     try:
-        # MLflow's is beside its pages, Prefect's below its API.
-        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=_SECONDS)
+        # MLflow's is beside its pages, Prefect's below its API. Only the second page asks who we are.
+        answer = httpx.get(f"{base}/health", timeout=_SECONDS)
+        if answer.is_success:
+            answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=_user(name))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return Finding(subject=f"{name} server", state="fault", text=f"{url} does not answer: {error}", fix=fix)
+    if answer.status_code in (401, 403):
+        text, fix = f"{url} does not let us in ({answer.status_code})", "source clients.env, which make services names"
+        return Finding(subject=f"{name} server", state="fault", text=text, fix=fix)
     state: State = "ok" if answer.is_success else "fault"
     return Finding(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
+
+
+def _user(name: str) -> tuple[str, str]:
+    """User and password for a server, as its own client takes them from the environment."""
+    if name == "Prefect":
+        user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
+        return user, password
+    return os.environ.get("MLFLOW_TRACKING_USERNAME", ""), os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
 
 
 def sandbox() -> Finding:

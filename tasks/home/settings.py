@@ -15,6 +15,7 @@ from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
 from tasks.home.logs import shorten_user_errors
+from tasks.home.passwords import draw
 
 Engine = Literal["prefect", "inline"]
 
@@ -33,6 +34,7 @@ _DEFAULTS = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "GIT_PYTHON_REFRESH": "quiet",  # MLflow's git library complains on machines without git
 }
+_NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded server shows none of its own
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,17 @@ def configure_environment(home: Home) -> None:
         "PREFECT_SERVER_MEMO_STORE_PATH": str(home.prefect / "memo_store.toml"),
         "MLFLOW_TRACKING_URI": home.tracking_uri,
     }
-    for name, value in (_DEFAULTS | placed).items():
+    for name, value in (_DEFAULTS | placed | _embedded_access()).items():
         os.environ.setdefault(name, value)
+
+
+def _embedded_access() -> dict[str, str]:
+    """What lets this process, and no page in a browser, into the Prefect server that it embeds: drawn for it alone."""
+    names = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
+    if os.environ.get("PREFECT_API_URL"):
+        return {}  # a server of somebody's own, who says how to be let in
+    known = next((os.environ[name] for name in names if os.environ.get(name)), "") or f"rlcore:{draw()}"
+    return dict.fromkeys(names, known) | {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": _NOWHERE}
 
 
 def engine_name() -> Engine:

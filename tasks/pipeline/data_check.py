@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcore.config import DatasetConfig
 from rlcore.errors import DataError
 from tasks.home.storage import read_json
+from tasks.preset.data import DatasetConfig
 from tasks.steps.data import TokenView, prepare_dataset
 from tasks.steps.prepare import DATASET_KINDS
 

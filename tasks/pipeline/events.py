@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, RlcoreError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.storage import read_json
 from tasks.pipeline.bridge import announce
+from tasks.preset.run import RunConfig
 
 SNAPSHOT = "rlcore.snapshot.made"
 FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.promotion.refused"

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
-from rlcore.config import RlStage, RunConfig
 from rlcore.errors import ConfigError
 from rlcore.metrics import find_metric
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import RlStage
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import GaugeMetricFamily

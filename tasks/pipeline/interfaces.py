@@ -9,12 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rlcore.errors import ConfigError, ServiceError, StorageError
+from tasks.home.passwords import passwords
 from tasks.home.settings import Home
+from tasks.pipeline.server_access import (
+    HOST,
+    SESSIONS,
+    USER,
+    WEB,
+    mlflow_command,
+    mlflow_variables,
+    prefect_command,
+    prefect_variables,
+)
 from tasks.tracking.moved import follow_move
 
-HOST = "127.0.0.1"
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 
 
@@ -29,20 +40,33 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
     _require_results(home)
     follow_move(home)
     _require_free(mlflow_port, prefect_port)
-    mlflow = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(mlflow_port)),
-        *("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri()),
-        *("--workers", "1"),
-    ]
-    prefect = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(prefect_port)]
-    # The page in the browser asks this address, which would be the default port otherwise.
-    page = {"PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{prefect_port}/api"}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit by exception ends the servers too
+    known = passwords(_folder(home) / "passwords.json", (WEB, SESSIONS))
     sys.stdout.write(
-        f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\nCtrl-C ends both.\n"
+        f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\n"
+        f"Both ask for user {USER}, password {known[WEB]} (Prefect's page in one field: {USER}:{known[WEB]})\n"
+        "Ctrl-C ends both.\n"
     )
     sys.stdout.flush()
-    return watch({"MLflow": (mlflow, {}), "Prefect": (prefect, page)})
+    return watch(_servers(home, known, mlflow_port=mlflow_port, prefect_port=prefect_port))
+
+
+def _servers(
+    home: Home, known: Mapping[str, str], *, mlflow_port: int, prefect_port: int
+) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:
+    """Command and added variables of each server, by its name."""
+    stores = ("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri())
+    return {
+        "MLflow": (mlflow_command(mlflow_port, *stores), mlflow_variables(_folder(home), mlflow_port, known)),
+        "Prefect": (prefect_command(prefect_port), prefect_variables(prefect_port, known[WEB])),
+    }
+
+
+def _folder(home: Home) -> Path:
+    """Where password and users of the interfaces are kept; remove it, and another password is drawn."""
+    folder = home.root / "interfaces"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def watch(commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]]) -> int:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import EngineConfig, RewardModelStage, RlStage, RunConfig, SftStage
+from rlcore.config import EngineConfig
 from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
@@ -20,6 +20,8 @@ from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.sampling.vllm.placement import Cards, is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import RewardModelStage, RlStage, SftStage
 from tasks.steps.base import MODEL
 from tasks.steps.rollout_engine import place
 

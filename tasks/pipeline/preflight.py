@@ -21,18 +21,7 @@ from transformers import PretrainedConfig
 from data_contracts.convert import is_generator
 from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import (
-    EngineConfig,
-    EpisodeConfig,
-    EvaluationConfig,
-    ModelConfig,
-    RewardTerm,
-    RlStage,
-    RunConfig,
-    SamplingConfig,
-)
-from rlcore.config.graph import asked_for, start_of
-from rlcore.config.stages import BASE, StageConfig, rewards_of, sampling_of
+from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
@@ -45,8 +34,13 @@ from tasks.pipeline.memory_plan import memory_lines, model_of
 from tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
 from tasks.pipeline.sizes import disk_account, position_faults
 from tasks.pipeline.unusual import unusual
+from tasks.preset.data import HUB, POLICY
+from tasks.preset.evaluation import EvaluationConfig
+from tasks.preset.graph import asked_for, start_of
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import BASE, RlStage, StageConfig, rewards_of, sampling_of
 from tasks.steps.base import MODEL
-from tasks.steps.data import POLICY, check_options, resolve_adapter, source_digest
+from tasks.steps.data import check_options, hub_parts, resolve_adapter
 from tasks.steps.prepare import DATASET_KINDS
 from tasks.tracking.registry import read_version
 
@@ -89,18 +83,20 @@ def preflight(
 ) -> list[str]:
     """Lines for people: unusual values, the memory plan, the disk. ``targets`` None: all that a preset describes.
 
+    The graph of ``config`` may have faults of its own, which are named with the others if ``targets`` is None.
     ``refs``: the artifacts of the stages that are not run again; None where nobody has looked, which takes as long as
     to read all sources: then memory and disk are left out.
 
     Raises:
-        ConfigError: with every fault, one a line.
+        ConfigError: with every fault, one a line, and what is unusual beside them.
     """
     ready = Ready(config=config, home=home, refs=refs or {})
     stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else asked_for(config, targets)
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
     faults = [
+        *config.faults,
         *_model(config.model),
-        *_device(config),
+        *_caught("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
         *chain(*(_stage(ready, name) for name in stages)),
         *chain(*(_data(config, name) for name in data)),
         *(_evaluation(config) if is_evaluated else ()),
@@ -108,14 +104,15 @@ def preflight(
         *reference_faults(config, stages, data),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]
-    lines = [] if faults else [*unusual(config, stages), *unmeasured_line(config, data)]
+    odd = unusual(config, stages)
+    lines = [*odd, *(() if faults else unmeasured_line(config, data))]
     if not faults and refs is not None:  # the sizes are those that are meant
         new = [name for name in stages if name not in refs]
         faults = _caught("memory", lambda: lines.extend(_memory(ready, stages)))
         faults += _caught("disk", lambda: lines.append(disk_account(config, ready.model, new, home.root)))
     if faults:
         raise ConfigError(
-            "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys(faults)),
+            "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys((*faults, *odd))),
             where=f"preset {config.name}",
             fix="correct the named keys; nothing has been run",
         )
@@ -164,10 +161,6 @@ def _model(config: ModelConfig) -> Iterator[str]:
 def _evaluates(config: RunConfig, target: str) -> bool:
     """Whether a stage of the pipeline is or needs an evaluation."""
     return target not in (*config.stages, "import_sft") and not target.startswith("prepare_")
-
-
-def _device(config: RunConfig) -> list[str]:
-    return _caught("hardware.device", lambda: choose_device_and_dtype(config.hardware))
 
 
 def _engine_of(config: RunConfig, path: str, section: SamplingConfig | EvaluationConfig) -> Iterator[str]:
@@ -252,11 +245,19 @@ def _data(config: RunConfig, name: str) -> list[str]:
         return list(_engine("engine", config.engine))
     if is_generator(adapter):
         return []
-    if data.path.startswith("hub:"):
-        return _caught(f"{path}.path", lambda: source_digest(data))
-    if not Path(data.path).is_file():
-        return [f"{path}.path = {data.path!r}: no such file, and the adapter {adapter!r} reads one; or set fallback"]
-    return []
+    found = _source(f"{path}.path", data.path, adapter, "set fallback")
+    if data.eval_path:
+        found += _source(f"{path}.eval_path", data.eval_path, adapter, "leave it out, to hold out rows of path")
+    return found
+
+
+def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
+    """What is wrong with the file, or the place on a hub, that an adapter reads."""
+    if source.startswith(HUB):
+        return _caught(key, lambda: hub_parts(source))
+    if Path(source).is_file():
+        return []
+    return [f"{key} = {source!r}: no such file, and the adapter {adapter!r} reads one; or {otherwise}"]
 
 
 def _evaluation(config: RunConfig) -> Iterator[str]:

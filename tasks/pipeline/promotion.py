@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlcore.config import PromotionConfig, RunConfig
 from rlcore.errors import PromotionError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
 from tasks.pipeline.events import tell_of_refusal
+from tasks.preset.promotion import PromotionConfig
+from tasks.preset.run import RunConfig
 from tasks.steps.promote import model_name
 from tasks.tracking import registry
 from tasks.tracking.described import refresh_cards

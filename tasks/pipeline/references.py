@@ -17,9 +17,10 @@ from data_contracts.adapters import RowFn
 from data_contracts.convert import is_generator, row_function
 from data_contracts.errors import ContractError, RowFault
 from rlcore.canaries.rewards import VERIFIERS
-from rlcore.config import DatasetConfig, RunConfig
-from rlcore.config.graph import evaluated_data
-from rlcore.config.stages import data_of, rewards_of
+from tasks.preset.data import DatasetConfig
+from tasks.preset.graph import evaluated_data
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import data_of, rewards_of
 
 ROWS_LOOKED_AT = 200
 _PROMOTING = ("promote", "reward_gate", "drift")

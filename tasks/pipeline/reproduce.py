@@ -19,7 +19,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
 from rlcore.machine import find_machine, settings_of
 from rlcore.strict import build
@@ -30,6 +30,7 @@ from tasks.home.settings import Home, configure_environment
 from tasks.home.storage import read_json
 from tasks.pipeline.keys import key_of, why
 from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.preset.run import RunConfig, without_faults
 from tasks.steps.base import MODEL
 from tasks.tracking.lineage import is_import, read_records
 from tasks.tracking.registry import ModelVersion, read_version
@@ -102,7 +103,8 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     machine = origin.record.ingredients.get("machine", {})
     document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
     document["seed"] = origin.record.ingredients["seed"]
-    return build(RunConfig, _without_none(document), source=f"the records of {origin.version.name}")
+    source = f"the records of {origin.version.name}"
+    return without_faults(build(RunConfig, _without_none(document), source=source), source)
 
 
 def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:

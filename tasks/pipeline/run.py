@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal, Protocol
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import StageCache, describe_machine, now
@@ -21,6 +21,7 @@ from tasks.pipeline.leases import heal, hold_lease
 from tasks.pipeline.models import complete_cards, register
 from tasks.pipeline.pages import is_drawn, page_folder, show_pages
 from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, result_of, run_stage
+from tasks.preset.run import RunConfig
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 logger = logging.getLogger(__name__)
@@ -123,14 +124,7 @@ def run_pipeline(
     Raises:
         ConfigError: a stage needs more than the GPU has.
     """
-    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
-
-    ordered = order_stages(stages, targets)
-    found = find_machine(config.hardware)
-    machine = describe_machine(to_dict(found))
-    logger.info("machine: %s", machine)
-    if slow := why_slow(found):
-        logger.warning("%s", slow)
+    ordered, machine = order_stages(stages, targets), _machine(config)
     for line in heal(home):
         logger.warning("%s", line)
     flow_run = current_flow_run()
@@ -158,6 +152,18 @@ def run_pipeline(
             report(run, config, refs, started=started)
     _report(refs, parent)
     return refs
+
+
+def _machine(config: RunConfig) -> str:
+    """The machine in words, which are logged, with a warning where it computes slowly."""
+    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
+
+    found = find_machine(config.hardware)
+    machine = describe_machine(to_dict(found))
+    logger.info("machine: %s", machine)
+    if slow := why_slow(found):
+        logger.warning("%s", slow)
+    return machine
 
 
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:

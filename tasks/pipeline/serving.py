@@ -72,7 +72,8 @@ def serve_model(
 
 def vllm_command(python: str, registered: Registered, *, host: str, port: int, eager: bool) -> list[str]:
     """vLLM's server on a checkpoint: it reads the template from the tokenizer and the EOS ids from the generation
-    configuration beside the weights. ``eager``: it compiles nothing, which takes minutes on a CPU.
+    configuration beside the weights. It computes in the precision of the weights; by itself it would round float32.
+    ``eager``: it compiles nothing, which takes minutes on a CPU.
     """
     options = {
         "model": registered.folder,
@@ -80,6 +81,7 @@ def vllm_command(python: str, registered: Registered, *, host: str, port: int, e
         "host": host,
         "port": port,
         "generation-config": "auto",
+        "dtype": read_json(registered.folder / "config.json").get("dtype") or "auto",
     }
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *(["--enforce-eager"] if eager else [])]

@@ -9,12 +9,13 @@ from pathlib import Path
 from transformers import PretrainedConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RlConfig, RlStage, RunConfig
-from rlcore.config.graph import evaluated_data
-from rlcore.config.stages import data_of, sampling_of
+from rlcore.config import RlConfig
 from rlcore.errors import StorageError
 from rlcore.memory_plan import ModelSize, readable
 from rlcore.models.architectures import max_positions
+from tasks.preset.graph import evaluated_data
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import RlStage, data_of, sampling_of
 
 _COPIES = 2  # of each checkpoint that is made: the artifact, and the registered model
 _CHECKPOINTS = 3  # of an RL run while it works: the newest two, and one that is being written

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import RunConfig, to_dict
-from rlcore.errors import ConfigError, RlcoreError
+from rlcore.config import to_dict
+from rlcore.errors import ConfigError, RlcoreError, StorageError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import Ingredients, Record, StageCache, describe_machine, now
 from tasks.home.code_hash import closure_digests, code_version
@@ -33,6 +33,7 @@ from tasks.pipeline.exporter import exported
 from tasks.pipeline.interrupts import under_way
 from tasks.pipeline.keys import function_of, key_of, versions
 from tasks.pipeline.pages import Draw, Result, show_refusal
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import RunTracker, Tracker
@@ -146,46 +147,67 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             run.parent.set_tags({f"stage.{stage.name}": f"cached:{record.ref.mlflow_run_id}"})
             logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
             return record.ref
+        _require_intact(stage, inputs, run.store)
         logger.info("%s: starts", stage.name)
-        with (
-            told_if_it_fails(config.name, stage.name),
-            exported(config, stage.name) as show,
-            _folders(run.home, key) as (folder, work),
-            under_way(stage.name, work),
-            _open_run(stage, key, work, run) as tracker,
-        ):
-            tracker.show = show
-            context = StageContext(
-                stage=stage.name,
-                folder=folder,
-                work=work,
-                inputs={name: run.store.path(inputs[name]) for name in stage.inputs},
-                input_refs={name: inputs[name] for name in stage.inputs},
-                config=stage.sections(config),
-                seed=config.seed,
-                stage_key=key,
-                tracker=tracker,
-                progress=partial(logger.info, "%s: %s", stage.name),
-                advance=report_progress,
-                turn=as_task,
-            )
-            tracker.log_params(_logged(ingredients))
-            result = _run_step(stage, config, context)
-            ref = _commit(stage, context, result, run.store, machine=ingredients["machine"])
-        record = Record(
-            key=key,
-            ref=ref,
-            ingredients=ingredients,
-            metrics=result.metrics,
-            code=code_version(),
-            environment=pins_digest(),
-            created=now(),
-            seconds=time.perf_counter() - started,
-            files=context.config.files(),
-        )
+        record = _compute(stage, config, inputs, run, ingredients)
         _keep(record, stage, config, run)
     logger.info("%s: done in %.1f s", stage.name, record.seconds)
-    return ref
+    return record.ref
+
+
+def _compute(
+    stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun, ingredients: Ingredients
+) -> Record:
+    """Run the step in its folders and its own MLflow run, and move what it left into the store."""
+    key, started = key_of(ingredients), time.perf_counter()
+    with (
+        told_if_it_fails(config.name, stage.name),
+        exported(config, stage.name) as show,
+        _folders(run.home, key) as (folder, work),
+        under_way(stage.name, work),
+        _open_run(stage, key, work, run) as tracker,
+    ):
+        tracker.show = show
+        context = StageContext(
+            stage=stage.name,
+            folder=folder,
+            work=work,
+            inputs={name: run.store.path(inputs[name]) for name in stage.inputs},
+            input_refs={name: inputs[name] for name in stage.inputs},
+            config=stage.sections(config),
+            seed=config.seed,
+            stage_key=key,
+            tracker=tracker,
+            progress=partial(logger.info, "%s: %s", stage.name),
+            advance=report_progress,
+            turn=as_task,
+        )
+        tracker.log_params(_logged(ingredients))
+        result = _run_step(stage, config, context)
+        ref = _commit(stage, context, result, run.store, machine=ingredients["machine"])
+    return Record(
+        key=key,
+        ref=ref,
+        ingredients=ingredients,
+        metrics=result.metrics,
+        code=code_version(),
+        environment=pins_digest(),
+        created=now(),
+        seconds=time.perf_counter() - started,
+        files=context.config.files(),
+    )
+
+
+def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: ArtifactStore) -> None:
+    """The rows that a stage reads are those of the digest in its key; a model is held against its own seal."""
+    for name in stage.inputs:
+        ref = inputs[name]
+        if ref.kind == "dataset" and (faults := store.faults(ref)):
+            raise StorageError(
+                f"the rows of {name} are not those of their digest any more: {faults[0]}",
+                where=str(store.root / ref.uri),
+                fix="start the same command again: what was changed is made anew",
+            )
 
 
 def _keep(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RlConfig, RunConfig
-from rlcore.config.stages import StageConfig, data_of
+from rlcore.config import RlConfig
+from rlcore.errors import ConfigError
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import StageConfig, data_of
 
 # The largest values that recipes of the literature and ours have, with room above.
 LARGEST = {
@@ -40,7 +42,10 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
     rl = stage.settings
     if not isinstance(rl, RlConfig) or rl.kl.placement == "loss" or rl.kl.coefficient == 0.0:
         return
-    scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
+    try:
+        scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
+    except ConfigError:  # an algorithm that is a fault
+        return
     if scale in ("group", "group_sample"):
         yield (
             f"unusual: {path}.kl.placement = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "

@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.strict import Above, AtLeast, Below, Between, OneOf, apply_override
+from tasks.preset.run import RunConfig
 
 NAME, NUMBER = "<name>", "<number>"  # in the path of a section that a preset may have many of
 LEFT_OUT = "left out"

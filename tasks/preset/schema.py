@@ -11,9 +11,10 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from rlcore.config import RunConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.strict import Above, AtLeast, Below, Between, OneOf
 from tasks.preset.described import Field, bounds_of, fields_of, text_of
+from tasks.preset.run import RunConfig
 
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _OF_FILES = {

@@ -12,17 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import (
-    DatasetConfig,
-    EngineConfig,
-    EvaluationConfig,
-    ModelConfig,
-    PlacementConfig,
-    RunConfig,
-    StageConfig,
-    to_dict,
-)
-from rlcore.config.stages import STAGE_KINDS, sampling_of
+from rlcore.config import EngineConfig, ModelConfig, PlacementConfig, to_dict
+from tasks.preset.data import DatasetConfig
+from tasks.preset.evaluation import EvaluationConfig
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import STAGE_KINDS, StageConfig, sampling_of
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -52,14 +53,7 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
     drawn = [replace(each, points=points) for each in series if (points := _finite(each.points))]
     if not drawn:
         return ""
-    settings = {
-        "svg.hashsalt": title,  # one for each chart: no two share an id in a page
-        "svg.fonttype": "none",
-        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: a drawing is the same on every machine
-        "font.size": 10,
-        "path.simplify": False,
-    }
-    with mpl.rc_context(cast(Any, settings)):
+    with svg_settings(title):
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
         axes = _axes(figure)
         for number, each in enumerate(drawn):
@@ -75,6 +69,21 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)
     return text
+
+
+def svg_settings(salt: str) -> AbstractContextManager[None]:
+    """What a drawing is made with: words that stay text, and the same bytes on every machine.
+
+    ``salt``: one for each drawing, so that no two share an id in a page.
+    """
+    settings = {
+        "svg.hashsalt": salt,
+        "svg.fonttype": "none",
+        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
+        "font.size": 10,
+        "path.simplify": False,
+    }
+    return mpl.rc_context(cast(Any, settings))
 
 
 def _finite(points: Sequence[Point]) -> list[Point]:

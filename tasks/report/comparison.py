@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.evaluation import PairedDifference
+from rlcore.paired import PairedDifference
 from rlcore.strict import build
+from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots
@@ -67,7 +68,7 @@ def render(
     """The page, as Markdown. ``compared``: ``comparison.json``."""
     differences = {each: build(PairedDifference, found) for each, found in compared["differences"].items()}
     parts = [
-        f"# {name}: what each step was worth",
+        f"# {plain(name)}: what each step was worth",
         accuracy_table(compared["summaries"], confidence=confidence),
         "## Differences on the same problems (paired score interval, exact McNemar test)",
         difference_table(differences, confidence=confidence),
@@ -141,7 +142,7 @@ def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5
     changed = both[~both["correct_before"] & both["correct_after"]].head(count)
     lines = ["| problem | before | after |", "|---|---|---|"]
     lines += [
-        f"| {row.prompt_id} | {_cell(row.completion_before)} | {_cell(row.completion_after)} |"
+        f"| {excerpt(row.prompt_id)} | {excerpt(row.completion_before)} | {excerpt(row.completion_after)} |"
         for row in changed.itertuples()
     ]
     return "\n".join(lines) if len(changed) else "None."
@@ -169,7 +170,3 @@ def rejection_section(name: str, account: Mapping[str, Any], *, confidence: floa
         f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({level(confidence)}). "
         f"Not kept: {went or 'none'}.\n"
     )
-
-
-def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")[:160]

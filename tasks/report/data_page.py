@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from data_contracts.report import GateReport, RuleResult
+from tasks.home.markdown import code, plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 
@@ -24,16 +24,12 @@ def render(report: GateReport) -> str:
     """The account as Markdown."""
     parts = [
         f"**{report.sentence}**",
-        f"{report.lines_read:,} lines of {report.source}, as {report.contract}; {report.merged:,} rows were equal to "
-        "another row and merged. Rows that are over passed the gate and are not used: `num_train` and `num_eval` ask "
-        "for fewer.",
-        *(f"**Warning**: {warning}." for warning in report.warnings),
+        f"{report.lines_read:,} lines of {code(report.source)}, as {report.contract}; {report.merged:,} rows were "
+        "equal to another row and merged. Rows that are over passed the gate and are not used: `num_train` and "
+        "`num_eval` ask for fewer.",
+        *(f"**Warning**: {plain(warning)}." for warning in report.warnings),
     ]
     if report.reasons:
-        rows = [f"| {_cell(reason)} | {count:,} |" for reason, count in report.reasons.items()]
+        rows = [f"| {plain(reason)} | {count:,} |" for reason, count in report.reasons.items()]
         parts.append("\n".join(["| why rows are in quarantine.jsonl | rows |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
-
-
-def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.drift import ColumnDrift, Move
+from tasks.home.markdown import plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.steps.drift import DatasetDrift, moves_of, sentence_of
@@ -27,7 +28,7 @@ def render(found: Sequence[DatasetDrift]) -> str:
 
 
 def _section(one: DatasetDrift) -> str:
-    lines = [f"## {one.name}: {one.level}", "", f"{sentence_of(one)}."]
+    lines = [f"## {one.name}: {one.level}", "", f"{plain(sentence_of(one))}."]
     if one.columns:
         lines += [
             "",
@@ -48,7 +49,7 @@ def _row(column: ColumnDrift) -> str:
     level = column.level if column.level == "calm" else f"**{column.level}**"
     return (
         f"| {column.column} | {level} | {column.psi:.3f} | {column.psi_by_chance:.3f} | {ks} | {by_chance} | {means} "
-        f"| {column.before} → {column.after} | {moves_of(column)} |"
+        f"| {column.before} → {column.after} | {plain(moves_of(column))} |"
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from rlcore.checks import Check
 from rlcore.promotion import Verdict
 from rlcore.strict import build
+from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report.levels import level
@@ -32,8 +32,8 @@ def promotion_page(result: Result, folder: Path) -> str:
 
 def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str) -> str:
     """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one."""
-    against = f"against version {champion}" if champion else "the first champion"
-    parts = [f"# {name}: {against}", f"**{verdict.sentence}**"]
+    against = f"against version {plain(champion)}" if champion else "the first champion"
+    parts = [f"# {plain(name)}: {against}", f"**{plain(verdict.sentence)}**"]
     if verdict.checks:
         parts += [f"Look {verdict.look} at these held-out prompts, level {verdict.alpha:.3g}.", check_table(verdict)]
     if "champion" in answers:
@@ -55,7 +55,7 @@ def _row(check: Check) -> str:
     p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
     interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
     passed = "yes" if check.passed else "**no**"
-    return f"| {check.name} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
+    return f"| {plain(check.name)} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
 
 
 def _samples(changed: pd.DataFrame) -> str:
@@ -63,11 +63,7 @@ def _samples(changed: pd.DataFrame) -> str:
         return "None."
     lines = ["| problem | champion | challenger |", "|---|---|---|"]
     lines += [
-        f"| {row.prompt_id} | {_cell(row.completion_champion)} | {_cell(row.completion_challenger)} |"
+        f"| {excerpt(row.prompt_id)} | {excerpt(row.completion_champion)} | {excerpt(row.completion_challenger)} |"
         for row in changed.head(_SHOWN).itertuples()
     ]
     return "\n".join(lines)
-
-
-def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")[:160]

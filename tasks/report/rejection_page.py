@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlcore.rejection import Yield
 from rlcore.strict import build
+from tasks.home.markdown import plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report.levels import level
@@ -33,7 +34,7 @@ def render(yields: Mapping[str, Yield], dropped: Mapping[str, int], *, confidenc
         "|---" * 9 + "|",
     ]
     lines += [
-        f"| {task} | {each.num_prompts} | {each.sampled} | {each.verified} | {each.kept} "
+        f"| {plain(task)} | {each.num_prompts} | {each.sampled} | {each.verified} | {each.kept} "
         f"| {each.kept / each.sampled:.3f} | {each.pass_rate.mean:.3f} "
         f"| [{each.pass_rate.low:.3f}, {each.pass_rate.high:.3f}] | {each.solved.mean:.3f} |"
         for task, each in yields.items()

@@ -9,6 +9,7 @@ import pandas as pd
 
 from rlcore.promotion import Verdict
 from rlcore.strict import build
+from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json, read_table
 from tasks.pipeline.pages import Result
 from tasks.report.promotion_page import check_table
@@ -27,7 +28,7 @@ def reward_gate_page(result: Result, folder: Path) -> str:
 
 def render(verdict: Verdict, margins: pd.DataFrame, *, is_same: bool) -> str:
     """The page, as Markdown. ``margins``: a row per pair, with the previous model's where there is one."""
-    parts = ["# The reward model", f"**{verdict.sentence}**", check_table(verdict)]
+    parts = ["# The reward model", f"**{plain(verdict.sentence)}**", check_table(verdict)]
     if is_same:
         parts.append("It is the champion's reward model: neither data nor settings have changed.")
     elif "previous" not in margins:
@@ -45,11 +46,8 @@ def _disagreements(margins: pd.DataFrame) -> str:
     worst = apart.loc[gaps.sort_values(ascending=False, kind="stable").index[:_SHOWN]]
     lines = ["| pair | chosen | rejected | margin, new | previous |", "|---|---|---|---|---|"]
     lines += [
-        f"| {row.pair_id} | {_cell(row.chosen)} | {_cell(row.rejected)} | {row.new:+.2f} | {row.previous:+.2f} |"
+        f"| {excerpt(row.pair_id)} | {excerpt(row.chosen)} | {excerpt(row.rejected)} | {row.new:+.2f} "
+        f"| {row.previous:+.2f} |"
         for row in worst.itertuples()
     ]
     return f"{len(apart)} of {len(margins)}.\n\n" + "\n".join(lines)
-
-
-def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")[:160]

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import RlStage, RunConfig, to_dict
-from rlcore.config.stages import data_of, rewards_of
+from rlcore.config import to_dict
 from rlcore.machine import find_machine
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from tasks.home.storage import read_json, read_table
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import RlStage, data_of, rewards_of
 from tasks.report.found import Folders, reward_models, rl_runs
 from tasks.steps.base import MODEL
 
@@ -56,9 +57,9 @@ class Answers:
 def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
     """Name, source, size and licence of the model that the run begins with."""
     model = config.model
+    named = {"revision": model.revision, "file": model.file, "chat template": model.chat_template}
     facts = {"model": model.path or "a new Llama", "source": _SOURCES[model.source]}
-    if model.revision:
-        facts["revision"] = model.revision
+    facts |= {name: value for name, value in named.items() if value}
     if "import_sft" in folders:
         described = read_json(folders["import_sft"] / MODEL / "config.json")
         size, precision = _parameters(folders["import_sft"] / MODEL)

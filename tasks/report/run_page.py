@@ -10,15 +10,16 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.config import RunConfig
-from rlcore.config.graph import contrasts, evaluated_data
 from rlcore.machine import choose_device_and_dtype
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.code_hash import code_version
+from tasks.home.markdown import code
 from tasks.home.storage import read_json
 from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
 from tasks.pipeline.keys import versions
 from tasks.pipeline.stages import PipelineRun
+from tasks.preset.graph import contrasts, evaluated_data
+from tasks.preset.run import RunConfig
 from tasks.report import run_data as data
 from tasks.report import run_facts as facts
 from tasks.report.comparison import accuracy_table
@@ -82,7 +83,7 @@ def publish_report(
             )
     if run.parent.url:
         report_link("run report", f"{run.parent.url}/artifacts/report/{FILE}")
-    report_markdown("run report", f"{_headline(config, folders) or 'no comparison in this run'}\n\n`{path}`")
+    report_markdown("run report", f"{_headline(config, folders) or 'no comparison in this run'}\n\n{code(path)}")
     return path
 
 
@@ -93,9 +94,9 @@ def _describe_run(run: PipelineRun, config: RunConfig, folders: Mapping[str, Pat
     parts = [
         _headline(config, folders),
         table,
-        f"Report: {page} among the artifacts, and `{path}`.",
+        f"Report: {page} among the artifacts, and {code(path)}.",
         f"Prefect: {origin.prefect}" if origin.prefect else "",
-        f"Made by `{origin.command}`" if origin.command else "",
+        f"Made by {code(origin.command)}" if origin.command else "",
     ]
     run.parent.set_tags({DESCRIPTION: "\n\n".join(filter(None, parts))[:_MAX_DESCRIPTION]})
     figures = {"accuracy": "eval/accuracy", "cut": "completion/truncated", "problems": "eval/problems"}

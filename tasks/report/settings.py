@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rlcore.config import RunConfig, to_dict
-from tasks.home.nested import flatten
+from tasks.preset.described import REQUIRED, Key, describe
+from tasks.preset.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A setting by its dotted name, with its value, and what it would be otherwise: empty where there is nothing."""
+    """A setting by its dotted name, with its value, and what it would be otherwise: empty where there is nothing.
+
+    Values are those of :mod:`tasks.preset.described`: as TOML writes them.
+    """
 
     name: str
     value: str
@@ -22,39 +23,24 @@ class Change:
 
 def from_defaults(config: RunConfig) -> list[Change]:
     """The settings that a preset gives another value than their default, or that have none."""
-    return list(_walk(config, MISSING, ""))
+    return [
+        Change(name=name, value=key.value, other="" if key.default == REQUIRED else key.default)
+        for name, key in _keys(config)
+        if key.value != key.default
+    ]
 
 
 def from_preset(config: RunConfig, base: RunConfig) -> list[Change]:
     """The settings in which two presets differ; a setting that one of them lacks is empty there."""
-    here, there = flatten(to_dict(config)), flatten(to_dict(base))
+    here, there = ({name: key.value for name, key in _keys(each)} for each in (config, base))
     return [
-        Change(name=name, value=_text(here.get(name, MISSING)), other=_text(there.get(name, MISSING)))
+        Change(name=name, value=here.get(name, ""), other=there.get(name, ""))
         for name in dict.fromkeys((*here, *there))
-        if name != "name" and here.get(name, MISSING) != there.get(name, MISSING)
+        if name != "name" and here.get(name) != there.get(name)
     ]
 
 
-def _walk(value: Any, default: Any, path: str) -> Iterator[Change]:
-    if is_dataclass(value):
-        for each in fields(value):
-            own = getattr(default, each.name) if type(default) is type(value) else _default(each)
-            inline = each.metadata.get("inline")
-            yield from _walk(getattr(value, each.name), own, path if inline else f"{path}.{each.name}".lstrip("."))
-    elif isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
-        for name, item in value.items():
-            yield from _walk(item, MISSING, f"{path}.{name}")
-    elif value != default:
-        yield Change(name=path, value=_text(to_dict(value)), other=_text(to_dict(default)))
-
-
-def _default(each: Field[Any]) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
-
-
-def _text(value: Any) -> str:
-    if value is MISSING or value is None:
-        return ""
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _keys(config: RunConfig) -> Iterator[tuple[str, Key]]:
+    for section in describe(config):
+        for key in section.keys:
+            yield f"{section.path}.{key.name}".lstrip("."), key

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Record, StageCache, describe_machine
+from tasks.home.markdown import on_terminal
 from tasks.home.settings import Home
 from tasks.pipeline.pages import page_folder
 from tasks.report.outcome import place_lines, rl_lines
@@ -22,7 +23,7 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """A table of the stages with the seconds that each took when it ran, then the comparison's page."""
     lines = ["", *_stage_lines(home, refs), f"{'this run, in all':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds), "look at it: make ui"]
+    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds), "look at it: rlcore ui"]
     return "\n".join(lines) + "\n"
 
 
@@ -71,7 +72,11 @@ def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> lis
     if "compare" not in refs:
         return []
     page = page_folder(home, preset, "compare", refs["compare"]) / "comparison.md"
-    return ["", page.read_text(encoding="utf-8").rstrip(), "", f"{'plots':<24}{page.parent}"] if page.is_file() else []
+    return (
+        ["", on_terminal(page.read_text(encoding="utf-8")).rstrip(), "", f"{'plots':<24}{page.parent}"]
+        if page.is_file()
+        else []
+    )
 
 
 def _reports(home: Home, preset: str) -> list[str]:

@@ -15,17 +15,16 @@ from data_contracts.budget import TokenMeter
 from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.gate import Candidates, GateLimits, GateReport, GateResult
-from data_contracts.reading import Source, joined, read_source, source_of
-from rlcore.config import DatasetConfig
-from rlcore.config.data import HUB, tried
+from data_contracts.reading import Source, joined, read_source, require_file, source_of
+from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.home.artifacts import file_sha256
 from tasks.home.storage import write_bytes, write_json, write_table
+from tasks.preset.data import HUB, POLICY, DatasetConfig
 from tasks.steps.code_tasks import without_broken_tests
 
 DatasetKind = Kind
-POLICY = "policy"  # not an adapter of ours: pairs that the SFT policy samples
 GENERATED = "generated"
 _HUB = re.compile(
     r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
@@ -145,7 +144,7 @@ def source_digest(config: DatasetConfig) -> str:
 
     Raises:
         ConfigError: unknown adapter, malformed hub path.
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or is a pipe or a device.
     """
     adapter = resolve_adapter(config)
     if adapter == POLICY or convert.is_generator(adapter):
@@ -155,8 +154,10 @@ def source_digest(config: DatasetConfig) -> str:
 
 def _digest_of(path: str, adapter: str) -> str:
     if path.startswith(HUB):
-        return _hub_parts(path)["revision"]
+        return hub_parts(path)["revision"]
     try:
+        with _contract_errors():
+            require_file(Path(path))
         return file_sha256(Path(path))
     except OSError as error:
         raise DataError(
@@ -187,7 +188,7 @@ def _read_hub(path: str) -> Source:
     """A split of a dataset on the hub, ``train`` unless the path names one, at one commit; no code of it is run."""
     import datasets
 
-    parts = _hub_parts(path)
+    parts = hub_parts(path)
     try:
         split = parts["split"] or "train"
         loaded = datasets.load_dataset(parts["name"], parts["subset"], revision=parts["revision"], split=split)
@@ -200,7 +201,12 @@ def _read_hub(path: str) -> Source:
     return source_of(path, list(loaded))
 
 
-def _hub_parts(path: str) -> dict[str, str]:
+def hub_parts(path: str) -> dict[str, str]:
+    """Name, revision, subset and split that a hub path names; empty or None where it does not.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
     match = _HUB.fullmatch(path)
     if match is None:
         raise ConfigError(

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.drift import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
-from rlcore.config import DriftConfig, RetrainConfig
 from rlcore.errors import DataError
 from tasks.home.settings import find_home
 from tasks.home.storage import read_json, write_json
+from tasks.preset.retrain import DriftConfig, RetrainConfig
 from tasks.steps.base import StageContext, StageResult
 
 _DIGITS = 12
+_NAME = 40  # characters of a value, where it is named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +108,8 @@ def _distance(column: ColumnDrift) -> str:
 
 def moves_of(column: ColumnDrift) -> str:
     """The names and bins whose shares changed most."""
-    moves = (f"{_cell(move.name)} {move.before:.1%} → {move.after:.1%}" for move in column.moves)
+    moves = (f"{' '.join(move.name.split())[:_NAME]} {move.before:.1%} → {move.after:.1%}" for move in column.moves)
     return "; ".join(moves) or "nothing"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:40]
 
 
 def _metrics(columns: Sequence[ColumnDrift]) -> dict[str, float]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
-from rlcore.config import EpisodeConfig, RunConfig
-from rlcore.config.stages import sampling_of
+from rlcore.config import EpisodeConfig
 from rlcore.errors import DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.episodes import EpisodeSampler
@@ -18,7 +17,9 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.search import Passage
 from rlcore.tools.table import ToolResources, build_tools
 from tasks.home.artifacts import file_sha256
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, section_of
+from tasks.preset.stages import sampling_of
 
 
 @contextmanager

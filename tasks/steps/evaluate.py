@@ -10,16 +10,15 @@ from typing import Any
 import pandas as pd
 
 from data_contracts import evaluations as contract
-from rlcore.config import EvaluationConfig
+from rlcore.audit.seals import require_sealed, require_served
 from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
+from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, score_each, ungraded
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.episodes import transcript
-from rlcore.sampling.vllm.weights import max_positions
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, is_correct
 from tasks.home.storage import write_table
+from tasks.preset.evaluation import EvaluationConfig
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import verifier
@@ -32,9 +31,9 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the data sets ``data``."""
     model = context.inputs[checkpoint]
     config: EvaluationConfig = context.config.evaluation
-    tokenizer = ChatTokenizer.load(model / MODEL)
+    tokenizer = require_sealed(model, stage=checkpoint, model=model / MODEL)
     prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
-    check_context(max_positions(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
+    check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
@@ -48,6 +47,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
                 progress=context.progress,
             )
         )
+        require_served(engine, model / MODEL)
         sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)
@@ -107,7 +107,7 @@ def answers(
         }
         if isinstance(rollout, Rollout):
             row |= {
-                "completion": transcript(rollout),
+                "completion": rollout.transcript,
                 "num_tokens": len(rollout.completion_ids),
                 "finish_reason": rollout.finish_reason,
             }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlcore.config import ModelConfig, RunConfig
+from rlcore.audit.seals import write_seal
+from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-from rlcore.models.loading import import_model, source_digest
+from rlcore.models.importing import import_model, source_digest
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import find_home
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.tracking import runs as tracking
@@ -22,6 +24,7 @@ def run_import_sft(context: StageContext) -> StageResult:
     if config.source == "registry":
         config = _downloaded(config, context.work)
     card = import_model(config, context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
     context.progress(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
@@ -35,6 +38,7 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
     """
     folder = download_model(model, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     base, own = (ChatTokenizer.load(each / MODEL) for each in (context.inputs["import_sft"], context.folder))
     if not own.is_same_as(base):
         raise ModelError(

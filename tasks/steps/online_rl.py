@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
@@ -31,6 +32,7 @@ def run_online_rl(
     The artifact is the trained policy.
     """
     context = replace(context, seed=seed_after(context.seed, earlier))
+    require_sealed(context.inputs[start], stage=start, model=context.inputs[start] / MODEL)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         return _run(start_from(context, start), stage, evaluated, runtime)
 
@@ -61,6 +63,7 @@ def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Ru
     """The policy, every rollout, the history and what the health rules found."""
     folder = context.folder
     parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
+    write_seal(folder, stage=context.stage, model=folder / MODEL)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     (folder / "history.json").write_text(json.dumps(outcome.history, indent=1), encoding="utf-8")
     write_json({"findings": outcome.findings, "stopped": _stopped(outcome)}, folder / "health.json")

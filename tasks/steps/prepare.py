@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_contracts.gate import GateReport
-from rlcore.config import DatasetConfig
 from rlcore.errors import DataError
 from rlcore.tokenization import ChatTokenizer
+from tasks.preset.data import DatasetConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, source_digest

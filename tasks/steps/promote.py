@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rlcore.audit.seals import write_seal
 from rlcore.checks import Check, at_least, at_most
-from rlcore.config import ModelConfig, PromotionConfig
+from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, DataError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
 from tasks.home.storage import write_json
+from tasks.preset.promotion import PromotionConfig
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.compare import greedy_answers
 from tasks.steps.prompt_hashes import prompt_hashes
@@ -35,6 +37,7 @@ def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult
     """
     folder = download_model(uri, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig
-from rlcore.config.stages import reward_models_of, rewards_of, sampling_of
 from tasks.preset.sections import Sections
+from tasks.preset.stages import reward_models_of, rewards_of, sampling_of
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
-    "format": ("rlcore.rewards.regex_matcher",),
+    "format": ("rlcore.rewards.format", "rlcore.rewards.regex_matcher"),
     "judge": ("rlcore.rewards.judge",),
     "language": ("rlcore.rewards.language",),
     "length": ("rlcore.rewards.length",),
@@ -27,27 +27,17 @@ _REWARDS: Mapping[str, tuple[str, ...]] = {
         "rlcore.models.reward_scale",
     ),
 }
+_EPISODES = ("rlcore.sampling.episodes", "rlcore.tools")
 _TOOLS: Mapping[str, tuple[str, ...]] = {
-    "python": ("rlcore.tools", "rlcore.sandbox"),
-    "search": ("rlcore.tools", "data_contracts.search_corpus"),
-    "calculator": ("rlcore.tools",),
+    "python": (*_EPISODES, "rlcore.sandbox"),
+    "search": (*_EPISODES, "data_contracts.search_corpus"),
+    "calculator": _EPISODES,
 }
-_SERVERS = (
-    "rlcore.models.weight_names",
-    "rlcore.sampling.vllm.client",
-    "rlcore.sampling.vllm.guard",
-    "rlcore.sampling.vllm.metrics",
-    "rlcore.sampling.vllm.placement",
-    "rlcore.sampling.vllm.process",
-    "rlcore.sampling.vllm.requests",
-    "rlcore.sampling.vllm.server",
-    "rlcore.sampling.vllm.sync",
-    "rlcore.sampling.vllm.transfer",
-    "rlcore.sampling.vllm.weights",
-    "rlcore.sampling.vllm.worker",
-)
+_SERVERS = ("rlcore.models.weight_names", "rlcore.sampling.replicas", "rlcore.sampling.vllm")
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
+_ADAPTED = "rlcore.models.lora"
+_RECOMPUTED = "rlcore.models.recompute"
 _RANKS = (
     "rlcore.training.children",
     "rlcore.training.exported",
@@ -67,8 +57,6 @@ _CLUSTER = (
     "rlcore.cluster.scorer_role",
     "rlcore.cluster.scorers",
 )
-# What brings a checkpoint in, and nothing after that.
-_IMPORTS = ("rlcore.models.gguf", "rlcore.models.scratch", "rlcore.models.starting_tokenizer")
 
 
 def unused_by_stage(config: Sections) -> frozenset[str]:
@@ -79,7 +67,7 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
     kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
     unplaced = _unplaced(config) if "placement" in config.declared else frozenset((*_RANKS, *_CLUSTER))
-    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_adapters(config.stage.settings) | unplaced
+    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | unplaced
 
 
 def unused_by_sft(config: Sections) -> frozenset[str]:
@@ -92,10 +80,15 @@ def _unplaced(config: Sections) -> frozenset[str]:
     return frozenset({"local": (*_RANKS, *_CLUSTER), "processes": _CLUSTER}.get(config.placement.backend, ()))
 
 
-def _unused_adapters(settings: object) -> frozenset[str]:
-    """The code of adapters, where all weights of the policy learn."""
-    update: UpdateConfig | None = getattr(settings, "update", None)
-    return frozenset(_ADAPTERS) if update and not update.adapter.rank else frozenset()
+def _unused_by_learning(config: Sections) -> frozenset[str]:
+    """The code of adapters, where all weights of the policy learn; that of layers computed again, where none are."""
+    update: UpdateConfig | None = getattr(config.stage.settings, "update", None)
+    repeats = config.hardware.recompute_layers
+    without_adapter = update is not None and not update.adapter.rank
+    adapters = {*_ADAPTERS} if without_adapter else set()
+    if without_adapter and not repeats:  # a layer that is computed again asks which adapter is on
+        adapters.add(_ADAPTED)
+    return frozenset(adapters if repeats else {*adapters, _RECOMPUTED})
 
 
 def unused_by_evaluation(config: Sections) -> frozenset[str]:
@@ -119,4 +112,4 @@ def _unused(kinds: Iterable[str], episodes: EpisodeConfig, engine: EngineConfig 
     taken |= {module for tool in episodes.tools for module in _TOOLS[tool]}
     taken |= {*_ENGINES.get(engine.kind, ())}
     every = {module for table in (_REWARDS, _TOOLS, _ENGINES) for modules in table.values() for module in modules}
-    return frozenset({*_IMPORTS, *every} - taken)
+    return frozenset(every - taken)

@@ -12,7 +12,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.checks import Check, at_least
-from rlcore.config import RetrainConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation import independent_values
 from rlcore.models.reward_ensemble import load_reward_model
@@ -23,6 +22,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
 from tasks.home.settings import find_home
 from tasks.home.storage import write_json, write_table
+from tasks.preset.retrain import RetrainConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.prompt_hashes import prompt_hashes

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.config import DatasetConfig, RewardModelConfig, TrunkConfig
+from rlcore.config import RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import save_model
@@ -24,6 +24,7 @@ from rlcore.training.preferences import TokenPair, different_sequences, preferen
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
 from rlcore.training.reward_model import Report
 from tasks.home.storage import write_json, write_table
+from tasks.preset.data import DatasetConfig
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
 from tasks.steps.rows import PairRow, read_pairs

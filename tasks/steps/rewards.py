@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from rlcore.config import EvaluationConfig, RewardTerm
+from rlcore.config import RewardTerm
 from rlcore.errors import DataError
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
@@ -16,6 +16,7 @@ from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from tasks.home.artifacts import file_sha256
+from tasks.preset.evaluation import EvaluationConfig
 from tasks.steps.base import MODEL, StageContext
 
 

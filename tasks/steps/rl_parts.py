@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
@@ -13,8 +13,7 @@ from rlcore.cluster.ranks import cluster_ranks
 from rlcore.cluster.ray_cluster import Cluster, open_cluster
 from rlcore.cluster.samplers import open_samplers
 from rlcore.cluster.scorers import open_scorers
-from rlcore.config import RlConfig, RlStage
-from rlcore.config.stages import rewards_of, sampling_of
+from rlcore.config import RlConfig
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.runtime import Runtime
@@ -25,10 +24,12 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.building import LearnerPlan, make_learner, make_policy
 from rlcore.training.children import child_ranks
 from rlcore.training.group import LearnerGroup
+from rlcore.training.handle import LearnerHandle
 from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
+from tasks.preset.stages import RlStage, rewards_of, sampling_of
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
 from tasks.steps.rewards import (
@@ -70,10 +71,7 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(context, runtime))
         learner, reward = _learner_and_reward(stack, context, rl, runtime, tokenizer, cluster)
-        positions = max_positions(learner.facts.config) or sys.maxsize
-        key = f"stages.{context.stage}.sampling.max_new_tokens"
-        check_context(positions, [*prompts, *held_out], rl.sampling.max_new_tokens, key=key)
-        max_tokens = longest([*prompts, *held_out], rl.sampling.max_new_tokens)
+        max_tokens = _longest_text(context, learner, [*prompts, *held_out])
         engine = stack.enter_context(_engine(context, rl, runtime, tokenizer, max_tokens, cluster))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
@@ -141,6 +139,18 @@ def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTok
     if asked and not found:
         context.progress("no held-out prompt has a reference: no accuracy is measured while the run trains")
     return found
+
+
+def _longest_text(context: StageContext, learner: LearnerHandle, prompts: Sequence[Prompt]) -> int:
+    """Tokens of the longest prompt and its completion.
+
+    Raises:
+        ConfigError: the model does not read as many.
+    """
+    max_new_tokens = context.config.stage.settings.sampling.max_new_tokens
+    positions = max_positions(learner.facts.config) or sys.maxsize
+    check_context(positions, prompts, max_new_tokens, key=f"stages.{context.stage}.sampling.max_new_tokens")
+    return longest(prompts, max_new_tokens)
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:

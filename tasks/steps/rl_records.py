@@ -19,7 +19,6 @@ from data_contracts import rollouts as contract
 from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.loop import Stop, summary_line
 from rlcore.metrics import check_names
-from rlcore.sampling.episodes import transcript
 from rlcore.types import ScoredRollout
 from tasks.home.storage import write_json, write_table
 from tasks.steps.base import StageContext
@@ -154,7 +153,7 @@ def rollout_rows(
             "sample_index": index,
             "prompt": item.rollout.prompt.messages[-1].content,
             "reference": item.rollout.prompt.reference,
-            "text": transcript(item.rollout),
+            "text": item.rollout.transcript,
             "completion_ids": list(item.rollout.completion_ids),
             "sampler_logprobs": list(item.rollout.sampler_logprobs),
             "loss_mask": list(item.rollout.loss_mask),

@@ -11,6 +11,7 @@ import torch
 
 from rlcore.config import AdapterConfig, EngineConfig, SamplingConfig, TransferKind
 from rlcore.errors import ConfigError
+from rlcore.models.architectures import positions_of
 from rlcore.models.runtime import Runtime
 from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import Sampler
@@ -27,7 +28,7 @@ from rlcore.sampling.vllm.placement import (
     visible_cards,
 )
 from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
-from rlcore.sampling.vllm.weights import exchange_folder, max_positions
+from rlcore.sampling.vllm.weights import exchange_folder
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
@@ -175,7 +176,7 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
 
 def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
     """Positions that the engine makes room for: those of the longest text, and one to score a whole text."""
-    positions = max_positions(model)
+    positions = positions_of(model)
     if config.max_model_len > positions:
         raise ConfigError(
             f"the model has {positions} positions",

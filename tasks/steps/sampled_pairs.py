@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.config import DatasetConfig
 from rlcore.errors import DataError
 from rlcore.rewards.base import RewardFn
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -17,8 +16,8 @@ from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.home.storage import write_table
+from tasks.preset.data import POLICY, DatasetConfig
 from tasks.steps.base import MODEL, StageContext
-from tasks.steps.data import POLICY
 from tasks.steps.rewards import verifier
 from tasks.steps.rollout_engine import Workload, open_engine
 from tasks.steps.runtime import open_runtime

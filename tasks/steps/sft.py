@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import SftConfig
 from rlcore.models.check import check_model
 from rlcore.models.runtime import Runtime
@@ -27,7 +28,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     """
     config: SftConfig = context.config.stage.settings
     checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
-    tokenizer = ChatTokenizer.load(checkpoint)
+    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
     train, held_out = (
         [
             demonstration
@@ -52,6 +53,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         teach(learner, train, held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         memory = peak_memory_gib(runtime.device)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
     return StageResult(metrics=result | {"memory/peak_gib": memory})

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlcore.errors import StorageError
 from tasks.home.cache import Record, describe_machine
+from tasks.home.markdown import code, code_cell, plain
 from tasks.home.nested import flatten
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
@@ -54,23 +55,6 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
     return Cards(model=text, data=_data_card(name, data), licence=licence)
 
 
-def plain(text: object) -> str:
-    """Words as Markdown shows them: what it would read as marks stands as itself, on one line."""
-    line = " ".join(str(text).split())
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|" else letter for letter in line)
-
-
-def code(text: object) -> str:
-    """A name or value in the letters of code."""
-    line = " ".join(str(text).split())
-    return f"`` {line} ``" if "`" in line else f"`{line}`"
-
-
-def cell(text: object) -> str:
-    """A name or value in the letters of code, for a table."""
-    return code(text).replace("|", "\\|")
-
-
 def body_of(card: str) -> str:
     """A card without its header in YAML."""
     return card.split("\n---\n", 1)[-1].strip()
@@ -94,6 +78,7 @@ def _what(name: str, record: Record, base: Mapping[str, Any]) -> str:
     lines = [f"{code(name)} is the checkpoint of the stage {code(stage)}, made {record.created[:10]} by rlcore."]
     if base:
         origin = f"{base['path']}@{base['revision'][:_DIGITS]}" if base.get("revision") else base.get("path", "")
+        origin = "/".join(filter(None, (origin, base.get("file", ""))))
         size = f"{base.get('num_parameters', 0) / 1e6:.2f} M parameters"
         lines.append(f"Its base is a {base.get('architecture', 'model')} of {size}, source {code(base.get('source'))}")
         lines[-1] += f": {code(origin)}." if origin else "."
@@ -111,7 +96,7 @@ def _training(record: Record) -> str:
     }
     rows = [(name, value) for name, value in (*facts.items(), *settings) if value not in (None, "", [])]
     return "\n".join(
-        ["| setting | value |", "|---|---|", *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)]
+        ["| setting | value |", "|---|---|", *(f"| {code_cell(name)} | {code_cell(value)} |" for name, value in rows)]
     )
 
 
@@ -126,7 +111,7 @@ def _results(records: Sequence[Record], record: Record) -> str:
     evaluated = max(made, key=lambda each: each.created, default=None)
     where = "The whole evaluation on held-out problems:" if evaluated else "At the end of training:"
     metrics = (evaluated or record).metrics
-    rows = [f"| {cell(name)} | {value:.6g} |" for name, value in sorted(metrics.items())]
+    rows = [f"| {code_cell(name)} | {value:.6g} |" for name, value in sorted(metrics.items())]
     return "\n".join([where, "", "| figure | value |", "|---|---|", *rows]) if rows else "None were measured."
 
 
@@ -166,8 +151,9 @@ def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
     if not data:
         return "None: it is as it was imported."
     rows = [
-        f"| {cell(each['stage'])} | {cell(each['contract'])} | {cell(each.get('source', ''))} | "
-        f"{each.get('num_train', '')} | {each.get('num_eval', '')} | {cell(str(each.get('digest', ''))[:_DIGITS])} |"
+        f"| {code_cell(each['stage'])} | {code_cell(each['contract'])} | {code_cell(each.get('source', ''))} | "
+        f"{each.get('num_train', '')} | {each.get('num_eval', '')} | "
+        f"{code_cell(str(each.get('digest', ''))[:_DIGITS])} |"
         for each in data
     ]
     head = "| data set | contract | source | for training | held out | digest of the rows |"
@@ -179,7 +165,7 @@ def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
     for each in data:
         reasons = [f"- {plain(reason)}: {count}" for reason, count in each.get("reasons", {}).items()]
         rules = [
-            f"| {cell(rule['name'])} | {rule['severity']} | {rule['value']} | {'yes' if rule['ok'] else 'no'} |"
+            f"| {code_cell(rule['name'])} | {rule['severity']} | {rule['value']} | {'yes' if rule['ok'] else 'no'} |"
             for rule in each.get("rules", ())
         ]
         facts = [

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from textwrap import shorten
 
 from rlcore.errors import ModelError
 from tasks.home.artifacts import ArtifactRef
@@ -19,9 +16,7 @@ from tasks.home.settings import Home
 from tasks.home.storage import read_json
 from tasks.tracking.registry import read_version
 
-_DIGITS = 12
-_BOX_WIDTH, _BOX_HEIGHT, _GAP = 250, 64, 26  # of the picture, in its units
-_BOX_LETTERS = 46  # that fit a line of a box
+DIGITS = 12  # of a digest, for people
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,30 +106,11 @@ def tree_lines(root: Ancestor) -> list[str]:
     return _tree_lines(root, "", set())
 
 
-def draw(root: Ancestor, path: Path) -> None:
-    """The graph as an SVG file: raw data on the left, the model on the right, an arrow from each input."""
-    columns = _columns(root)
-    places = {
-        node: (column * (_BOX_WIDTH + 2 * _GAP) + _GAP, row * (_BOX_HEIGHT + _GAP) + _GAP)
-        for column, nodes in enumerate(columns)
-        for row, node in enumerate(nodes)
-    }
-    width = len(columns) * (_BOX_WIDTH + 2 * _GAP)
-    height = max(map(len, columns)) * (_BOX_HEIGHT + _GAP) + _GAP
-    parts = [_arrow(places[parent], places[node]) for node in places for parent in dict.fromkeys(node.parents)]
-    parts += [_box(node, x, y) for node, (x, y) in places.items()]
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n',
-        encoding="utf-8",
-    )
-
-
 def _facts(home: Home, record: Record) -> tuple[str, ...]:
     ingredients, ref = record.ingredients, record.ref
     facts = [
         f"{ref.rows} rows" if ref.rows else "",
-        f"source {ingredients['external'][:_DIGITS]}" if ingredients["external"] else "",
+        f"source {ingredients['external'][:DIGITS]}" if ingredients["external"] else "",
     ]
     facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {}))]
     return tuple(fact for fact in (*facts, f"seed {ingredients['seed']}", record.created[:16]) if fact)
@@ -145,42 +121,14 @@ def _rows_of(home: Home, ref: ArtifactRef) -> list[str]:
     if not path.is_file():
         return []
     report = read_json(path)
-    return [f"{report['contract']} from {report['source']}", f"rows' digest {report['digest'][:_DIGITS]}"]
+    return [f"{report['contract']} from {report['source']}", f"rows' digest {report['digest'][:DIGITS]}"]
 
 
 def _tree_lines(node: Ancestor, indent: str, shown: set[Ancestor]) -> list[str]:
     again = node in shown and bool(node.parents)
     shown.add(node)
     facts = "as above" if again else ", ".join(node.facts)
-    lines = [f"{indent}{node.stage} {node.sha256[:_DIGITS]}  {facts}"]
+    lines = [f"{indent}{node.stage} {node.sha256[:DIGITS]}  {facts}"]
     for parent in () if again else node.parents:
         lines += _tree_lines(parent, indent + "    ", shown)
     return lines
-
-
-def _columns(root: Ancestor) -> list[list[Ancestor]]:
-    """Every node once, by the length of its longest way from the raw data."""
-    depths: dict[Ancestor, int] = {}
-
-    def depth(node: Ancestor) -> int:
-        if node not in depths:
-            depths[node] = 1 + max((depth(parent) for parent in node.parents), default=-1)
-        return depths[node]
-
-    last = depth(root)
-    return [[node for node, place in depths.items() if place == column] for column in range(last + 1)]
-
-
-def _box(node: Ancestor, x: int, y: int) -> str:
-    lines = [f"{node.stage} {node.sha256[:_DIGITS]}", *node.facts[-4:-1]]
-    texts = "".join(
-        f'<text x="{x + 8}" y="{y + 16 + 14 * place}" font-size="{12 if place == 0 else 10}">{escape(line)}</text>'
-        for place, line in enumerate(shorten(line, _BOX_LETTERS, placeholder=" …") for line in lines)
-    )
-    return f'<rect x="{x}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" fill="#eef3fa" stroke="#446"/>{texts}'
-
-
-def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
-    x1, y1, x2, y2 = start[0] + _BOX_WIDTH, start[1] + _BOX_HEIGHT // 2, end[0], end[1] + _BOX_HEIGHT // 2
-    middle = (x1 + x2) // 2
-    return f'<path d="M{x1},{y1} C{middle},{y1} {middle},{y2} {x2},{y2}" fill="none" stroke="#889"/>'

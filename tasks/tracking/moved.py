@@ -50,7 +50,9 @@ def follow_move(home: Home) -> int:
         moves = _moves(database, home)  # again: another process may have done it
         count = sum(_rewrite(database, old, new) for old, new in moves.items())
         database.execute("COMMIT")
-    logger.info("the home was moved or copied: MLflow now finds %d places of files below %s", count, home.root)
+    # A new database has one place, of the experiment that MLflow makes by itself: nothing has been moved.
+    if count > 1:
+        logger.info("the home was moved or copied: MLflow now finds %d places of files below %s", count, home.root)
     return count
 
 

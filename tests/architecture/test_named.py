@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import RunConfig
-from rlcore.config.stages import STAGE_KINDS
 from rlcore.metrics import METRICS, find_metric
 from rlcore.strict import INLINE
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import STAGE_KINDS
 from tests.architecture.source_files import ROOT
 from tests.architecture.test_documents import DOCUMENTS
 

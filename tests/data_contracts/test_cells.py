@@ -22,9 +22,10 @@ def passes(check: Callable[[pd.Series], pd.Series], value: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("text", "passed"), [("a", True), (" a ", True), ("", False), (" \n\t", False), ("a\0b", False)]
+    ("text", "passed"),
+    [("a", True), (" a ", True), ("", False), (" \n\t", False), ("a\0b", False), ("\u200b\ufeff", False)],
 )
-def test_a_text_is_filled_with_something_else_than_blanks(text: str, passed: bool) -> None:
+def test_a_text_is_filled_with_something_that_a_reader_sees(text: str, passed: bool) -> None:
     assert cells.is_filled(pd.Series([text])).tolist() == [passed]
 
 

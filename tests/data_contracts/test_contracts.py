@@ -85,6 +85,7 @@ def test_a_good_row_passes_and_a_missing_or_extra_column_does_not(contract: Cont
     assert (found.row, found.value, found.reason) == (WHOLE_FRAME, "extra", "a column that the contract does not know")
 
 
+UNSEEN = "must be empty or something that a reader sees"
 NO_PREFERENCE = "must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped"
 BAD_MESSAGES: list[Any] = [
     [],
@@ -117,11 +118,13 @@ def test_a_conversation_may_begin_with_a_system_message_and_have_several_turns()
     [
         (prompts.CONTRACT, PROMPT, {"prompt_id": " "}, "prompt_id", "must not be blank"),
         (prompts.CONTRACT, PROMPT, {"split": "test"}, "split", "must be 'train' or 'eval'"),
+        (prompts.CONTRACT, PROMPT, {"reference": "\u200b"}, "reference", UNSEEN),
         (prompts.CONTRACT, PROMPT, {"reference": 5}, "reference", "is not of the column's type"),
         (demonstrations.CONTRACT, DEMONSTRATION, {"completion": "\n"}, "completion", "must not be blank"),
         (demonstrations.CONTRACT, DEMONSTRATION, {"completion": None}, "completion", "must not be null"),
-        (preference_pairs.CONTRACT, PAIR, {"margin": -0.5}, "margin", "must be finite and at least 0"),
-        (preference_pairs.CONTRACT, PAIR, {"margin": math.inf}, "margin", "must be finite and at least 0"),
+        (preference_pairs.CONTRACT, PAIR, {"margin": -0.5}, "margin", "must be between 0 and 100"),
+        (preference_pairs.CONTRACT, PAIR, {"margin": 1e300}, "margin", "must be between 0 and 100"),
+        (preference_pairs.CONTRACT, PAIR, {"margin": math.inf}, "margin", "must be between 0 and 100"),
         (preference_pairs.CONTRACT, PAIR, {"set_id": " "}, "set_id", "must not be blank"),
         (preference_pairs.CONTRACT, PAIR, {"probability": 0.5}, "probability", NO_PREFERENCE),
         (preference_pairs.CONTRACT, PAIR, {"probability": 1.01}, "probability", NO_PREFERENCE),

@@ -85,7 +85,7 @@ def test_a_bad_row_is_quarantined_with_its_line_field_value_and_all_its_reasons(
     (bad,) = result.quarantine
     assert bad.origin.line == 12
     assert {bad.field, bad.excerpt} <= {"margin", "source", "-1.0", ""}
-    assert set(bad.reason.split("; ")) == {"must be finite and at least 0", "must not be blank"}
+    assert set(bad.reason.split("; ")) == {"must be between 0 and 100", "must not be blank"}
     assert result.kept["pair_id"].tolist() == ["p0", "p1", "p3"]
 
 

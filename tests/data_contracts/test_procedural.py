@@ -101,6 +101,7 @@ def test_settings_reach_the_generator_that_they_name() -> None:
         ("chain_sum", {"chain_sum.no_setting": 1}, "no_setting"),
         ("chain_sum", {"chain_sum.max_terms": 0}, "max_terms"),
         (" , ", {}, "no task is named"),
+        ("chain_sum,codeio", {}, "runs programs that a model wrote"),
     ],
 )
 def test_unknown_tasks_and_settings_are_refused_by_name(tasks: str, settings: dict[str, int], what: str) -> None:

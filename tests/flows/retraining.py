@@ -10,15 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.flows.micro import ONE_LAYER
+
 RIGHT, WRONG = "#### 7", "#### 3"
 NAME = "retrain-grpo"
 SMALL = (
     "hardware.num_threads=1",
-    "model.shape.hidden_size=48",
-    "model.shape.num_layers=1",
-    "model.shape.num_heads=2",
-    "model.shape.num_kv_heads=2",
-    "model.shape.intermediate_size=96",
+    *ONE_LAYER,
     "stages.sft.num_steps=60",
     "stages.sft.optim.warmup_steps=5",
     "stages.sft.learning_rate=5e-3",

@@ -11,17 +11,19 @@ import pytest
 import torch
 
 from flows.presets import open_preset
-from rlcore.config import HardwareConfig, RlStage
+from rlcore.config import HardwareConfig
 from rlcore.memory import held_bytes
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
+from tasks.preset.stages import RlStage
 from tasks.steps.rewards import open_reward_models
 from tasks.steps.runtime import open_runtime
 from tests.flows.conftest import run_flows
+from tests.flows.homes import folder
 from tests.flows.micro import MICRO
-from tests.flows.test_post_train import folder, pages
+from tests.flows.test_post_train import pages
 
 SETTINGS = (
     'without=["stages.grpo","promotion"]',

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from tasks.home.storage import read_table
 from tasks.steps.rows import read_demonstrations
 from tests.flows.conftest import ROOT, environment
-from tests.flows.test_post_train import folder
+from tests.flows.homes import folder, kill_when, weights
 from tests.flows.warm import run_warm
 
 # Measured over precisions and seeds: 9 to 14 of 16 episodes call the calculator.
@@ -104,22 +101,10 @@ def test_an_agentic_run_that_is_killed_ends_bit_for_bit_like_an_uninterrupted_on
     agentic_home: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows", *arguments()],
-        env=environment(home),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    while not list(home.glob("work/*/checkpoints/step-000001")):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_when(home, "work/*/checkpoints/step-000001", [sys.executable, "-m", "flows", *arguments()])
     assert not (home / "cache" / "grpo").exists()
     assert "goes on after iteration 1" in run_agentic(home)
-    weights = [(folder(each, "grpo") / "model" / "model.safetensors").read_bytes() for each in (home, agentic_home)]
-    assert weights[0] == weights[1]
+    assert weights(home, "grpo") == weights(agentic_home, "grpo")
 
 
 @pytest.mark.slow

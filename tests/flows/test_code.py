@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.errors import SandboxError
-from rlcore.sandbox.pool import SandboxPool
 from tasks.home.storage import read_table
 from tasks.steps.rows import read_prompts
 from tests.flows.conftest import ROOT, environment
-from tests.flows.test_post_train import folder
+from tests.flows.homes import folder
+from tests.flows.micro import ONE_LAYER
 from tests.flows.warm import run_warm
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 SETTINGS = (
-    "model.shape.hidden_size=48",
-    "model.shape.num_layers=1",
-    "model.shape.num_heads=2",
-    "model.shape.num_kv_heads=2",
-    "model.shape.intermediate_size=96",
+    *ONE_LAYER,
     "stages.sft.num_steps=60",
     "stages.sft.learning_rate=5e-3",
     "stages.sft.optim.warmup_steps=5",
@@ -67,11 +63,7 @@ def write_files(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def code_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with SandboxPool() as sandbox:
-        try:
-            sandbox.run("")
-        except SandboxError as error:
-            pytest.skip(str(error))
+    require_bubblewrap()
     home = tmp_path_factory.mktemp("code")
     settings = [part for setting in (*SETTINGS, *write_files(home)) for part in ("--set", setting)]
     done = run_warm(["run", "--preset", "rlvr_code", *settings], environment(home), ROOT)

@@ -10,11 +10,12 @@ import pytest
 from flows.presets import FOLDER, open_preset
 from flows.run import every_target, plan_memory, plan_targets
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.config.graph import rl_stages
 from rlcore.errors import ConfigError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tasks.home.settings import Home
+from tasks.preset.graph import rl_stages
 from tests.flows.conftest import ROOT, environment
+from tests.flows.homes import folder
 from tests.flows.warm import run_warm
 
 SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=256)
@@ -122,8 +123,7 @@ def test_a_project_of_files_beside_its_preset_runs_to_the_comparison(project: Pa
     assert done.returncode == 0, done.stderr
     assert "prepare_prompts: 30 for training, 6 held out, 0 over, 0 quarantined (prompts/v1)" in done.stderr
     assert "warning: there are fewer rows than were asked for" in done.stderr
-    (record,) = (tmp_path / "cache" / "import_sft").glob("*.json")
-    card = tmp_path / json.loads(record.read_text())["ref"]["uri"] / "model" / "model_card.json"
+    card = folder(tmp_path, "import_sft") / "model" / "model_card.json"
     assert json.loads(card.read_text())["licence"] == "MIT"
     (page,) = tmp_path.glob("pages/mine/prepare_prompts/*/data.md")
     assert page.read_text().startswith("**30 for training, 6 held out, 0 over, 0 quarantined**")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.flows.golden import GOLDEN, STAGES, machine, record
-from tests.flows.test_post_train import folder
+from tests.flows.homes import folder
 
 NATS = 1e-4
 """Between the log-probabilities that two machines give one token. Measured: 6e-6 (AVX2, and SSE, against AVX-512)."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
-from tests.flows.test_post_train import folder
+from tests.flows.homes import folder
 
 pytestmark = pytest.mark.scale
 

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tasks.steps.rows import read_pairs
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
+from tests.flows.homes import folder, kill_when, record, weights
 from tests.flows.micro import MICRO
 
 GOLDEN = ROOT / "tests" / "golden" / "micro_curve.json"
-
-
-def record(home: Path, stage: str) -> dict[str, object]:
-    (path,) = (home / "cache" / stage).glob("*.json")
-    loaded: dict[str, object] = json.loads(path.read_text())
-    return loaded
-
-
-def folder(home: Path, stage: str) -> Path:
-    return home / str(record(home, stage)["ref"]["uri"])  # type: ignore[index]
 
 
 def pages(home: Path, stage: str, file: str) -> str:
@@ -69,14 +58,7 @@ def test_a_run_killed_in_rl_goes_on_from_its_checkpoint_and_ends_bit_for_bit_lik
     micro_home: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    process = subprocess.Popen(
-        flows_command("run"), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    while not list(home.glob("work/*/checkpoints/step-000002")):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_when(home, "work/*/checkpoints/step-000002", flows_command("run"))
     created = record(home, "sft")["created"]
     assert not (home / "cache" / "grpo").exists()
 
@@ -85,30 +67,25 @@ def test_a_run_killed_in_rl_goes_on_from_its_checkpoint_and_ends_bit_for_bit_lik
     assert "goes on after iteration" in done.stderr
     assert record(home, "sft")["created"] == created
     for stage in ("grpo", "ppo"):
-        weights = [(folder(each, stage) / "model" / "model.safetensors").read_bytes() for each in (home, micro_home)]
-        assert weights[0] == weights[1]
+        assert weights(home, stage) == weights(micro_home, stage)
         assert len(json.loads((folder(home, stage) / "history.json").read_text())) == 4
 
 
 def test_editing_a_helper_reruns_exactly_the_stages_that_reach_it(micro_home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "code"
     for name in ("rlcore", "tasks", "flows", "data_contracts"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name)
     shutil.copy(ROOT / "pyproject.toml", copy)
-    assert set(plan_states(micro_home, cwd=copy).values()) == {"cached"}
-
     helper = copy / "rlcore" / "training" / "sft.py"
     original = helper.read_text()
+    command = copy / "flows" / "__main__.py"
     helper.write_text(original + "\n# a comment changes nothing\n")
+    command.write_text(command.read_text() + "\nUNUSED = 1\n")  # no stage runs it
     assert set(plan_states(micro_home, cwd=copy).values()) == {"cached"}
     helper.write_text(original + "\nUNUSED = 1\n")
     states = plan_states(micro_home, cwd=copy)
     assert {name for name, state in states.items() if state == "run"} == {"sft"}
     assert states["prepare_prompts"] == states["evaluate_base"] == "cached"
-
-    helper.write_text(original)
-    (copy / "flows" / "__main__.py").write_text((copy / "flows" / "__main__.py").read_text() + "\nUNUSED = 1\n")
-    assert set(plan_states(micro_home, cwd=copy).values()) == {"cached"}
 
 
 def test_without_preferences_the_policy_samples_pairs_and_the_verifier_judges_them(

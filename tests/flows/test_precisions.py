@@ -39,7 +39,7 @@ MISMATCH = {"bfloat16": (0.03, 0.6), "float16": (0.005, 0.05)}
 Weights = Mapping[str, torch.Tensor]
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float16"])
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def half(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A precision, and the state folder of the micro run in it."""
     home = tmp_path_factory.mktemp(request.param)

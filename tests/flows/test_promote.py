@@ -11,25 +11,22 @@ import pytest
 
 from flows.presets import open_preset
 from flows.run import run_promotion, run_roll_back
-from rlcore.config import PromotionConfig
 from rlcore.errors import ConfigError, DataError, PromotionError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.home.storage import read_json, write_table
 from tasks.pipeline.pages import page_folder
+from tasks.preset.promotion import PromotionConfig
 from tasks.steps.promote import compared, limits_of, prompt_set
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
+from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
 
 NAME = "tiny-sft"
 SMALL = (
     "hardware.num_threads=1",
-    "model.shape.hidden_size=48",
-    "model.shape.num_layers=1",
-    "model.shape.num_heads=2",
-    "model.shape.num_kv_heads=2",
-    "model.shape.intermediate_size=96",
+    *ONE_LAYER,
     "stages.sft.optim.warmup_steps=5",
     "stages.sft.learning_rate=5e-3",
     "evaluation.num_problems=100",
@@ -102,12 +99,12 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
 
 
 def test_a_preset_under_another_name_promotes_what_its_base_has_trained(tracked_home: Home, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine"\n', encoding="utf-8")
+    (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine v1.2"\n', encoding="utf-8")
     recipe = (*SMALL, *write_files(tmp_path, right=WRONG[0]), f"stages.sft.num_steps={WRONG[1]}")
     refs = run_promotion("tiny", recipe)
     mine = run_promotion(str(tmp_path / "mine.toml"), recipe)
     assert mine["sft"] == refs["sft"]  # from the cache
-    champion = find_version(open_tracker(tracked_home), "mine-sft", CHAMPION)
+    champion = find_version(open_tracker(tracked_home), "mine v1.2-sft", CHAMPION)
     assert champion is not None
     assert (champion.version, champion.sha256) == (1, refs["sft"].sha256)
 

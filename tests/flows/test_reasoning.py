@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +16,7 @@ from rlcore.errors import ConfigError
 from tasks.home.storage import read_table
 from tasks.steps.rows import read_demonstrations, read_prompts
 from tests.flows.conftest import ROOT, environment, states_of
+from tests.flows.homes import folder, kill_when, record
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
 
@@ -55,16 +53,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(arguments_of("run"), made)
     assert done.returncode == 0, done.stderr
     return made
-
-
-def record(home: Path, stage: str) -> dict[str, Any]:
-    (path,) = (home / "cache" / stage).glob("*.json")
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
-
-
-def folder(home: Path, stage: str) -> Path:
-    return home / str(record(home, stage)["ref"]["uri"])
 
 
 def test_each_stage_takes_the_artifact_of_the_one_before_it(home: Path) -> None:
@@ -162,24 +150,14 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     shutil.copytree(home, copy)
     shutil.rmtree(copy / "cache" / "rejection")
     shutil.rmtree(copy / "artifacts" / "dataset" / str(record(home, "rejection")["ref"]["sha256"]))
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(copy), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    while not list(copy.glob("work/*/chunks/chunk-00000.parquet")):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_when(copy, "work/*/chunks/chunk-00000.parquet", [sys.executable, "-c", code])
     assert not (copy / "cache" / "rejection").exists()
     (first,) = copy.glob("work/*/chunks/chunk-00000.parquet")
     written = first.stat().st_mtime_ns
 
-    resumed = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(copy), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    _, errors = resumed.communicate()
-    assert resumed.returncode == 0, errors.decode()
-    assert b"goes on after" in errors
+    resumed = run(arguments_of("run"), copy)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on after" in resumed.stderr
     assert record(copy, "rejection")["ref"]["sha256"] == record(home, "rejection")["ref"]["sha256"]
     kept = folder(copy, "rejection") / "rollouts" / "chunk-00000.parquet"
     assert kept.stat().st_mtime_ns >= written  # copied from the work folder, never sampled again: see the bytes above

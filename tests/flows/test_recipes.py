@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.config.graph import contrasts, opponents, rl_stages
-from rlcore.errors import SandboxError
 from rlcore.metrics import check_names
-from rlcore.sandbox.pool import SandboxPool
 from tasks.home.storage import read_table
+from tasks.preset.graph import contrasts, opponents, rl_stages
 from tests.flows.conftest import ROOT, environment
+from tests.flows.homes import folder, record
 from tests.flows.warm import run_warm
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 MICRO = (
     "hardware.num_threads=1",
@@ -53,16 +54,6 @@ def ran(home: Path, preset: str, *overrides: str) -> Path:
     return home
 
 
-def record(home: Path, stage: str) -> dict[str, Any]:
-    (path,) = (home / "cache" / stage).glob("*.json")
-    loaded: dict[str, Any] = json.loads(path.read_text())
-    return loaded
-
-
-def folder(home: Path, stage: str) -> Path:
-    return home / str(record(home, stage)["ref"]["uri"])
-
-
 def comparison(home: Path) -> str:
     (path,) = home.glob("pages/*/compare/*/comparison.md")
     return path.read_text()
@@ -76,14 +67,21 @@ def test_rl_from_the_base_needs_neither_demonstrations_nor_sft(preset: str) -> N
     assert by_name["grpo"].inputs == ("import_sft", "prepare_prompts")
 
 
-def test_r1_zero_runs_from_the_base_to_the_comparison(tmp_path: Path) -> None:
-    home = ran(tmp_path, "r1_zero")
-    assert record(home, "grpo")["ingredients"]["inputs"].keys() == {"import_sft", "prepare_prompts"}
-    assert "| grpo - base |" in comparison(home)
+@pytest.fixture(scope="module")
+def zero_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ran(tmp_path_factory.mktemp("r1_zero"), "r1_zero")
 
 
-def test_a_stage_starts_from_a_registered_model_which_is_evaluated_beside_what_comes_of_it(tmp_path: Path) -> None:
-    home = ran(ran(tmp_path, "r1_zero"), "r1_zero", "stages.grpo.start=models:/r1_zero-grpo/1", "name=again")
+def test_r1_zero_runs_from_the_base_to_the_comparison(zero_home: Path) -> None:
+    assert record(zero_home, "grpo")["ingredients"]["inputs"].keys() == {"import_sft", "prepare_prompts"}
+    assert "| grpo - base |" in comparison(zero_home)
+
+
+def test_a_stage_starts_from_a_registered_model_which_is_evaluated_beside_what_comes_of_it(
+    zero_home: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(zero_home, tmp_path, dirs_exist_ok=True)
+    home = ran(tmp_path, "r1_zero", "stages.grpo.start=models:/r1_zero-grpo/1", "name=again")
     records = [json.loads(path.read_text()) for path in (home / "cache" / "grpo").glob("*.json")]
     (again,) = [each for each in records if "start_grpo" in each["ingredients"]["inputs"]]
     assert again["ingredients"]["inputs"]["start_grpo"] == record(home, "start_grpo")["ref"]["sha256"]
@@ -127,11 +125,7 @@ def test_three_algorithms_from_one_start_are_compared_with_each_other_under_thei
 
 @pytest.fixture(scope="module")
 def mixed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with SandboxPool() as sandbox:
-        try:
-            sandbox.run("")
-        except SandboxError as error:
-            pytest.skip(str(error))
+    require_bubblewrap()
     return ran(tmp_path_factory.mktemp("mixed"), "mixed")
 
 

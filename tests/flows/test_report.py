@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config import RunConfig, load_preset
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tasks.home.storage import read_json, read_table, write_table
+from tasks.preset.run import RunConfig, load_preset
 from tasks.report import run_page as report
 from tasks.report.summary import summarise
 from tests.flows.conftest import ROOT
@@ -88,7 +88,7 @@ def test_a_finished_run_leaves_its_report_in_the_home_and_in_mlflow(micro_home: 
 def test_the_report_says_model_rewards_settings_machine_and_the_command_that_makes_the_run(micro_home: Path) -> None:
     tags = parsed(report_of(micro_home).read_text())
     for words in (
-        "python -m flows run --preset tiny --set hardware.num_threads=1",
+        "rlcore run tiny --set hardware.num_threads=1",
         "a new Llama",
         "LlamaForCausalLM, 2 layers of width 64",
         "million, F32",
@@ -120,7 +120,7 @@ def test_the_run_in_mlflow_has_the_table_as_its_description_and_the_accuracies_a
         rows = database.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (page.parent.name,))
         metrics = dict(rows.fetchall())
     assert "| grpo | " in note and "greedy accuracy" in note
-    assert str(page) in note and "python -m flows run --preset tiny" in note
+    assert str(page.relative_to(micro_home)) in note and "rlcore run tiny" in note
     assert page.parent.name in page.read_text()  # the link the other way
     summary = read_json(micro_home / refs_of(micro_home)["evaluate_grpo"].uri / "summary.json")
     assert metrics["accuracy/grpo"] == summary["eval/accuracy"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,13 @@ from flows.reproduce import run_reproduce
 from flows.run import run_targets
 from rlcore.errors import ModelError
 from tasks.home.settings import Home
+from tests.flows.homes import folder
 from tests.flows.retraining import write_data
 
 
 def edit_records(home: Home, stage: str, old: str, new: str) -> None:
     for path in (home.cache / stage).glob("*.json"):
         path.write_text(path.read_text().replace(old, new))
-
-
-def artifact(home: Home, stage: str) -> Path:
-    (record,) = (home.cache / stage).glob("*.json")
-    return home.root / json.loads(record.read_text())["ref"]["uri"]
 
 
 def scratch_homes(home: Home) -> list[Path]:
@@ -41,7 +36,7 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
     assert said.splitlines()[0].endswith(", as then")
     assert not scratch_homes(tracked_home)
 
-    weights = artifact(tracked_home, "grpo") / "model" / "model.safetensors"
+    weights = folder(tracked_home.root, "grpo") / "model" / "model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-1])
     assert run_reproduce("retrain-grpo/1").lines[1:] == (

@@ -5,22 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.flows.conftest import ROOT, environment, flows_command, run_flows
+from tests.flows.conftest import flows_command, run_flows
+from tests.flows.homes import folder, kill_when, weights
 
 AHEAD = "stages.grpo.sampling.staleness=1"
-
-
-def artifact(home: Path) -> Path:
-    (path,) = (home / "cache" / "grpo").glob("*.json")
-    return home / str(json.loads(path.read_text())["ref"]["uri"])
 
 
 @pytest.mark.slow
@@ -35,34 +28,22 @@ def test_rollouts_are_one_update_old_and_a_killed_run_ends_bit_for_bit_like_an_u
     done = run_flows("run", whole, AHEAD)
     assert done.returncode == 0, done.stderr
 
-    process = subprocess.Popen(
-        flows_command("run", AHEAD),
-        env=environment(killed),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    while not list(killed.glob("work/*/checkpoints/step-000002")):
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_when(killed, "work/*/checkpoints/step-000002", flows_command("run", AHEAD))
     assert not (killed / "cache" / "grpo").exists()
     done = run_flows("run", killed, AHEAD)
     assert done.returncode == 0, done.stderr
     assert "goes on after iteration" in done.stderr
 
-    history = json.loads((artifact(whole) / "history.json").read_text())
+    history = json.loads((folder(whole, "grpo") / "history.json").read_text())
     assert [row["staleness"] for row in history] == [0.0, 1.0, 1.0, 1.0]
     for before, row in itertools.pairwise(history):
         assert before["gradient_norm"] == 0.0 or row["mismatch/max_abs"] > 1e-4  # 1e-6 where both have the same weights
     for number, row in enumerate(history, start=1):
-        table = pd.read_parquet(artifact(whole) / "rollouts" / f"iteration-{number:05d}.parquet")
+        table = pd.read_parquet(folder(whole, "grpo") / "rollouts" / f"iteration-{number:05d}.parquet")
         assert set(table["policy_version"]) == {max(0, number - 2)}, row
-    weights = [(artifact(home) / "model" / "model.safetensors").read_bytes() for home in (whole, killed)]
-    assert weights[0] == weights[1]
+    assert weights(whole, "grpo") == weights(killed, "grpo")
     tables = [
-        [pd.read_parquet(path) for path in sorted((artifact(home) / "rollouts").glob("*.parquet"))]
+        [pd.read_parquet(path) for path in sorted((folder(home, "grpo") / "rollouts").glob("*.parquet"))]
         for home in (whole, killed)
     ]
     assert all(one.equals(other) for one, other in zip(*tables, strict=True))

@@ -10,16 +10,17 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.config import RunConfig
 from tasks.home import code_hash
 from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.stages import Stage, ingredients_of
+from tasks.preset.run import RunConfig
 from tasks.steps import recipe
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
-MOST = 120  # modules that a key of an RL stage counts
+MOST = 110  # modules that a key of an RL stage counts
+TOOLS = "stages.{}.sampling.episodes={{tools=['calculator'],max_turn_tokens=20}}"
 
 
 def modules_of(stage: Stage, config: RunConfig) -> frozenset[str]:
@@ -94,17 +95,31 @@ def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
     assert "rlcore.sandbox.box" in closures("rlvr_code")["grpo"]
 
 
+@pytest.mark.parametrize(
+    ("override", "modules"),
+    [
+        ("stages.{}.update.adapter.rank=4", {"rlcore.models.lora", "rlcore.models.low_rank"}),
+        ("hardware.recompute_layers=true", {"rlcore.models.lora", "rlcore.models.recompute"}),
+        (TOOLS, {"rlcore.sampling.episodes", "rlcore.tools.base"}),
+        ("stages.{}.sampling.engine.kind=vllm", {"rlcore.sampling.replicas", "rlcore.sampling.vllm.client"}),
+        ("stages.{}.sampling.engine.kind=vllm_inprocess", {"rlcore.sampling.vllm.in_process"}),
+        ("stages.{}.rewards=[{{kind='format',weight=1.0}}]", {"rlcore.rewards.format", "rlcore.rewards.regex_matcher"}),
+        ("stages.{}.rewards=[{{kind='language',weight=1.0}}]", {"rlcore.rewards.language"}),
+    ],
+)
+def test_what_a_recipe_chooses_is_counted_and_nothing_of_it_is_without_the_choice(
+    override: str, modules: set[str], sampled: dict[str, frozenset[str]]
+) -> None:
+    chosen = closures("tiny", *(override.format(name) for name in RL))
+    for name in sorted(RL):
+        assert not modules & sampled[name]
+        assert modules <= chosen[name]
+
+
 def test_every_module_that_a_recipe_may_leave_out_exists() -> None:
-    tables = (
-        recipe._REWARDS,
-        recipe._TOOLS,
-        recipe._ENGINES,
-        {"": recipe._ADAPTERS},
-        {"": recipe._IMPORTS},
-        {"": recipe._RANKS},
-        {"": recipe._CLUSTER},
-    )
+    tables = (recipe._REWARDS, recipe._TOOLS, recipe._ENGINES)
     named = {module for table in tables for modules in table.values() for module in modules}
+    named |= {*recipe._ADAPTERS, *recipe._RANKS, *recipe._CLUSTER, recipe._ADAPTED, recipe._RECOMPUTED}
     assert [module for module in sorted(named) if importlib.util.find_spec(module) is None] == []
 
 

@@ -35,6 +35,14 @@ NEEDED = (
     "transformers.pipelines",
     "peft",
     "transformers.models.llama.modeling_llama",
+    "pandera.backends.pandas.register",
+    "pandera.strategies.pandas_strategies",
+    "pyarrow.dataset",
+    "git",
+    "mlflow.tracing.export.mlflow_v3",
+    "sqlalchemy.dialects.sqlite",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.backends.backend_agg",
 )
 
 
@@ -80,6 +88,7 @@ def serve(folder: Path) -> None:
         importlib.import_module(module)
     from flows.command.app import main
 
+    _look_ahead()
     answers = os.fdopen(os.dup(1), "w")  # the children's output goes elsewhere
     _in_child(lambda: _make_database(folder))
     for line in sys.stdin:
@@ -91,6 +100,19 @@ def serve(folder: Path) -> None:
 
         answers.write(f"{_in_child(run)}\n")
         answers.flush()
+
+
+def _look_ahead() -> None:
+    """Read what every command reads once: sources for keys, kept by what a file holds, and installed packages."""
+    from flows.presets import open_preset
+    from flows.stages import stages
+    from tasks.home.code_hash import closure_digests
+    from tasks.home.environment import pins
+    from tasks.pipeline.keys import function_of
+
+    for stage in stages(open_preset("tiny", ())):
+        closure_digests(function_of(stage.run)[0])
+    pins()
 
 
 def _in_child(work: Callable[[], int | None]) -> int:

@@ -16,7 +16,6 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import merged_state
 from rlcore.models.scratch import make_tokenizer
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
@@ -25,6 +24,7 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.local import merged_state
 from rlcore.training.sft import train_sft
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 from tests.gpu import micro

@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 INFRA = Path(__file__).resolve().parents[2] / "infra"
-SECRETS = ("POSTGRES_PASSWORD", "PREFECT_DB_PASSWORD", "MLFLOW_DB_PASSWORD")
+SECRETS = (
+    "POSTGRES_PASSWORD", "PREFECT_DB_PASSWORD", "MLFLOW_DB_PASSWORD", "WEB_PASSWORD", "MLFLOW_SESSIONS_SECRET",
+)  # fmt: skip
 
 
 def read(path: str) -> Any:

@@ -74,15 +74,28 @@ def test_a_service_waits_until_what_it_needs_is_healthy(name: str) -> None:
 
 
 def test_no_secret_is_written_down_or_has_a_default() -> None:
-    named = re.compile(r"PASSWORD|SECRET|TOKEN|WEBHOOK", re.IGNORECASE)
+    named = re.compile(r"PASSWORD|SECRET|TOKEN|WEBHOOK|AUTH_STRING", re.IGNORECASE)
     found = [(path, str(value)) for path, value in leaves(SERVICES) if named.search(path[-1])]
     assert len(found) >= len(SECRETS)
     for path, value in found:
         is_empty = re.fullmatch(r"\$\{\w+:-\}", value)
-        assert is_empty or re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), path
+        assert is_empty or re.fullmatch(r"(rlcore:)?\$\{\w+:\?[^}]+\}", value), path
     example = (INFRA / "compose.env.example").read_text(encoding="utf-8")
     assert re.findall(r"^(\w+)=(.+)$", example, re.MULTILINE) == []
     assert set(SECRETS) <= set(re.findall(r"^(\w+)=$", example, re.MULTILINE))
+
+
+def test_both_servers_ask_for_the_password_that_their_clients_have_and_check_host_and_origin() -> None:
+    prefect, mlflow, worker = (SERVICES[name]["environment"] for name in ("prefect", "mlflow", "worker"))
+    assert prefect["PREFECT_SERVER_API_AUTH_STRING"] == worker["PREFECT_API_AUTH_STRING"]
+    assert mlflow["MLFLOW_AUTH_ADMIN_PASSWORD"] == worker["MLFLOW_TRACKING_PASSWORD"]
+    assert "basic-auth" in SERVICES["mlflow"]["command"]
+    assert SERVICES["prefect"]["command"][2] == "/opt/rlcore/prefect_server.py"
+    for values in (prefect["RLCORE_PREFECT_HOSTS"], mlflow["MLFLOW_SERVER_ALLOWED_HOSTS"]):
+        assert "*" not in re.sub(r"(localhost|127\.0\.0\.1):\*", "", values)
+    assert "*" not in prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
+    scrape = {each["job_name"]: each for each in read("prometheus.yml")["scrape_configs"]}["prefect"]["basic_auth"]
+    assert SERVICES["prometheus"]["secrets"] == [scrape["password_file"].removeprefix("/run/secrets/")]
 
 
 def test_ports_are_open_on_the_loopback_address_alone() -> None:

@@ -132,8 +132,24 @@ def test_a_password_comes_from_a_secret_that_is_not_written_here(overlay: str) -
     assert [each for each in objects if each["kind"] == "Secret"] == []
     entries = [entry for each in workloads(overlay) for c in pod(each)["containers"] for entry in c.get("env", [])]
     secret = [entry for entry in entries if "PASSWORD" in entry["name"]]
-    assert len(secret) == 5
-    assert all(entry["valueFrom"]["secretKeyRef"]["name"] == "rlcore-database" for entry in secret)
+    places = [entry["valueFrom"]["secretKeyRef"] for entry in secret]
+    assert sorted(place["name"] for place in places) == ["rlcore-database"] * 5 + ["rlcore-web"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_both_servers_ask_for_the_password_that_their_clients_have(overlay: str) -> None:
+    containers = {each["metadata"]["name"]: pod(each)["containers"][0] for each in workloads(overlay)}
+    told = {name: {each["name"]: each for each in containers[name]["env"]} for name in ("prefect", "mlflow")}
+    web = {"secretKeyRef": {"name": "rlcore-web", "key": "PREFECT_API_AUTH_STRING"}}
+    assert told["prefect"]["PREFECT_SERVER_API_AUTH_STRING"]["valueFrom"] == web
+    assert "*" not in told["prefect"]["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]["value"]
+    assert containers["prefect"]["command"][2] == "/opt/rlcore/prefect_server.py"
+    assert "basic-auth" in containers["mlflow"]["command"]
+    clients = (containers["worker"], containers["register"], job()["spec"]["template"]["spec"]["containers"][0])
+    assert all({"secretRef": {"name": "rlcore-web"}} in each["envFrom"] for each in clients)
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        (host,) = containers["prefect"][probe]["httpGet"]["httpHeaders"]
+        assert host["value"] in told["prefect"]["RLCORE_PREFECT_HOSTS"]["value"].split(",")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

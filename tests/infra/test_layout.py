@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from infra.services.layout import Layout, environment, find_layout, passwords, save_layout, saved_layout
+from infra.services.layout import (
+    Layout,
+    clients,
+    environment,
+    find_layout,
+    passwords,
+    save_layout,
+    saved_layout,
+    write_client_file,
+)
+from infra.services.table import SERVICES
 from rlcore.errors import ConfigError, StorageError
 
 
@@ -38,7 +49,7 @@ def test_passwords_are_drawn_once_and_are_for_their_owner_alone(layout: Layout) 
     save_layout(layout)
     drawn = passwords(layout)
     assert passwords(layout) == drawn
-    assert len(set(drawn.values())) == 3
+    assert len(set(drawn.values())) == 5
     assert (layout.root / "passwords.json").stat().st_mode & 0o777 == 0o600
     assert all(len(each) >= 32 and each.replace("-", "").replace("_", "").isalnum() for each in drawn.values())
 
@@ -50,7 +61,37 @@ def test_a_password_stands_in_the_environment_of_its_user_alone(layout: Layout) 
         role: [name for name in ("postgres", "prefect", "mlflow", "worker") if secret in str(environment(layout, name))]
         for role, secret in drawn.items()
     }
-    assert holders == {"postgres": [], "prefect": ["prefect"], "mlflow": ["mlflow"]}
+    assert holders == {
+        "postgres": [],
+        "prefect": ["prefect"],
+        "mlflow": ["mlflow"],
+        "web": ["prefect", "mlflow", "worker"],
+        "mlflow_sessions": ["mlflow"],
+    }
+
+
+def test_a_shell_that_reads_the_private_file_is_a_client_of_these_servers(layout: Layout) -> None:
+    save_layout(layout)
+    write_client_file(layout)
+    assert layout.client_file.stat().st_mode & 0o777 == 0o600
+    command = ["sh", "-c", f". {layout.client_file}; env"]
+    said = subprocess.run(command, capture_output=True, text=True, env={}, check=True).stdout
+    found = dict(line.split("=", 1) for line in said.splitlines())
+    assert {name: found[name] for name in clients(layout)} == clients(layout)
+    web = passwords(layout)["web"]
+    assert (found["PREFECT_API_AUTH_STRING"], found["MLFLOW_TRACKING_PASSWORD"]) == (f"rlcore:{web}", web)
+
+
+def test_both_servers_ask_for_a_password_and_check_host_and_origin(layout: Layout) -> None:
+    save_layout(layout)
+    prefect, mlflow = (environment(layout, name) for name in ("prefect", "mlflow"))
+    assert prefect["PREFECT_SERVER_API_AUTH_STRING"] == clients(layout)["PREFECT_API_AUTH_STRING"]
+    assert prefect["RLCORE_PREFECT_HOSTS"] == "127.0.0.1,localhost"
+    assert mlflow["MLFLOW_AUTH_ADMIN_PASSWORD"] == clients(layout)["MLFLOW_TRACKING_PASSWORD"]
+    assert mlflow["MLFLOW_SERVER_ALLOWED_HOSTS"] == "127.0.0.1:5000,localhost:5000"
+    rows = {each.name: each.command(layout) for each in SERVICES if each.name in ("prefect", "mlflow")}
+    assert rows["prefect"][2].endswith("tasks/pipeline/prefect_server.py")
+    assert "basic-auth" in rows["mlflow"]
 
 
 def test_later_commands_find_the_ports_of_what_runs(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ def scraped(port: int) -> Iterator[dict[str, set[str]]]:
         reader.join()
 
 
-def read_page(url: str) -> list[tuple[str, dict[str, str]]]:
+def read_page(url: str, **headers: str) -> list[tuple[str, dict[str, str]]]:
     """The names and labels of the samples of a page, as Prometheus's own parser reads it."""
-    with _OPENER.open(url, timeout=10) as answer:
+    with _OPENER.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return [(sample.name, sample.labels) for family in families for sample in family.samples]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -78,9 +79,15 @@ class Services:
 
     @property
     def clients(self) -> dict[str, str]:
-        """The two variables that switch from the embedded servers to these."""
-        prefect, mlflow = (f"http://127.0.0.1:{self.ports[name]}" for name in ("prefect", "mlflow"))
-        return {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
+        """The variables that switch from the embedded servers to these, and let a client in."""
+        lines = (self.root / "clients.env").read_text().splitlines()
+        return dict(line.removeprefix("export ").split("=", 1) for line in lines)
+
+    @property
+    def let_in(self) -> dict[str, str]:
+        """The header of a request that knows the password."""
+        user = self.clients["PREFECT_API_AUTH_STRING"]
+        return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
     def make(self, target: str) -> subprocess.CompletedProcess[str]:
         """``make <target>`` with this interpreter's environment, which has been made already."""
@@ -120,7 +127,8 @@ class Services:
         """What a server answers, as JSON."""
         url = f"http://127.0.0.1:{self.ports[service]}/{path}"
         data = None if question is None else json.dumps(question).encode()
-        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", **self.let_in}
+        request = urllib.request.Request(url, data=data, headers=headers)
         with _OPENER.open(request, timeout=30) as answer:
             return json.loads(answer.read())
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlcore.config import ModelConfig
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.sampling.vllm import guard as guard_script
 from rlcore.sampling.vllm.process import is_healthy

@@ -12,18 +12,9 @@ import pytest
 
 from tasks.home.settings import Home
 from tasks.tracking.runs import open_tracker
+from tests.processes import wait_for_line
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
-
-
-def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        if line.startswith(start):
-            return line.strip()
-        seen.append(line)
-    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
 
 
 PIPELINE = """

@@ -19,6 +19,7 @@ import pytest
 
 from tests.flows.micro import WRECKED
 from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
+from tests.integration.browser import REFUSALS, refusals
 from tests.integration.listeners import read_page, receiver, scraped
 from tests.integration.service_runs import ROOT, SMALL, Services, free_ports, wait_until
 
@@ -81,12 +82,18 @@ def test_a_second_start_changes_nothing_and_no_password_is_to_be_seen(services: 
     before = {name: services.number(name) for name in ("postgres", "prefect", "mlflow", "worker")}
     up = services.command("up")
     assert (up.returncode, up.stdout.count("ready")) == (0, 4), up.stdout + up.stderr
-    assert all(f"export {name}={value}" in up.stdout for name, value in services.clients.items())
+    assert f"source {services.root}/clients.env" in up.stdout
     assert {name: services.number(name) for name in before} == before
-    secrets = services.root / "passwords.json"
-    assert secrets.stat().st_mode & 0o777 == 0o600
-    commands = " ".join(command_of(each) for each in psutil.process_iter())
-    assert not any(word in commands for word in secrets.read_text().split('"') if len(word) > 20)
+    for name in ("passwords.json", "clients.env", "mlflow-users.ini"):
+        assert (services.root / name).stat().st_mode & 0o777 == 0o600
+    shown = up.stdout + " ".join(command_of(each) for each in psutil.process_iter())
+    drawn = json.loads((services.root / "passwords.json").read_text())
+    assert [name for name, secret in drawn.items() if secret in shown] == []
+
+
+@pytest.mark.parametrize("service", ["prefect", "mlflow"])
+def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, service: str) -> None:
+    assert refusals(services.ports[service], services.let_in) == REFUSALS[service]
 
 
 EMBEDDED = """
@@ -145,7 +152,8 @@ def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: 
     assert len(asked) > 30
     assert asked - deployed.exported.keys() == set()
     assert deployed.exported["rlcore_reward_mean"] == {"ppo", "grpo"}
-    server = {name for name, _ in read_page(f"http://127.0.0.1:{services.ports['prefect']}/api/metrics")}
+    page = f"http://127.0.0.1:{services.ports['prefect']}/api/metrics"
+    server = {name for name, _ in read_page(page, **services.let_in)}
     assert {name for name in asked if name.startswith("process_")} <= server
 
 

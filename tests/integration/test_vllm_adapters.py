@@ -16,7 +16,7 @@ import torch
 from rlcore.config import AdapterConfig
 from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.sampling.vllm import sync as syncing
@@ -71,7 +71,7 @@ def swap(engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], *, se
             parameter += size * torch.randn(parameter.shape, generator=draws)
     version = engine.policy_version + 1
     started = time.perf_counter()
-    engine.load_weights(merged_state(policy), policy_version=version)
+    engine.load_weights(MergedState(policy), policy_version=version)
     say(f"\nadapter swapped in {time.perf_counter() - started:.3f} s")
     return prove(engine, policy, prompts)["sync/max_abs"]
 
@@ -100,7 +100,7 @@ def test_an_adapter_that_the_engine_refuses_leaves_the_one_before_on_a_fresh_ser
     version, first = engine.policy_version, engine._process
     larger = add_adapter(policy, AdapterConfig(rank=64, alpha=16), "larger", seed=0)  # the server has room for rank 8
     with pytest.raises(SamplingError, match="did not reach the engine"):
-        engine.load_weights(merged_state(larger), policy_version=version + 1)
+        engine.load_weights(MergedState(larger), policy_version=version + 1)
     assert engine._process is not first
     assert engine.policy_version == version
     assert worst_difference(engine, policy, prompts, seed=3) <= TOLERANCE

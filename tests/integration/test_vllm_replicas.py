@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from rlcore.config import GpuConfig, TransferKind
 from rlcore.errors import StaleSamplerError
 from rlcore.models.loading import load_policy
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, take_metrics
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.replicas import ReplicatedSampler, open_servers, take_metrics
+from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.vllm.server import VllmSampler, open_vllm
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
@@ -37,16 +37,9 @@ from tests.integration.vllm_runs import (
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module", params=["shared_memory", "gloo"])
-def transfer(request: pytest.FixtureRequest) -> TransferKind:
-    """One file that both read, and one group of the trainer and both."""
-    kind: TransferKind = request.param
-    return kind
-
-
 @pytest.fixture(scope="module")
 def trained(checkpoint: Path, transfer: TransferKind) -> PreTrainedModel:
-    """The learner's model, a fresh one for each pair of servers; the tests move its weights."""
+    """The learner's model, a fresh one for each way; the tests move its weights."""
     return load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
 
 

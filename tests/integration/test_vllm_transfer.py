@@ -26,15 +26,9 @@ from tests.integration.vllm_runs import TOLERANCE, lose, rollouts_of, say, sync,
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module", params=["shared_memory", "gloo"])
-def transfer(request: pytest.FixtureRequest) -> TransferKind:
-    kind: TransferKind = request.param
-    return kind
-
-
 @pytest.fixture(scope="module")
 def trained(checkpoint: Path, transfer: TransferKind) -> PreTrainedModel:
-    """The learner's model, a fresh one for each server; the tests move its weights."""
+    """The learner's model, a fresh one for each way; the tests move its weights."""
     return load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
 
 

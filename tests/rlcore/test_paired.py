@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import DataError
-from rlcore.paired import fewest, loss_p, score_interval
+from rlcore.evaluation import accuracy
+from rlcore.paired import fewest, loss_p, mcnemar_p, paired_difference, score_interval
 
 counts = st.integers(1, 40).flatmap(
     lambda n: st.integers(0, n).flatmap(lambda won: st.tuples(st.just(won), st.integers(0, n - won), st.just(n)))
@@ -136,3 +137,59 @@ def test_impossible_counts_are_refused() -> None:
         loss_p(0, 0, 5, 1.5)
     with pytest.raises(DataError, match="confidence"):
         score_interval(0, 0, 5, confidence=1.0)
+
+
+@pytest.mark.parametrize(
+    ("only_new", "only_old", "p"),
+    # 2 (C(6,0) + C(6,1)) / 64 = 14/64; 2/2^5; nothing to tell apart; equal counts are capped at 1
+    [(5, 1, 0.21875), (0, 5, 0.0625), (0, 0, 1.0), (3, 3, 1.0)],
+)
+def test_mcnemar_by_hand(only_new: int, only_old: int, p: float) -> None:
+    assert mcnemar_p(only_new, only_old) == mcnemar_p(only_old, only_new) == pytest.approx(p, rel=1e-12)
+
+
+def test_mcnemar_at_a_size_beyond_floats() -> None:
+    assert mcnemar_p(1500, 1500) == 1.0
+    assert 0.0 < mcnemar_p(1600, 1400) < 0.001
+
+
+def test_a_paired_difference_is_seen_where_two_separate_intervals_overlap() -> None:
+    """40 problems, 20 right before; 8 more right now, none lost: +0.2, p = 2 / 2^8."""
+    old = [1] * 20 + [0] * 20
+    new = [1] * 28 + [0] * 12
+    paired = paired_difference(new, old)
+    assert paired.difference.mean == pytest.approx(0.2)
+    assert paired.difference.low > 0.05
+    assert paired.p_value == 2 / 2**8
+    assert accuracy(old).high > accuracy(new).low
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_a_difference_turns_its_sign_with_its_sides(pairs: list[tuple[bool, bool]]) -> None:
+    new, old = zip(*pairs, strict=True)
+    there, back = paired_difference(new, old), paired_difference(old, new)
+    assert there.p_value == back.p_value
+    assert there.difference.mean == -back.difference.mean
+    assert there.difference.low == pytest.approx(-back.difference.high)
+
+
+def test_paired_intervals_cover_no_difference_as_often_as_they_say() -> None:
+    """Two systems, each right 60 % of the time, agreeing on most problems."""
+    generator = np.random.default_rng(1)
+    covered = rejected = 0
+    for _ in range(300):
+        old = generator.random(120) < 0.6
+        redrawn = generator.random(120) < 0.3
+        new = np.where(redrawn, generator.random(120) < 0.6, old)
+        paired = paired_difference(new, old)
+        covered += paired.difference.low <= 0.0 <= paired.difference.high
+        rejected += paired.p_value < 0.05
+    assert covered / 300 > 0.9
+    assert rejected / 300 < 0.08  # an exact test errs on the safe side
+
+
+def test_what_is_no_verdict_or_has_no_partner_is_refused() -> None:
+    with pytest.raises(DataError, match="neither 0 nor 1"):
+        paired_difference([0.5], [1.0])
+    with pytest.raises(DataError, match="2 values against 1"):
+        paired_difference([1.0, 1.0], [1.0])

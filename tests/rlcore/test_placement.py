@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import (
-    AdapterConfig,
-    EngineConfig,
-    OptimConfig,
-    PlacementConfig,
-    RayConfig,
-    RlStage,
-    UpdateConfig,
-)
+from rlcore.config import AdapterConfig, EngineConfig, OptimConfig, PlacementConfig, RayConfig, RlConfig, UpdateConfig
 from rlcore.config.placement import placement_faults
 from rlcore.errors import ConfigError
 from tests import strategies
@@ -37,12 +29,10 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         PlacementConfig(**settings)
 
 
-def stage(**update: Any) -> RlStage:
-    settings = strategies.rl_config(update=UpdateConfig(**update))
-    return RlStage(kind="rl", start="base", prompts={"p": 1.0}, settings=settings)
-
-
-ADAPTED, EIGHT_BIT = stage(adapter=AdapterConfig(rank=4)), stage(optim=OptimConfig(kind="adamw_8bit"))
+ADAPTED, EIGHT_BIT = (
+    strategies.rl_config(update=update)
+    for update in (UpdateConfig(adapter=AdapterConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
+)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ ADAPTED, EIGHT_BIT = stage(adapter=AdapterConfig(rank=4)), stage(optim=OptimConf
     ],
 )
 def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
-    placement: dict[str, Any], own: RlStage, said: str
+    placement: dict[str, Any], own: RlConfig, said: str
 ) -> None:
     config = PlacementConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
     faults = placement_faults(config, {"grpo": own}, EngineConfig())
@@ -65,7 +55,7 @@ def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
 
 
 def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
-    config, own = PlacementConfig(backend="ray", ray=RayConfig(samplers=2)), {"grpo": stage()}
+    config, own = PlacementConfig(backend="ray", ray=RayConfig(samplers=2)), {"grpo": strategies.rl_config()}
     assert placement_faults(config, own, EngineConfig()) == []
     (fault,) = placement_faults(config, own, EngineConfig(kind="vllm"))
     assert "placement.ray.samplers = 2" in fault and "engine.kind = 'vllm'" in fault

@@ -13,7 +13,7 @@ import torch
 
 import rlcore
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tests.architecture.source_files import ROOT
 
 PUBLIC = """

@@ -1,4 +1,4 @@
-"""How vLLM servers are asked over HTTP: one request, the routes of one server, and several servers at once."""
+"""HTTP requests to vLLM servers: one request, the routes of one server, and several servers at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 600.0  # of a weight update
 
 
 class EngineUnreachableError(ConnectionError):
-    """No answer: the server is gone, hangs, or broke off."""
+    """The server did not answer: it is gone, it hangs, or it broke off."""
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -33,12 +33,12 @@ def address_of(url: str) -> tuple[str, int]:
 
 
 def call(address: tuple[str, int], path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
-    """POST ``payload`` as JSON (None: GET); returns the HTTP status and the JSON of the answer, or its text.
+    """The HTTP status and the JSON of the answer, or its text; ``payload`` is posted as JSON, and None makes a GET.
 
-    The connection is closed on the way out, upon which the server drops a request that still runs.
+    The connection is closed on the way out. The server then drops a request that still runs.
 
     Raises:
-        EngineUnreachableError: no whole answer within ``seconds`` of silence.
+        EngineUnreachableError: the server was silent for ``seconds`` before its answer was complete.
     """
     connection = http.client.HTTPConnection(*address, timeout=seconds)
     try:
@@ -56,16 +56,17 @@ def call(address: tuple[str, int], path: str, payload: Mapping[str, Any] | None,
 
 
 class EngineControl:
-    """One server from its start to its end, at ``address``; ``last_words`` says what it logged last."""
+    """The routes of one server at ``address``; ``last_words`` gives what it logged last."""
 
     def __init__(self, address: tuple[str, int], *, last_words: Callable[[], str]) -> None:
         self.address, self._last_words = address, last_words
 
     def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = _SECONDS) -> Any:
-        """What the server answers; ``payload`` None is a GET.
+        """The server's answer to ``payload``; None makes a GET.
 
         Raises:
-            SamplingError: no answer within ``seconds``, or a status other than 200; with the last lines of its log.
+            SamplingError: there was no answer within ``seconds``, or its status was not 200. The message has the last
+                lines of the server's log.
         """
         try:
             status, answer = call(self.address, path, payload, seconds=seconds)
@@ -76,26 +77,26 @@ class EngineControl:
         return answer
 
     def name_version(self, policy_version: int) -> None:
-        """The server stamps this on every token that it samples from now on."""
+        """Set the version that the server stamps on every token from now on."""
         self.ask("/update_weight_version", {"new_version": str(policy_version)})
 
 
 class ControlGroup:
-    """Several servers that are told the same things at the same time."""
+    """The routes of several servers, which are called at the same time."""
 
     def __init__(self, members: Sequence[EngineControl]) -> None:
         self.members = tuple(members)
 
     def ask(self, path: str, payload: Mapping[str, Any] | None) -> list[Any]:
-        """What each server answers.
+        """The answer of each server.
 
         Raises:
-            SamplingError: one of them refused; the others are not waited for, because they may wait for that one.
+            SamplingError: one of them refused. The others are not waited for, because they may be waiting for that one.
         """
         return self.tell(path, [payload] * len(self.members))
 
     def tell(self, path: str, payloads: Sequence[Mapping[str, Any] | None]) -> list[Any]:
-        """As :meth:`ask`, with a payload for each server."""
+        """As :meth:`ask`, but each server gets a payload of its own."""
         asked = [
             in_background(lambda member=member, payload=payload: member.ask(path, payload))  # type: ignore[misc]
             for member, payload in zip(self.members, payloads, strict=True)
@@ -107,7 +108,7 @@ class ControlGroup:
 
 
 def in_background(work: Callable[[], Result]) -> Future[Result]:
-    """The result of ``work``, which runs in a daemon thread: a peer that never answers does not hold the process."""
+    """The result of ``work``, which runs in a daemon thread, so that a silent peer cannot keep the process alive."""
     future: Future[Result] = Future()
 
     def run() -> None:

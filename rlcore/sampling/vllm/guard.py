@@ -2,11 +2,11 @@
 
     python guard.py PARENT_PID FOLDERS COMMAND...
 
-The guard runs between the two. It ends the engine on SIGTERM and when the parent is gone (SIGKILL included: it asks for
-its parent's number twice a second), and what is left of the engine when its first process ends. A parent that is gone
-cannot clean up: then the guard removes FOLDERS (joined as in PATH). Memory that the engine's processes share by name
-outlives those that are killed, hundreds of megabytes each time: it is removed too. A script of the standard library
-alone: it starts in no time.
+The guard runs between the two. It ends the engine on SIGTERM, and when the parent is gone. It notices a SIGKILL of the
+parent too, because it looks at its parent's number twice a second. When the engine's first process ends, the guard ends
+what is left of the engine. A parent that is gone cannot clean up, so the guard then removes FOLDERS (joined as in
+PATH). The engine's processes share memory by name. It outlives a process that is killed, hundreds of megabytes each
+time, so the guard removes it too. The script imports the standard library alone, and starts at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run COMMAND until it ends or has to; returns its exit status, 143 after SIGTERM or the parent's death."""
+    """Run COMMAND until it ends or must end. Returns its exit status, or 143 after SIGTERM or the parent's death."""
     parent, folders, command = int(arguments[0]), arguments[1].split(os.pathsep), arguments[2:]
     asked: list[int] = []
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def end_all(engine: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to every process that descends from this one, then SIGKILL; they may have left the engine's group."""
+    """Send SIGTERM, then SIGKILL, to every descendant of this process; some may have left the engine's group."""
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while descendants(os.getpid()):
@@ -74,7 +74,7 @@ def end_all(engine: subprocess.Popen[bytes]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Process numbers of all children of ``root``, their children, and so on, as /proc has them."""
+    """The process numbers of all descendants of ``root``, as /proc lists them."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -91,7 +91,7 @@ def descendants(root: int) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Paths of the memory that processes descending from this one have mapped by a name of Python's."""
+    """The paths of the shared memory that descendants of this process have mapped under a name of Python's."""
     found: set[str] = set()
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError):  # it has ended
@@ -106,7 +106,7 @@ def _signal_all(number: signal.Signals) -> None:
 
 
 def _reap(engine: int) -> None:
-    """Take the exit status of adopted processes that have ended; the engine's own is Popen's."""
+    """Collect the exit status of adopted processes that have ended; Popen collects that of the engine itself."""
     for number in descendants(os.getpid()):
         if number != engine:
             with contextlib.suppress(ChildProcessError):

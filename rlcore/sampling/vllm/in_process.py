@@ -1,9 +1,10 @@
-"""vLLM in this process, where one environment holds it and the trainer: same draws as its server's, weights by hand.
+"""vLLM in this process, where one environment holds vLLM and the trainer. It draws what a vLLM server draws.
 
-vLLM takes hold of what belongs to the whole process: it seeds every global generator and, on a CPU, turns
-``torch.set_num_threads`` into nothing. Both are put back when it has started; every request has a seed of its own.
-On a GPU the engine rests while the learner updates: its weights and its cache are given up, since new weights come
-after every update. It wakes for them once, and stays awake until the next update.
+vLLM changes what belongs to the whole process. It seeds every global generator. On a CPU it also makes
+``torch.set_num_threads`` do nothing. Both are put back when vLLM has started, and every request has its own seed.
+
+On a GPU the engine rests while the learner updates. It gives up its weights and its cache, because new weights come
+after every update. It wakes when they come, and stays awake until the next update.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from rlcore.errors import SamplingError
 from rlcore.models.weight_names import as_stored
-from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.placement import is_installed
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
@@ -34,8 +35,8 @@ WORKER_CLASS = "rlcore.sampling.vllm.worker.receiver.WeightReceiver"
 class InProcessSampler:
     """A rollout engine in this process; see :class:`rlcore.sampling.base.Sampler` and :func:`open_in_process`.
 
-    ``llm`` is vLLM's own; ``sleeps``: it was started so that it can. ``free``: gives back GPU memory that this process
-    keeps for later. It serves ``spec.model`` as version 0.
+    ``llm`` is vLLM's own object. ``sleeps``: it was started so that it can rest. ``free`` gives back GPU memory that
+    this process keeps for later. The engine serves ``spec.model`` as version 0.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class InProcessSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt; one that the engine ends by itself is a failed rollout.
+        """A group of completions per prompt. A completion that the engine aborts is a failed rollout.
 
         Raises:
             SamplingError: the model computes NaN.
@@ -70,12 +71,12 @@ class InProcessSampler:
         ]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights over as they lie in memory, one at a time; what the old ones computed is dropped.
+        """Hand the weights over one at a time, as they lie in memory, and drop what the old ones computed.
 
-        An engine that rests wakes in two steps, so that the cache does not lie beside what the loading needs.
+        A resting engine wakes in two steps, so that its cache and what the loading needs are never there together.
 
         Raises:
-            SamplingError: other names or shapes; the engine then serves what it served before.
+            SamplingError: the names or shapes differ. The engine then serves what it served before.
         """
         state = as_stored(state, self._spec.model)
         if problems := misfits(self._shapes, state):
@@ -98,7 +99,7 @@ class InProcessSampler:
         self.policy_version = policy_version
 
     def rest(self) -> None:
-        """Give the GPU to an update: weights and cache are dropped, and the next :meth:`load_weights` wakes it."""
+        """Drop weights and cache, so that an update has the GPU; the next :meth:`load_weights` wakes the engine."""
         if self._sleeps and not self._rests:
             self._llm.sleep(level=2)
             self._rests = True
@@ -155,12 +156,6 @@ class InProcessSampler:
         return rollout_of(prompt, choice, self._tokenizer)
 
 
-def rest(engine: Sampler) -> None:
-    """Let an engine that shares this process's GPU give it up until new weights come; others go on as they are."""
-    if isinstance(engine, InProcessSampler):
-        engine.rest()
-
-
 @contextmanager
 def open_in_process(
     spec: ServerSpec,
@@ -170,7 +165,7 @@ def open_in_process(
     free: Callable[[], None],
     progress: Callable[[str], None],
 ) -> Iterator[InProcessSampler]:
-    """An engine in this process; its memory is freed on the way out. ``sleeps``: it shares a GPU with a learner.
+    """An engine in this process, whose memory is freed on the way out. ``sleeps``: it shares a GPU with a learner.
 
     Raises:
         SamplingError: vLLM is not installed in this environment.
@@ -216,7 +211,7 @@ def _start(spec: ServerSpec, *, sleeps: bool) -> Any:
 
 
 def arguments(spec: ServerSpec, *, sleeps: bool) -> dict[str, Any]:
-    """What vLLM is told beside the model; on another GPU than the first it is told which."""
+    """What vLLM is told beside the model. It is told the number of its GPU unless that is the first."""
     chosen: dict[str, Any] = {
         "dtype": spec.dtype,
         "skip_tokenizer_init": True,

@@ -1,4 +1,4 @@
-"""How busy a vLLM server was while it sampled: its Prometheus page read a few times a second, as metrics of a run."""
+"""How busy a vLLM server was while it sampled, read from its Prometheus page several times a second."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "pref
 
 
 class EngineWatch:
-    """What a server did from one :meth:`take` to the next; only time within :meth:`over` counts.
+    """What a server did between two calls of :meth:`take`; only time within :meth:`over` counts.
 
-    A server that says nothing of itself (``--disable-log-stats``) gives no metrics but ``engine/asked_again``.
+    A server that publishes no figures (``--disable-log-stats``) gives ``engine/asked_again`` alone.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class EngineWatch:
 
     @contextmanager
     def over(self, address: Callable[[], tuple[str, int]]) -> Iterator[None]:
-        """Watch a block in which the server, wherever it is by then, samples."""
+        """Watch a block in which the server samples; a server that is started again has another address."""
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
         before, started = read_page(address()), time.monotonic()
@@ -50,7 +50,7 @@ class EngineWatch:
             self._count(before, read_page(address()))
 
     def take(self) -> dict[str, float]:
-        """The metrics since the last call, by their names in the glossary."""
+        """The metrics since the last call, by the glossary's names."""
         metrics = {"engine/asked_again": float(self.asked_again), **self._peaks}
         if self._counts and self._seconds > 0.0:
             queries = self._counts["prefix_cache_queries"]
@@ -68,7 +68,7 @@ class EngineWatch:
                     self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """A server that was started again in between counts from 0: then what it says now is all that is known."""
+        """Add the increase between two readings. A restarted server counts from 0: what it says now is all we know."""
         if not all(name in after for name in _COUNTS):
             return
         restarted = any(after[name] < before.get(name, 0.0) for name in _COUNTS)
@@ -78,7 +78,7 @@ class EngineWatch:
 
 
 def read_page(address: tuple[str, int]) -> dict[str, float]:
-    """The server's figures by name, summed over its engines; empty where it does not answer or says nothing."""
+    """The server's figures by name, summed over its engines; empty if it does not answer or publishes none."""
     with contextlib.suppress(EngineUnreachableError):
         status, page = call(address, "/metrics", None, seconds=_PAGE_SECONDS)
         if status == 200 and isinstance(page, str):
@@ -87,7 +87,7 @@ def read_page(address: tuple[str, int]) -> dict[str, float]:
 
 
 def parse_page(page: str) -> dict[str, float]:
-    """``vllm:name{labels} value`` lines by name without ``_total``; of a share the largest, else the sum."""
+    """The ``vllm:name{labels} value`` lines, by name without ``_total``: the largest of shares, the sum of all else."""
     found: dict[str, float] = {}
     for name, value in _LINE.findall(page):
         if name in _PEAKS or name in _COUNTS:

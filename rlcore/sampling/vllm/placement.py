@@ -1,4 +1,4 @@
-"""Which GPUs vLLM servers compute on, how much of them they take, and how weights come; decided before any starts."""
+"""Which GPUs vLLM servers use, how much of their memory, and how weights reach them. Decided before any starts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _OF_FREE = 0.85  # what is free on the trainer's GPU is not all taken: its alloc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cards:
-    """The GPUs that this process sees: how many, which is the trainer's (None: it computes on a CPU).
+    """The GPUs that this process sees: how many there are, and which is the trainer's (None: it computes on a CPU).
 
-    ``free``: which part of the trainer's is free now; ``learns``: a learner is on it, which will want more.
+    ``free``: the share of the trainer's memory that is free now. ``learns``: a learner is on that GPU, and will want
+    more of it.
     """
 
     count: int
@@ -32,7 +33,7 @@ class Cards:
 
 
 def visible_cards(device: torch.device, *, learns: bool) -> Cards:
-    """The GPUs beside a trainer on ``device``; no other GPU than its own is touched."""
+    """The GPUs beside a trainer on ``device``; only the trainer's own is touched."""
     count = torch.cuda.device_count()
     if device.type != "cuda":
         return Cards(count=count, trainer=None)
@@ -42,10 +43,10 @@ def visible_cards(device: torch.device, *, learns: bool) -> Cards:
 
 
 def deal(config: EngineConfig, cards: Cards) -> list[tuple[int, ...]]:
-    """The GPUs of each replica, empty ones where there is no GPU.
+    """The GPUs of each replica; none for any where there is no GPU.
 
     Raises:
-        ConfigError: more are asked for than there are, or ones that are not there.
+        ConfigError: the configuration asks for more GPUs than there are, or names one that is not there.
     """
     width = config.gpus.tensor_parallel
     needed = config.replicas * width
@@ -75,7 +76,7 @@ def deal(config: EngineConfig, cards: Cards) -> list[tuple[int, ...]]:
 
 
 def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards: Cards) -> list[float]:
-    """The part of its GPUs' memory that each replica may take.
+    """The share of its GPUs' memory that each replica may take.
 
     Raises:
         ConfigError: replicas on one GPU want more than all of it, or more of the trainer's than is free.
@@ -108,13 +109,13 @@ def is_installed() -> bool:
 def choose_transfer(
     config: EngineConfig, device: torch.device, *, num_bytes: int, shares: Sequence[bool], can_send: bool
 ) -> TransferKind:
-    """What ``auto`` means here, or what was named, where it can be; ``num_bytes`` are those of the weights.
+    """The transport of the weights: the one that was named, or what ``auto`` means here.
 
-    ``shares``: for each server of ours, whether it computes on the trainer's GPU. ``can_send``: vLLM, whose senders
-    bring weights from GPU to GPU, is installed in this environment.
+    ``num_bytes``: the size of the weights. ``shares``: for each server of ours, whether it computes on the trainer's
+    GPU. ``can_send``: vLLM is installed in this environment, and its senders bring weights from GPU to GPU.
 
     Raises:
-        ConfigError: from GPU to GPU where it cannot be, or through memory that is too short.
+        ConfigError: the named transport needs GPUs that are not there, or more memory than there is.
     """
     fits, name = fits_in_memory(num_bytes), config.transfer
     if name == "auto":
@@ -164,7 +165,7 @@ def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[
 
 
 def _default(needed: int, cards: Cards, width: int) -> list[int]:
-    """The GPUs beside the trainer's, in order; the only one is shared by all."""
+    """The GPUs beside the trainer's, in order; if there is only one, all share it."""
     if cards.count == 1 and width == 1:
         return [0] * needed
     others = [index for index in range(cards.count) if index != cards.trainer]
@@ -179,7 +180,7 @@ def _default(needed: int, cards: Cards, width: int) -> list[int]:
 
 
 def _share(index: int, cards: Cards) -> float:
-    """How much of a GPU all replicas on it together may take."""
+    """The share of a GPU's memory that all replicas on it may take together."""
     if index != cards.trainer:
         return ALONE
     return min(_OF_FREE * cards.free, BESIDE_LEARNER if cards.learns else ALONE)

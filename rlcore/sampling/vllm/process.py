@@ -1,4 +1,4 @@
-"""A vLLM server as a child of this process: its command, its start within a deadline, its log, its end."""
+"""A vLLM server as a child of this process: its command line, its start within a deadline, its log and its end."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ _STOP_SECONDS = guard.GRACE_SECONDS + 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSpec:
-    """What is served, and how.
+    """What a server serves, and how.
 
-    ``exchange``: folder of the weight files. ``dtype``: name of a torch type. ``url``: of a server that runs; empty
-    where one is to be started. ``transfer``: how the weights get there, never ``auto``. ``devices``: GPUs among those
-    that this process sees, none on a CPU; ``memory_fraction`` of them is taken, and ``eager`` is without CUDA graphs.
-    ``trainer_moves``: the trainer's weights change while this samples. ``adapter_rank``: of the adapters that are to
-    be sent as such; 0: none. ``prefill_in_parts``: what has more prompt tokens than one step takes is spread over
-    several; vLLM 0.32 dies of that on a CPU when requests have seeds of their own. ``worker_class``
-    takes the weights; ``worker_file``: where it is not ours, which it may import.
+    ``exchange``: the folder of the weight files. ``dtype``: the name of a torch type. ``url``: that of a running
+    server; empty if one is to be started. ``transfer``: how the weights get there, never ``auto``.
+
+    ``devices``: GPUs among those that this process sees; none on a CPU. ``memory_fraction``: the share of their memory
+    that the server takes. ``eager``: no CUDA graphs. ``trainer_moves``: the trainer's weights change while the server
+    samples. ``adapter_rank``: the rank of the adapters that are sent as such; 0: none are.
+
+    ``prefill_in_parts``: chunked prefill. A prompt that is longer than one step takes is spread over several steps.
+    vLLM 0.32 crashes on a CPU if it is on and requests have seeds of their own. ``worker_class`` takes the weights;
+    ``worker_file``: a file that it may import, if the class is not ours.
     """
 
     model: Path
@@ -63,9 +66,9 @@ class ServerSpec:
 
 
 class ServerProcess:
-    """One server, from its start to its end; :mod:`rlcore.sampling.vllm.guard` ends it with this process too.
+    """One server, from its start to its end. When this process ends, :mod:`rlcore.sampling.vllm.guard` ends the server.
 
-    ``folder``: the server's own, with its log and the worker's module; it goes when the server does.
+    ``folder``: the server's own, with its log and the worker's module. It is removed when the server stops.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -108,7 +111,8 @@ class ServerProcess:
         """Return when the server answers.
 
         Raises:
-            SamplingError: it ended, or the deadline passed; with the last lines of its log. It is stopped then.
+            SamplingError: the server ended, or the deadline passed; it is stopped then. The message has the last lines
+                of its log.
         """
         limit = self.spec.config.deadlines.start_seconds
         started = time.monotonic()
@@ -128,11 +132,11 @@ class ServerProcess:
         progress(f"vLLM answers after {time.monotonic() - started:.0f} s")
 
     def is_healthy(self) -> bool:
-        """Whether the server runs and says that its engine does."""
+        """Whether the server runs, and says that its engine runs."""
         return self._guard.poll() is None and is_healthy(self.address)
 
     def last_words(self) -> str:
-        """The first error in the engine's log, of which later ones are consequences, and the last lines."""
+        """The first error in the engine's log, which caused the later ones, and the log's last lines."""
         try:
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
@@ -152,7 +156,7 @@ class ServerProcess:
 
 
 def is_healthy(address: tuple[str, int]) -> bool:
-    """Whether a server answers there and says that its engine runs."""
+    """Whether a server answers at the address, and says that its engine runs."""
     try:
         return call(address, "/health", None, seconds=_HEALTH_SECONDS)[0] == 200
     except EngineUnreachableError:
@@ -160,7 +164,7 @@ def is_healthy(address: tuple[str, int]) -> bool:
 
 
 def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str]:
-    """The server's command line. Defaults of the checkpoint that would filter the distribution are not read."""
+    """The server's command line. The checkpoint's sampling defaults are not read: they may filter the distribution."""
     config = spec.config
     options = {
         "model": spec.model,
@@ -193,7 +197,7 @@ def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str
 
 
 def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
-    """This process's variables, without its Python path, and with the routes that take weights."""
+    """This process's variables without its Python path, and those that open the server's routes for weights."""
     ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     if spec.adapter_rank:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -206,9 +210,10 @@ def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
 
 
 def visible_devices(devices: Sequence[int], named: str) -> str:
-    """``CUDA_VISIBLE_DEVICES`` of a process for these GPUs of the ones that ``named``, this process's own, leaves.
+    """``CUDA_VISIBLE_DEVICES`` for a process that computes on ``devices``; ``named`` is the value in this process.
 
-    vLLM's ``--device-ids`` counts in the order of the bus where the variable is not set, PyTorch in that of speed.
+    vLLM's ``--device-ids`` will not do: where the variable is not set, vLLM counts GPUs in the order of the bus, and
+    PyTorch in the order of their speed.
     """
     names = [name.strip() for name in named.split(",")] if named.strip() else []
     return ",".join(names[index] if names else str(index) for index in devices)

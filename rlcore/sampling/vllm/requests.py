@@ -1,4 +1,4 @@
-"""What vLLM is asked for and what it answers, as plain values: sampling settings, completions, scores of a text."""
+"""What vLLM is asked and what it answers, as plain values: sampling settings, completions, scores of a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_NUMBER = -9999.0  # what vLLM writes for a log-probability of NaN
 
 
 def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """The sampling settings of one completion: only our own stop tokens end it, whatever the checkpoint says."""
+    """The sampling settings of one completion. Only our own stop tokens end it, whatever the checkpoint says."""
     return {
         "temperature": 0.0 if params.greedy else params.temperature,
         "max_tokens": params.max_new_tokens,
@@ -37,10 +37,10 @@ def obstacle_of(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
 
 
 def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:
-    """A completion as the server wrote it; one that spans a sync has the oldest version that had a part in it.
+    """A completion as the server wrote it. If weights changed while it was sampled, it has the oldest version.
 
     Raises:
-        SamplingError: a log-probability is no number.
+        SamplingError: a log-probability is not a number.
     """
     tokens = tuple(choice["token_ids"])
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
@@ -65,7 +65,7 @@ def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokeniz
 def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
     """The log-probability of each token at ``temperature`` from those at temperature 1.
 
-    ``rows``: by token id, of the whole vocabulary where the temperature is not 1:
+    ``rows``: the scores by token id. They cover the whole vocabulary where the temperature is not 1, because then
     ``log p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
     """
     if temperature == 1.0:

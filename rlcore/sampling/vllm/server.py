@@ -1,8 +1,8 @@
-"""Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, new weights under a version.
+"""Rollouts from a vLLM server: token ids go in, token ids and log-probabilities come out, weights have a version.
 
-A request is one completion with a seed of its own, so its draws do not depend on what else the server computes; equal
+A request is one completion with its own seed, so its draws do not depend on what else the server computes. Equal
 prompts share their prefill in the server's prefix cache. A server that dies is started again with the weights that it
-served, and what it owed is asked for again.
+served, and completions that it did not deliver are requested again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_ATTEMPTS = 3  # to get one completion
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """One completion to be made: which sample of which prompt."""
+    """One completion to be made, with its prompt and its seed."""
 
     prompt: Prompt
     seed: int
@@ -42,7 +42,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """No completion this time; it is asked for again."""
+    """An attempt without a completion; it is made again."""
 
     reason: str
 
@@ -50,7 +50,7 @@ class _Missed:
 class VllmSampler:
     """A rollout engine in processes of its own; see :class:`rlcore.sampling.base.Sampler` and :func:`open_vllm`.
 
-    ``spec.max_concurrent`` bounds the requests under way. It serves ``spec.model`` as version 0 to begin with.
+    ``spec.max_concurrent`` bounds the requests under way. At first it serves ``spec.model`` as version 0.
     """
 
     def __init__(self, spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> None:
@@ -80,7 +80,7 @@ class VllmSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt; one that fails ``MAX_ATTEMPTS`` times is a failed rollout.
+        """A group of completions per prompt. One that fails ``MAX_ATTEMPTS`` times is a failed rollout.
 
         Raises:
             SamplingError: the server cannot be started again, answers nothing at all, or computes NaN.
@@ -112,8 +112,8 @@ class VllmSampler:
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """Log-probability of each completion token under the weights that are being served.
 
-        The server scores a given text at temperature 1 alone. Others are worked out from the scores of the whole
-        vocabulary, which suits a probe, not a batch.
+        The server scores a given text at temperature 1 only. For another temperature they are computed from the scores
+        of the whole vocabulary. That is fast enough for a probe, not for a batch.
         """
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
         payload = self._named() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
@@ -123,7 +123,7 @@ class VllmSampler:
         return rescored(rows, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
-        """The parts whose weights are not these in the server's precision, as its workers say."""
+        """The parts whose weights differ from these in the server's precision, by the sums that its workers report."""
         seed = self.policy_version
         answer = self.control.ask("/collective_rpc", {"method": "weight_sums", "args": [seed]})
         dtype = getattr(torch, self._spec.dtype)
@@ -172,14 +172,14 @@ class VllmSampler:
         return rollout_of(request.prompt, choice, self._tokenizer)
 
     def _named(self) -> dict[str, Any]:
-        """The adapter that a request is for; before the first one the base is the policy."""
+        """The name of the adapter that a request is for. Before the first adapter the base is the policy."""
         return {"model": ADAPTER} if self.served.is_adapter else {}
 
     def start(self) -> None:
-        """A fresh server with the weights that were served last, which it reads from a file.
+        """Start a fresh server. It reads the weights that were served last from a file.
 
         Raises:
-            SamplingError: it does not start, it is not ours to start, or there is no file and no room for one.
+            SamplingError: it does not start, it is not ours to start, or there is neither a file nor room for one.
         """
         if self._spec.url:
             raise SamplingError(
@@ -217,7 +217,7 @@ class VllmSampler:
 
 @contextmanager
 def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """An engine that serves its checkpoint, and is ended, with all its processes and files, on the way out."""
+    """An engine that serves its checkpoint. All its processes end, and its files are removed, on the way out."""
     with open_alone(spec, tokenizer, progress) as sampler:
         sampler.sync.begin()
         yield sampler
@@ -225,7 +225,7 @@ def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[st
 
 @contextmanager
 def open_alone(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """As :func:`open_vllm`; a server that ran before still serves whatever it did."""
+    """As :func:`open_vllm`, but a server that ran before still serves what it served."""
     sampler = None
     try:
         yield (sampler := VllmSampler(spec, tokenizer, progress))

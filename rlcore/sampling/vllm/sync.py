@@ -1,4 +1,4 @@
-"""New weights for the vLLM servers of a run: packed once, sent to all of them, and what happens when one refuses."""
+"""New weights for a run's vLLM servers: they are packed once and sent to all; what follows if a server refuses."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Server(Protocol):
     policy_version: int
 
     def start(self) -> None:
-        """Start it anew with the weights that it served last."""
+        """Start the server again, with the weights that it served last."""
         ...
 
 
 class WeightSync:
-    """Brings weights to ``servers`` that serve the same checkpoint, which ``spec`` names.
+    """Brings weights to ``servers``, all of which serve the checkpoint that ``spec`` names.
 
-    One file serves all of them, and one group of this process and all workers where tensors are sent: NCCL warns of
-    several groups that are driven from several threads.
+    All servers read the same file. Where tensors are sent instead, this process and all workers form one group,
+    because NCCL warns of several groups that several threads drive.
     """
 
     def __init__(self, servers: Sequence[Server], spec: ServerSpec) -> None:
@@ -48,22 +48,22 @@ class WeightSync:
         self._met: tuple[EngineControl, ...] = ()  # the servers that the transfer was opened for
 
     def begin(self) -> None:
-        """Servers that ran before this process may serve anything: they get the checkpoint, as version 0.
+        """Send the checkpoint, as version 0, to servers that ran before this process: they may serve anything.
 
         Raises:
-            SamplingError: one refused it.
+            SamplingError: a server refused it.
         """
         if self._spec.url:
             self._publish(self._served, 0)
 
     def send(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Pause, update, drop the prefix cache, resume.
+        """Pause the servers, update their weights, drop the prefix cache, resume.
 
-        A file of the weights stays until the next update: a server that dies is served from it again. Where none is
-        written, it is from the trainer's own weights.
+        The file of the weights stays until the next update, because a server that dies gets it again. If there is no
+        file, such a server gets the trainer's own weights.
 
         Raises:
-            SamplingError: other names or shapes, or a server refused; all then serve what they served before.
+            SamplingError: the names or shapes differ, or a server refused. All then serve what they served before.
         """
         path = self._spec.exchange / str(next(self._numbers))  # a version may be sent twice
         try:
@@ -91,7 +91,7 @@ class WeightSync:
         publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
 
     def _opened(self, group: ControlGroup) -> Transfer:
-        """The way to the servers, opened when it is first needed, and again when one of them was started again."""
+        """The transport to the servers. It is opened at its first use, and again after a server was restarted."""
         if self._transfer is None or group.members != self._met:
             if self._transfer is not None and self._spec.transfer != "file":
                 group.ask("/shutdown_weight_transfer_engine", {})
@@ -100,10 +100,10 @@ class WeightSync:
         return self._transfer
 
     def _go_back(self) -> None:
-        """Start every server again: it may be paused, or hold a part of the weights.
+        """Start every server again, because it may be paused, or hold a part of the new weights.
 
         Raises:
-            SamplingError: the old weights are nowhere any more, or the servers are not ours to start.
+            SamplingError: the old weights no longer exist, or the servers are not ours to start.
         """
         if self._served.is_live_alone:
             self._served = replace(self._served, live=None)  # the trainer's weights are the new ones by now
@@ -118,15 +118,15 @@ class WeightSync:
 
 
 def publish(group: ControlGroup, weights: Weights, policy_version: int, send: Callable[[Weights], None]) -> None:
-    """Serve ``weights`` from now on; ``send`` brings them over, unless they are an adapter, which the servers read.
+    """Serve ``weights`` from now on. ``send`` brings them to the servers; an adapter is read by the servers themselves.
 
-    Running requests wait (mode ``keep``) and go on with the new weights, their keys and values computed anew.
+    Running requests wait (mode ``keep``). They go on with the new weights, and their keys and values are computed anew.
 
     Raises:
-        SamplingError: a server refused; it may be paused, and hold a part of the weights.
+        SamplingError: a server refused. It may be paused, and hold a part of the weights.
     """
     group.ask("/pause?mode=keep", {})
-    if weights.is_adapter:  # in the place of the one before: requests that are under way go on with it
+    if weights.is_adapter:  # it replaces the one before, and requests under way go on with it
         adapter = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve()), "load_inplace": True}
         group.ask("/v1/load_lora_adapter", adapter)
     else:

@@ -1,8 +1,9 @@
-"""The trainer's side of a weight update: the ways in which new weights reach the workers of vLLM servers.
+"""The trainer's side of a weight update: the transports that bring new weights to the workers of vLLM servers.
 
-``file`` needs nothing of the server but our worker. The others go through vLLM's weight-transfer API: a handshake, then
-for each update start, the weights, finish. The engine is paused meanwhile. ``nccl`` between GPUs and ``ipc`` on one are
-vLLM's own: they need it in the trainer's environment too, which sends through classes of its own.
+``file`` needs only our worker in the server. The others use vLLM's weight-transfer API: first a handshake, then for
+each update a start, the weights and a finish. The engine is paused meanwhile. ``nccl`` (between GPUs) and ``ipc`` (on
+one GPU) are vLLM's own transports. They need vLLM in the trainer's environment too, because the trainer sends through
+its classes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, open_store, 
 
 
 class Transfer(Protocol):
-    """A way of the weights to a group of servers."""
+    """A transport of weights to a group of servers."""
 
     def send(self, weights: Weights) -> None:
         """Return when every worker has loaded them.
@@ -34,10 +35,10 @@ class Transfer(Protocol):
 
 
 def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) -> Transfer:
-    """Shake hands with servers that run; once for each start of one.
+    """A transport to running servers, after the handshake. It has to be opened again when one of them was restarted.
 
     Raises:
-        SamplingError: one was started for another way, or they are reached by different interfaces.
+        SamplingError: a server was started for another transport, or they are reached by different interfaces.
     """
     if kind == "file":
         return FileTransfer(group, num_tensors)
@@ -49,7 +50,7 @@ def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) 
 
 
 def world_sizes(group: ControlGroup) -> list[int]:
-    """How many workers each server has."""
+    """The number of workers of each server."""
     return [answer["world_size"] for answer in group.ask("/get_world_size", None)]
 
 
@@ -70,7 +71,7 @@ def meeting_host(group: ControlGroup) -> str:
 
 
 class FileTransfer:
-    """The path of a file that the workers read; the fallback, which any server with our worker takes."""
+    """Sends the path of a file that the workers read. Any server with our worker takes it, so it is the fallback."""
 
     def __init__(self, group: ControlGroup, num_tensors: int) -> None:
         self._group, self._num_tensors = group, num_tensors
@@ -84,7 +85,7 @@ class FileTransfer:
 
 
 class SharedMemoryTransfer:
-    """A file in memory; its path and the number of its tensors are all that is sent."""
+    """Sends the path of a file in memory, and the number of its tensors."""
 
     def __init__(self, group: ControlGroup, num_tensors: int) -> None:
         self._group, self._num_tensors = group, num_tensors
@@ -99,12 +100,12 @@ class SharedMemoryTransfer:
 
 
 class GlooTransfer:
-    """One tensor after the other over TCP, to every worker of every server at once."""
+    """Sends one tensor after the other over TCP, to every worker of every server at once."""
 
     def __init__(self, group: ControlGroup) -> None:
         self._group, sizes = group, world_sizes(group)
         host, size = meeting_host(group), 1 + sum(sizes)
-        self._store = open_store(host, size)  # kept: it serves as long as the group lives
+        self._store = open_store(host, size)  # kept, because the group needs it as long as it lives
         meeting = in_background(lambda: join_group(self._store, 0, size, host=host))
         where = {"host": host, "port": self._store.port, "size": size}
         told = [{"init_info": {**where, "first_rank": first}} for first in first_ranks(sizes)]
@@ -112,7 +113,7 @@ class GlooTransfer:
         self._members = meeting.result()
 
     def send(self, weights: Weights) -> None:
-        """See :class:`Transfer`. A server that refuses leaves the sender waiting: the group ends with the server."""
+        """See :class:`Transfer`. If a server refuses, the sender waits until server and group have ended."""
         names, dtypes, shapes = zip(*weights.listed(), strict=True)
         update = {"names": names, "dtypes": [str(dtype).removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
         self._group.ask("/start_weight_update", {})
@@ -127,13 +128,13 @@ class GlooTransfer:
 
 
 def first_ranks(sizes: Sequence[int]) -> list[int]:
-    """The rank of each server's first worker, behind the trainer's rank 0 and the servers before it."""
+    """The rank of each server's first worker. The trainer is rank 0, and the servers follow in order."""
     return [1 + sum(sizes[:number]) for number in range(len(sizes))]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What vLLM asks of a tensor before it is sent."""
+    """What vLLM has to know of a tensor before it is sent."""
 
     name: str
     dtype: torch.dtype
@@ -141,7 +142,7 @@ class TensorMeta:
 
 
 class WeightSource:
-    """The weights as vLLM's senders read them: first what will come, then the tensors themselves, on the GPU."""
+    """The weights as vLLM's senders read them: first a description of all tensors, then the tensors, on the GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.weights: Weights | None = None
@@ -159,10 +160,10 @@ class WeightSource:
 
 
 class ControlClient:
-    """The four calls that vLLM's senders make, of one server or of several that are one group to the sender.
+    """The four calls that vLLM's senders make. Several servers look like one group to the sender.
 
-    ``sizes``: how many workers each server has. vLLM counts ranks within one server; those of the next begin where the
-    ones before end.
+    ``sizes``: the number of workers of each server. vLLM counts ranks within one server, so the ranks of each further
+    server begin where those of the one before end.
     """
 
     def __init__(self, group: ControlGroup, sizes: Sequence[int]) -> None:
@@ -181,18 +182,18 @@ class ControlClient:
         self._group.ask("/start_weight_update", {})
 
     def update_weights(self, update_info: Any) -> None:
-        """What is sent; handles of GPU memory are made text by vLLM itself."""
+        """Announce what is sent. vLLM itself turns handles of GPU memory into text."""
         from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
 
         self._group.ask("/update_weights", {"update_info": _json_safe_update_payload(update_info)})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """After the last; the version is named by who asked for the update."""
+        """After the last tensor. Whoever asked for the update names the version."""
         self._group.ask("/finish_weight_update", {})
 
 
 class BuiltInTransfer:
-    """A sender of vLLM's; see :class:`Transfer`."""
+    """Sends by one of vLLM's own senders; see :class:`Transfer`."""
 
     def __init__(self, sender: Any, source: WeightSource) -> None:
         self._sender, self._source = sender, source
@@ -205,7 +206,7 @@ class BuiltInTransfer:
 
 
 def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[int]) -> BuiltInTransfer:
-    """Shake hands for ``nccl`` or ``ipc``; ``host`` is this machine's address on the way to the servers.
+    """A transport by ``nccl`` or ``ipc``, after the handshake; ``host``: this machine's address, as servers reach it.
 
     Raises:
         SamplingError: a server refused.
@@ -220,7 +221,7 @@ def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[i
 
 
 def init_info(kind: str, host: str, sizes: Sequence[int]) -> Any:
-    """What vLLM's sender is told: for NCCL where to meet, and how many do (this process and every worker)."""
+    """What vLLM's sender is told. For NCCL: where all meet, and how many they are (this process and every worker)."""
     if kind == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 

@@ -1,4 +1,4 @@
-"""Weights for a vLLM engine: checked, written where another process reads them, and compared with what it holds."""
+"""Weights for a vLLM engine: checks, files that another process reads, and comparison with what the engine holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import struct
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig
 
 from rlcore.config import TransferKind
 from rlcore.errors import SamplingError
-from rlcore.models import architectures
-from rlcore.models.lora import AdaptedModel, MergedState, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.weight_names import as_stored
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.worker.sums import adapter_part, add, bit_sum, state_sums
@@ -36,11 +33,11 @@ _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Weights:
-    """One version on its way: a safetensors file, or the folder of the checkpoint that an engine starts from.
+    """One version of the weights: a safetensors file, or the folder of the checkpoint that an engine starts from.
 
-    ``is_adapter``: the folder of an adapter in peft's format, for the engine to put on the base that it serves.
-    ``live``: the same tensors in the trainer's memory and the engine's precision, made when read; None where there are
-    none any more.
+    ``is_adapter``: ``path`` is the folder of an adapter in peft's format, which the engine puts on the base that it
+    serves. ``live``: the same tensors in the trainer's memory, in the engine's precision; each is made when it is read.
+    It is None when the trainer no longer has them.
     """
 
     path: Path
@@ -49,7 +46,7 @@ class Weights:
 
     @property
     def is_live_alone(self) -> bool:
-        """Whether there is no file of them yet."""
+        """Whether they have not been written to a file yet."""
         return self.live is not None and not self.path.exists()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -57,16 +54,16 @@ class Weights:
         return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
 
     def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        """Name, type and shape of every tensor, in the order of :meth:`tensors`; live ones are not made for it."""
+        """Name, type and shape of every tensor, in the order of :meth:`tensors`. No live tensor is made for it."""
         if self.live is not None:
             return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
         return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
 
     def stored(self) -> Path:
-        """Where a server finds them; a file is written where there is none.
+        """The path where a server finds them; the file is written first if there is none.
 
         Raises:
-            SamplingError: they were the trainer's alone, which has others by now.
+            SamplingError: only the trainer had them, and by now it has others.
         """
         if self.live is not None and not self.path.exists():
             write_weights(self.live, self.path)
@@ -81,13 +78,13 @@ class Weights:
 def pack(
     state: Mapping[str, torch.Tensor], path: Path, *, spec: ServerSpec, shapes: Mapping[str, tuple[int, ...]]
 ) -> Weights:
-    """Check ``state`` against the stored ``shapes`` of the server's checkpoint, and leave at ``path`` what is sent.
+    """Check ``state`` against the stored ``shapes`` of the server's checkpoint, and write what is sent to ``path``.
 
-    It stays there while it is served, so that a server that died gets it again. Weights that go from GPU to GPU, or to
-    a server that is not ours to start again, are written only where a server reads a file.
+    The file stays while it is served, so that a server that died can read it again. Nothing is written for weights that
+    go from GPU to GPU, or to a server that we cannot restart, unless a server reads a file.
 
     Raises:
-        SamplingError: other names or shapes.
+        SamplingError: the names or shapes differ.
         OSError, SafetensorError: there is no room.
     """
     adapted = state.adapted if isinstance(state, MergedState) and spec.adapter_rank else None
@@ -109,9 +106,9 @@ def pack(
 
 
 def needs_file(spec: ServerSpec) -> bool:
-    """Whether a server reads the weights from a file, or may have to when it is started again.
+    """Whether a server reads the weights from a file, or may have to after a restart.
 
-    The trainer's own weights stand in for the file of a server of ours, except where they move while it samples.
+    A server of ours that is restarted can get the trainer's own weights, unless those change while it samples.
     """
     if spec.transfer in ("file", "shared_memory"):
         return True
@@ -119,7 +116,7 @@ def needs_file(spec: ServerSpec) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Remove what :func:`pack` left."""
+    """Remove the file that :func:`pack` wrote."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -127,7 +124,7 @@ def discard(path: Path) -> None:
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint folder stores; of tied ones, one name."""
+    """Name and shape of every tensor that a checkpoint folder stores. Tied tensors have one name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -136,7 +133,7 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def misfits(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Why ``state`` is not the whole of such a checkpoint; a further name of a stored tensor has to hold the same."""
+    """Why ``state`` is not the whole of such a checkpoint. A second name of a stored tensor must hold the same."""
     missing = [f"{name} is missing" for name in shapes if name not in state]
     other = [
         f"{name} has another shape" for name in shapes if name in state and tuple(state[name].shape) != shapes[name]
@@ -150,15 +147,17 @@ def misfits(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Ten
 
 
 def adapter_misfits(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Why an adapter is not one of such a checkpoint; ``adapter``: shapes of the weights that it changes."""
+    """Why an adapter does not fit such a checkpoint; ``adapter``: the shapes of the weights that it changes."""
     return [
         f"{name} has no weight of the adapter's shape" for name in sorted(adapter) if shapes.get(name) != adapter[name]
     ]
 
 
 class Converted(Mapping[str, torch.Tensor]):
-    """The tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device; made when read and not
-    kept."""
+    """The tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device.
+
+    Each is made when it is read, and not kept.
+    """
 
     def __init__(
         self, state: Mapping[str, torch.Tensor], *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
@@ -176,10 +175,10 @@ class Converted(Mapping[str, torch.Tensor]):
 
 
 def write_weights(weights: Converted, path: Path) -> None:
-    """Save them in the safetensors format, one tensor in this machine's memory at a time.
+    """Save them in the safetensors format, with one tensor at a time in this machine's memory.
 
-    The format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, the header, the tensors' bytes
-    without a gap. The library's own writer takes all tensors at once.
+    The library's own writer takes all tensors at once. The format (https://huggingface.co/docs/safetensors): the
+    header's length in 8 bytes, the header, the tensors' bytes without a gap.
 
     Raises:
         OSError: there is no room.
@@ -207,7 +206,7 @@ def _header(weights: Converted) -> bytes:
 
 
 def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a safetensors file or of a folder of such, one at a time; of tied ones, one."""
+    """Every tensor of a safetensors file, or of a folder of such files, one at a time. Tied tensors come once."""
     for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         with safe_open(each, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 no mapping
@@ -215,20 +214,15 @@ def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def exchange_folder(named: str, *, num_bytes: int) -> Path:
-    """A new folder for such files: in ``named``, else in memory where three of them fit, else a temporary one."""
+    """A new folder for weight files: in ``named``, else in memory if three files fit there, else a temporary folder."""
     if named:
         return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=named))
     return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits_in_memory(num_bytes) else None))
 
 
 def fits_in_memory(num_bytes: int) -> bool:
-    """Whether three files of ``num_bytes`` have room in memory: what is served, what comes, and some to spare."""
+    """Whether three files of ``num_bytes`` fit in memory: what is served, what comes next, and some to spare."""
     return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
-
-
-def max_positions(folder: Path) -> int:
-    """How many tokens a checkpoint's model reads; ``sys.maxsize`` where there is no bound."""
-    return architectures.max_positions(AutoConfig.from_pretrained(folder, local_files_only=True)) or sys.maxsize
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -245,14 +239,14 @@ def differing_parts(
 ) -> list[str]:
     """The parts whose sums differ; ``answers``: each worker's :func:`rlcore.sampling.vllm.worker.sums.engine_sums`.
 
-    ``is_adapter``: the engine has the base's weights, and the adapter of ``state`` by itself.
+    ``is_adapter``: the engine holds the base's weights, and the adapter of ``state`` apart from them.
     """
     found: dict[str, int] = {}
     for answer in answers:
         for part, value in answer["sums"].items():
             add(found, part, value)
     adapted = state.adapted if is_adapter and isinstance(state, MergedState) else None
-    whole = merged_state(AdaptedModel(adapted.base, "")) if adapted else state
+    whole = MergedState(AdaptedModel(adapted.base, "")) if adapted else state
     expected = state_sums(whole.items(), dtype=dtype, seed=seed, by_columns=answers[0]["by_columns"])
     if adapted:
         expected |= adapter_sums(adapted, dtype)
@@ -260,7 +254,7 @@ def differing_parts(
 
 
 def adapter_sums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, int]:
-    """The sums of an adapter as vLLM keeps it: in ``dtype``, B times alpha / rank."""
+    """The sums of an adapter as vLLM keeps it: in ``dtype``, with B multiplied by alpha / rank."""
     config = adapted.base.peft_config[adapted.name]
     scale = config.lora_alpha / config.r
     sums: dict[str, int] = {}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,48 @@ def test_the_console_script_is_the_same_command() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     module, _, name = scripts["rlcore"].partition(":")
     assert getattr(import_module(module), name) is main
+
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+NOT_A_WORD = {"|", ">", "&&", ";", "2>&1"}
+
+
+def documented(path: Path) -> list[list[str]]:
+    """The arguments of each ``rlcore ...`` in the shell blocks of a document, and in its text as code."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"`(rlcore [^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    words = [shlex.split(line, comments=True) for line in lines if re.match(r"(\w+=\S* )*rlcore ", line)]
+    return [list(takewhile(lambda word: word not in NOT_A_WORD, each[each.index("rlcore") + 1 :])) for each in words]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_of_a_document_is_one_that_the_parser_takes(path: Path) -> None:
+    for words in documented(path):
+        if "…" not in words and words[0] in COMMANDS and len(words) > 1:  # a command alone is its name
+            app.parse_args(words, exit_on_error=False, print_error=False)
+        assert words[0] in COMMANDS or words[0].startswith("--"), words
+
+
+OWN = """
+import sys
+from flows.command.app import main
+sys.argv = ["rlcore", "--version"]
+main()
+import own_rewards, tasks
+print(own_rewards.__file__, tasks.__file__)
+"""
+
+
+def test_the_console_script_finds_modules_of_the_current_folder_and_none_there_hides_ours(tmp_path: Path) -> None:
+    (tmp_path / "own_rewards.py").write_text("")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").write_text("raise ImportError('not ours')")
+    command = [sys.executable, "-P", "-c", OWN]  # -P: as a script, without the current folder
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables, check=True)
+    own, ours = done.stdout.split()[-2:]
+    assert (own, ours) == (str(tmp_path / "own_rewards.py"), str(ROOT / "tasks" / "__init__.py"))
 
 
 MEASURE = """

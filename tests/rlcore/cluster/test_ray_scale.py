@@ -14,7 +14,7 @@ import torch
 
 from rlcore.cluster.ranks import RemoteCrew
 from rlcore.loop import Parts, train
-from rlcore.sampling.replicas import members_of
+from rlcore.sampling.base import members_of
 from rlcore.training.group import LearnerGroup
 from tests.rlcore.cluster.placed import SETTINGS, placed_parts, placement
 from tests.rlcore.loop.conftest import MakeParts, Tape

@@ -16,8 +16,7 @@ from rlcore.loop import Parts, train
 from rlcore.loop.native import native_parts
 from rlcore.rewards.base import known_as
 from rlcore.rewards.mix import MixedReward
-from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.replicas import members_of
+from rlcore.sampling.base import SamplingParams, members_of
 from rlcore.types import Rollout
 from tests import strategies
 from tests.rlcore.cluster.fake_ray import Actor, FakeRay

@@ -15,7 +15,7 @@ from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.config import CheckpointConfig, ModelConfig, SamplingConfig, ShapeConfig
 from rlcore.loop import Parts, Stop
 from rlcore.loop.native import chat_prompts, native_parts
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.rewards.table import function_reward
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer

@@ -14,18 +14,18 @@ from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
 from rlcore.memory_plan import ModelSize
 from rlcore.models import adapter_targets, batches
-from rlcore.models.architectures import shares_prompts
+from rlcore.models.architectures import positions_of, shares_prompts
 from rlcore.models.batches import choose_attention, pack_for
 from rlcore.models.check import check_model
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import add_adapter, merged_state
+from rlcore.models.lora import MergedState, add_adapter
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.recompute import recompute_layers
 from rlcore.models.weight_names import as_stored
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.weights import checkpoint_shapes, max_positions, misfits, stored_tensors
+from rlcore.sampling.vllm.weights import checkpoint_shapes, misfits, stored_tensors
 from rlcore.types import Prompt, Rollout
 from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_gives_the_weights_back_and_they_have_its_names(
     loaded = load_policy(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
     expected, found = model.state_dict(), loaded.state_dict()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert max_positions(tmp_path) == (sys.maxsize if "mamba" in architecture.model_type else 256)
+    assert positions_of(tmp_path) == (sys.maxsize if "mamba" in architecture.model_type else 256)
     state = as_stored(loaded.state_dict(), tmp_path)
     assert misfits(checkpoint_shapes(tmp_path), state) == []
     assert all(torch.equal(tensor, state[name]) for name, tensor in stored_tensors(tmp_path))
@@ -197,7 +197,7 @@ def test_an_adapter_computes_what_its_merged_weights_do(
     sum(each.sum() for each in ours).backward()  # type: ignore[union-attr]
     assert [name for name, parameter in policy.named_parameters() if parameter.grad is None] == []
     merged = make(architecture)
-    merged.load_state_dict(dict(merged_state(policy)))
+    merged.load_state_dict(dict(MergedState(policy)))
     choose_attention(merged)
     for one, other in zip(ours, packed(merged), strict=True):
         torch.testing.assert_close(one, other, atol=5e-5, rtol=0)

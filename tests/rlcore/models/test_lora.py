@@ -15,9 +15,10 @@ from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, add_adapter, is_adapter_of, load_adapter, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState, add_adapter, is_adapter_of, load_adapter
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.packing import pack
+from rlcore.training.local import merged_state
 from tests import strategies
 
 CONFIG = AdapterConfig(rank=4, alpha=8)
@@ -66,7 +67,7 @@ def test_the_merged_weights_have_the_names_of_the_base_and_compute_the_same(tied
     plain = copy.deepcopy(base)
     adapted = trained(base)
     trained(base, "another")
-    state = merged_state(adapted)
+    state = MergedState(adapted)
     assert list(state) == list(plain.state_dict())
     assert {name: value.shape for name, value in state.items()} == {n: v.shape for n, v in plain.state_dict().items()}
     assert {name for name in state if not torch.equal(state[name], plain.state_dict()[name])} == {
@@ -92,7 +93,7 @@ def test_one_matrix_by_hand() -> None:
     part = dict(adapted.named_parameters())
     path = "model/layers/0/self_attn/q_proj/lora_{}/policy/weight"
     expected = weight + 2.0 * part[path.format("B")] @ part[path.format("A")]
-    ours = merged_state(adapted)["model.layers.0.self_attn.q_proj.weight"]
+    ours = MergedState(adapted)["model.layers.0.self_attn.q_proj.weight"]
     torch.testing.assert_close(ours, expected.detach(), rtol=0, atol=1e-6)
 
 
@@ -176,7 +177,7 @@ def test_an_adapter_that_cannot_be_is_refused_with_what_can(config: AdapterConfi
 def test_on_a_half_precision_base_the_adapter_is_float32_and_so_are_merged_matrices() -> None:
     adapted = trained(strategies.tiny_llama(dtype=torch.bfloat16))
     assert {parameter.dtype for parameter in adapted.parameters()} == {torch.float32}
-    state = merged_state(adapted)
+    state = MergedState(adapted)
     assert state["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
     assert state["model.norm.weight"].dtype == torch.bfloat16
     assert bool(logprobs(adapted).isfinite().all())

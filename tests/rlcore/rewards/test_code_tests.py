@@ -22,6 +22,7 @@ from rlcore.errors import CanaryError
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.code_tests import CodeOptions, CodeReward, find_program
 from rlcore.types import Prompt, Rollout
+from tests.quick import within_seconds
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 ADD = {
@@ -67,11 +68,60 @@ def test_the_program_is_the_last_closed_block_of_python(text: str, program: str 
     assert find_program(text) == program
 
 
-def test_the_score_is_the_share_of_tests(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
-    programs = ["def add(a, b): return a + b", "def add(a, b): return 4", "def add(a, b): return 0", "def f(): pass"]
-    scores = reward([make_rollout(fenced(code), json.dumps(ADD)) for code in programs])
-    assert [score.value for score in scores] == [1.0, 0.5, 0.0, 0.0]
+def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(
+    reward: CodeReward, make_rollout: Callable[..., Rollout]
+) -> None:
+    """Three tests, and a constant passes one: two of three are half of the rest."""
+    task = ADD | {"tests": [*ADD["tests"], {"args": [5, 0], "output": 5}]}
+    programs = [
+        "def add(a, b): return a + b",
+        "def add(a, b): return a + b if a < 5 else 0",
+        "def add(a, b): return 4",
+        "def add(a, b): return 0",
+        "def f(): pass",
+    ]
+    scores = reward([make_rollout(fenced(code), json.dumps(task)) for code in programs])
+    assert [score.value for score in scores] == [1.0, 0.5, 0.0, 0.0, 0.0]
     assert scores[1].parts == {"code": 0.5}
+
+
+YES_NO = [True, False, True, False, True, True]
+CALLS = [{"args": [n], "output": answer} for n, answer in enumerate(YES_NO)]
+ASSERTIONS = [f"assert f({n}) == {answer}" for n, answer in enumerate(YES_NO)]
+PLAIN = [f"assert {'' if answer else 'not '}f({n})" for n, answer in enumerate(YES_NO)]
+SCRIPTS = [{"input": f"{n}\n", "output": f"{'yes' if answer else 'no'}\n"} for n, answer in enumerate(YES_NO)]
+
+
+@pytest.mark.parametrize(
+    ("style", "tests", "constants"),
+    [
+        ("call", CALLS, ["def f(n): return True", "def f(n): return False"]),
+        ("assert", ASSERTIONS, ["def f(n): return True", "def f(n): return False"]),
+        ("assert", PLAIN, ["def f(n): return True", "def f(n): return False"]),
+        ("stdin", SCRIPTS, ["print('yes')", "print('no')"]),
+    ],
+)
+def test_a_constant_earns_nothing_of_a_share(
+    reward: CodeReward, make_rollout: Callable[..., Rollout], style: str, tests: list[Any], constants: list[str]
+) -> None:
+    reference = json.dumps({"style": style, "tests": tests} | ({} if style == "stdin" else {"entry_point": "f"}))
+    assert [score.value for score in reward([make_rollout(fenced(code), reference) for code in constants])] == [0.0] * 2
+
+
+def test_where_every_test_wants_the_same_only_all_of_them_count(
+    reward: CodeReward, make_rollout: Callable[..., Rollout]
+) -> None:
+    reference = json.dumps({"style": "call", "entry_point": "f", "tests": [{"args": [n], "output": 1} for n in (1, 2)]})
+    codes = ["def f(n): return 1", "def f(n): return 2 - n"]
+    assert [score.value for score in reward([make_rollout(fenced(code), reference) for code in codes])] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "`", "\t", "```", "``` a", "```\n", "``` \n", "a`"])
+def test_finding_the_program_takes_linear_time(piece: str) -> None:
+    text = "```" + piece * (200_000 // len(piece)) + "`"
+    with within_seconds():
+        find_program(text)
+        find_program(f"{text}\n" * 2)
 
 
 def test_all_or_nothing_is_the_default(make_rollout: Callable[..., Rollout]) -> None:
@@ -85,8 +135,9 @@ def test_all_or_nothing_is_the_default(make_rollout: Callable[..., Rollout]) -> 
 def test_a_test_after_one_that_ran_out_of_time_still_counts(
     reward: CodeReward, make_rollout: Callable[..., Rollout]
 ) -> None:
+    task = ADD | {"tests": [*ADD["tests"], {"args": [5, 0], "output": 5}]}
     code = "def add(a, b):\n    while a == 1: pass\n    return a + b"
-    assert reward([make_rollout(fenced(code), json.dumps(ADD))])[0].value == 0.5
+    assert reward([make_rollout(fenced(code), json.dumps(task))])[0].value == 0.5
 
 
 @pytest.mark.parametrize("text", ["", "no code", "```python\n```", "```bash\nls\n```", fenced("x" * 100_001)])

@@ -20,12 +20,20 @@ from tests.quick import within_seconds
         ("boxed", r"<think>\boxed{4}</think> \boxed{5}", True),
         ("boxed", r"\boxed{5} \boxed{5}", False),
         ("boxed", r"\boxed{}", False),
+        ("boxed", "\\boxed{\u200b}", False),
+        ("boxed", "\\boxed{\u3164\ufeff\u00ad}", False),
+        ("boxed", r"\boxed{\text{ }\,}", False),
+        ("boxed", r"\boxed{$$}", False),
+        ("boxed", r"\boxed{\emptyset}", True),
+        ("boxed", r"\boxed{-}", True),
         ("boxed", r"\boxed{5", False),
         ("boxed", "<answer>5</answer>", False),
         ("boxed", r"<think> \boxed{5}", False),
         ("answer_tag", "<answer>5</answer>", True),
         ("answer_tag", "<answer>5</answer><answer>6</answer>", False),
         ("answer_tag", "<answer> </answer>", False),
+        ("answer_tag", "<answer>\u200d</answer>", False),
+        ("answer_tag", r"<answer>\boxed{}</answer>", False),
         ("answer_tag", "</answer>5<answer>", False),
         ("hashes", "48+24 = 72\n#### 72", True),
         ("hashes", "#### 7\n#### 8", False),
@@ -33,6 +41,8 @@ from tests.quick import within_seconds
         ("think_answer", "<think>3+4</think><answer>7</answer>", True),
         ("think_answer", "3+4</think>\n<answer>7</answer>\n", True),  # the template prefilled <think>
         ("think_answer", "<think></think><answer>7</answer>", False),
+        ("think_answer", "<think>\u2060</think><answer>7</answer>", False),
+        ("think_answer", "<think>3+4</think><answer>\u200b</answer>", False),
         ("think_answer", "<think>3+4</think><answer></answer>", False),
         ("think_answer", "<think>3+4</think> so <answer>7</answer>", False),
         ("think_answer", "<think>3+4</think><answer>7</answer> done", False),
@@ -92,9 +102,7 @@ def test_a_pattern_that_backtracks_for_ever_is_cut_off_and_the_next_completions_
     reward = FormatReward(FormatOptions(style="regex", pattern="(a+)+b", example="aab", timeout_seconds=0.5))
     evil, good, long = reward([make_rollout(text) for text in ("a" * 60, "ab", "b" * 100_001)])
     reward.close()
-    assert evil.value is None
-    assert "longer than 0.5 s" in evil.error
-    assert (good.value, long.value) == (1.0, 0.0)
+    assert (evil.value, good.value, long.value) == (0.0, 1.0, 0.0)
 
 
 def test_a_pattern_for_what_the_template_writes_itself_is_refused() -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rlcore.errors import RewardError
+from rlcore.rewards import grader_pool
 from rlcore.rewards.grader_pool import GraderPool
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +55,25 @@ def test_each_failure_stays_with_its_request(math_pool: GraderPool) -> None:
     assert [outcome.value for outcome in outcomes] == [True, None, None, True, True]
     assert "longer than" in outcomes[1].error
     assert "ValueError" in outcomes[2].error
+    assert [outcome.is_of_answer for outcome in outcomes] == [False, True, False, False, False]
+
+
+def test_time_is_processor_time_and_a_worker_that_only_waits_is_a_fault_of_ours(
+    math_pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    math_pool.grade_all([doubled("x")])
+    monkeypatch.setattr(grader_pool, "_PATIENCE_SECONDS", 1.0)
+    for worker in math_pool._workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    outcomes = math_pool.grade_all([doubled("x")])
+    assert (outcomes[0].value, outcomes[0].is_of_answer) == (None, False)
+    assert "silent" in outcomes[0].error
+
+
+@pytest.mark.parametrize("text", ["\U0001f600" * 100_000, "\0" * 100_000, "\ud800" * 1_000])
+def test_a_text_of_any_characters_reaches_its_grader(text: str) -> None:
+    with GraderPool("regex", timeout_seconds=5.0, num_workers=1) as pool:
+        assert pool.grade_all([{"pattern": "(?s).*", "text": text}])[0].value is True
 
 
 def test_equal_requests_are_graded_once(math_pool: GraderPool) -> None:
@@ -75,6 +95,7 @@ def test_a_worker_that_dies_costs_one_answer(math_pool: GraderPool) -> None:
     for timer in timers:
         timer.join()
     assert ["died" in outcome.error for outcome in outcomes] == [True, True, False]
+    assert not any(outcome.is_of_answer for outcome in outcomes)
     assert outcomes[2].value is True
 
 

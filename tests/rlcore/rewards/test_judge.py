@@ -66,10 +66,19 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "hang up":
             self.connection.shutdown(socket.SHUT_RDWR)
             return
-        status = int(fault) if fault.isdigit() else 200
+        if fault == "echo in the status line":
+            self.wfile.write(f"HTTP/1.1 {self.headers['Authorization']}\r\n\r\n".encode())
+            return
+        status = int(fault) if fault.isdigit() else 401 if fault == "echo" else 200
         message = {"role": "assistant", "content": None if fault == "null" else self.state.answer(body)}
         whole = json.dumps({"object": "chat.completion", "choices": [{"index": 0, "message": message}]}).encode()
-        content = {"garbage": b"<html>", "list": b"[]", "empty": b'{"choices": []}', "huge": b"x" * (2 << 20)}
+        content = {
+            "echo": str(dict(self.headers)).encode(),
+            "garbage": b"<html>",
+            "list": b"[]",
+            "empty": b'{"choices": []}',
+            "huge": b"x" * (2 << 20),
+        }
         self.send_response(status)
         self.send_header("Location", "http://127.0.0.1:9/")
         self.end_headers()
@@ -201,6 +210,34 @@ def test_a_fault_that_stays_leaves_the_rollout_unscored_and_is_not_remembered(
     assert score.value is None
     assert error in score.error
     assert reward([make_rollout("four")])[0].value == 0.4
+
+
+@pytest.mark.parametrize("fault", ["echo", "echo in the status line", "echo in the reply"])
+def test_an_endpoint_that_echoes_the_key_brings_it_into_no_error(
+    make_rollout: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "planted-secret")
+    with serving(lambda _: "You sent planted-secret. <mark>") as (state, url):
+        state.faults = [fault]
+        (score,) = make_judge(url, key_variable="JUDGE_KEY", retries=0)([make_rollout("four")])
+    assert score.value is None
+    assert "planted-secret" not in score.error
+    assert "***" in score.error
+
+
+def test_a_key_that_no_header_may_have_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "planted-secret\n")
+    with pytest.raises(ConfigError, match="line end") as raised:
+        make_judge("http://127.0.0.1:9/v1", key_variable="JUDGE_KEY")
+    assert "planted-secret" not in str(raised.value)
+
+
+def test_a_completion_too_long_to_be_sent_is_worth_nothing(
+    judged: tuple[Server, str], make_rollout: Callable[..., Rollout]
+) -> None:
+    state, url = judged
+    (score,) = make_judge(url)([make_rollout("x" * 100_001)])
+    assert (score.value, state.bodies) == (0.0, [])
 
 
 def test_a_server_that_is_not_there_leaves_rollouts_unscored(make_rollout: Callable[..., Rollout]) -> None:

@@ -35,9 +35,14 @@ def test_one_token_more_never_costs_more_than_a_step_of_the_ramp(shape: tuple[in
 
 def test_only_tokens_of_the_policy_are_counted(make_rollout: Callable[..., Rollout]) -> None:
     reward = LengthReward(LengthOptions(limit=4, buffer=2))
-    whole = make_rollout("", num_tokens=4)
+    whole = make_rollout("some text", num_tokens=4)
     with_tool_output = dataclasses.replace(whole, loss_mask=(True, False, False, True))
     assert [score.value for score in reward([whole, with_tool_output])] == [-1.0, 0.0]
+
+
+@pytest.mark.parametrize("text", ["", " ", "\u200b", "\u3164\n"])
+def test_a_text_that_shows_nothing_is_the_worst(make_rollout: Callable[..., Rollout], text: str) -> None:
+    assert LengthReward(LengthOptions(limit=40, buffer=2))([make_rollout(text)])[0].value == -1.0
 
 
 def test_a_buffer_longer_than_the_limit_is_refused() -> None:

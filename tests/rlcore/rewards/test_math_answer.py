@@ -23,7 +23,7 @@ GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k_train.jsonl"
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[MathReward]:
-    made = MathReward(MathOptions(timeout_seconds=2.0))
+    made = MathReward(MathOptions(evaluated_only=False, timeout_seconds=2.0))
     yield made
     made.close()
 
@@ -165,13 +165,12 @@ def test_a_common_power_is_left_to_the_grader(answer: str) -> None:
     assert decide(answer, "x+5", evaluated_only=False) is None
 
 
-def test_an_endless_computation_is_unscored_and_the_next_answers_are_graded(
+def test_an_endless_computation_is_wrong_and_the_next_answers_are_graded(
     reward: MathReward, make_rollout: Callable[..., Rollout]
 ) -> None:
     pairs = [(rf"\boxed{{{BINOMIAL}}}", "5"), (r"\boxed{y+y}", "2y"), (r"\boxed{y+y}", "3y"), (r"\boxed{1}", "1")]
     evil, *others = reward([make_rollout(text, reference) for text, reference in pairs])
-    assert evil.value is None
-    assert "longer than 2 s" in evil.error
+    assert evil.value == 0.0  # its own fault: without a score it would be left out
     assert [score.value for score in others] == [1.0, 0.0, 1.0]
 
 

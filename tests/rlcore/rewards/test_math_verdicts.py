@@ -334,7 +334,7 @@ VERDICTS = NUMBERS + FRACTIONS + PERCENTS_AND_UNITS + WRAPPERS + EQUATIONS + COL
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[MathReward]:
-    made = MathReward(MathOptions(timeout_seconds=10.0))
+    made = MathReward(MathOptions(evaluated_only=False, timeout_seconds=10.0))
     yield made
     made.close()
 

@@ -6,13 +6,14 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
-from rlcore.rewards.procedural_scorer import EVALUATED_ANSWERS, grade
+from rlcore.rewards.procedural_scorer import EVALUATED_ANSWERS, EVALUATED_FIELDS, grade
 from rlcore.types import Rollout
 
 TASKS = ("chain_sum", "basic_arithmetic", "gcd", "leg_counting", "letter_counting", "gsm_symbolic", "spell_backward")
@@ -86,13 +87,63 @@ def test_an_overlong_answer_is_wrong_at_once(reward: ProceduralReward, make_roll
     assert reward([rollout])[0].value == 0.0
 
 
-def test_every_scorer_that_evaluates_answers_has_a_list_of_allowed_tokens() -> None:
-    """``eval`` of the dataset's own fields is no danger; of the answer it is."""
-    evaluates = re.compile(r"(?:eval|parse_expr|sympify)\(\s*answer")
-    found = {
-        name for name, (kind, _) in DATASETS.items() if evaluates.search(inspect.getsource(inspect.getmodule(kind)))
+EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(\s*(\w[\w.]*(?:\[[^]]*\])?)")
+OWN_TEXT = {"full_code", "exp.replace", "problem_str"}  # what a generator evaluates of its own making
+
+
+def evaluated_by(dataset: str) -> set[str]:
+    """What the module of a data set hands to eval or to sympy's parser, as its source names it."""
+    module = inspect.getmodule(DATASETS[dataset][0])
+    assert module is not None
+    calls = [line for line in inspect.getsource(module).splitlines() if not line.lstrip().startswith("def ")]
+    own = {"logic.propositional_logic"}  # has a parser of its own, by the same name
+    return set() if module.__name__.partition(".")[2] in own else set(EVALUATES.findall("\n".join(calls))) - OWN_TEXT
+
+
+def test_every_scorer_that_evaluates_answers_or_rows_has_a_list_of_allowed_tokens() -> None:
+    found = {name: evaluated for name in DATASETS if (evaluated := evaluated_by(name))}
+    assert {name for name, evaluated in found.items() if "answer" in evaluated} == set(EVALUATED_ANSWERS)
+    fields = {name: evaluated - {"answer"} for name, evaluated in found.items() if evaluated - {"answer"}}
+    assert fields.keys() == EVALUATED_FIELDS.keys()
+    assert fields == {
+        "bitwise_arithmetic": {"problem"},  # verify_solution(entry["metadata"]["problem"], answer)
+        "intermediate_integration": {'metadata["integrand"]'},
+        "number_sorting": {'entry["answer"]'},
+        "polynomial_multiplication": {'entry["answer"]'},
+        "simple_integration": {'metadata["integrand"]'},
     }
-    assert found == set(EVALUATED_ANSWERS)
+
+
+def with_field(entry: dict[str, object], path: str, value: object) -> dict[str, object]:
+    """The entry with another value at a path."""
+    first, _, rest = path.partition(".")
+    inner = entry[first]
+    return {**entry, first: with_field(inner, rest, value) if rest and isinstance(inner, dict) else value}
+
+
+FIELDS = [(dataset, path) for dataset, fields in sorted(EVALUATED_FIELDS.items()) for path in fields]
+ANSWERS = {"number_sorting": "[1]", "bitwise_arithmetic": "0x1"}
+
+
+@pytest.mark.parametrize(("dataset", "path"), FIELDS)
+def test_no_field_of_a_row_is_run_as_code(
+    reward: ProceduralReward, make_rollout: Callable[..., Rollout], tmp_path: Path, dataset: str, path: str
+) -> None:
+    mark = tmp_path / "owned"
+    for value in (f"open({str(mark)!r}, 'w')", [1], None):
+        entry = with_field(entry_of(dataset), path, value)
+        reference = json.dumps({"dataset": dataset, "entry": entry})
+        (score,) = reward([make_rollout(f"<answer>{ANSWERS.get(dataset, 'x')}</answer>", reference)])
+        assert not mark.exists()
+        assert score.value is None  # the row's fault, not the answer's
+        assert f"{dataset} runs the entry's {path} as code" in score.error
+
+
+@pytest.mark.parametrize("dataset", sorted(EVALUATED_FIELDS))
+def test_the_fields_of_the_generators_own_rows_are_let_through(dataset: str) -> None:
+    made = reasoning_gym.create_dataset(dataset, seed=11, size=40)
+    for entry in map(dict, made):
+        assert grade({"dataset": dataset, "entry": json.loads(json.dumps(entry)), "answers": []}) == 0.0
 
 
 ATTACKS = (
@@ -129,7 +180,9 @@ def test_of_several_readings_of_an_answer_the_best_counts() -> None:
     assert grade({"dataset": "chain_sum", "entry": entry, "answers": []}) == 0.0
 
 
-def test_a_scorer_that_hangs_or_raises_costs_one_answer_each(make_rollout: Callable[..., Rollout]) -> None:
+def test_an_answer_that_hangs_its_scorer_is_wrong_and_a_row_that_breaks_it_is_unscored(
+    make_rollout: Callable[..., Rollout],
+) -> None:
     """The first answer is a power of 370 million digits; the second entry has no answer to score by."""
     reward = ProceduralReward(ProceduralOptions(timeout_seconds=2.0))
     broken = json.dumps({"dataset": "chain_sum", "entry": {"question": "", "metadata": {}}})
@@ -140,6 +193,5 @@ def test_a_scorer_that_hangs_or_raises_costs_one_answer_each(make_rollout: Calla
     ]
     hangs, raises, right = reward(rollouts)
     reward.close()
-    assert (hangs.value, raises.value, right.value) == (None, None, 1.0)
-    assert "longer than 2 s" in hangs.error
+    assert (hangs.value, raises.value, right.value) == (0.0, None, 1.0)
     assert "KeyError" in raises.error

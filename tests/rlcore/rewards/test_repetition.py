@@ -33,6 +33,11 @@ def test_the_penalty_is_bounded_and_saying_it_all_twice_never_helps(words: list[
     assert repetition_penalty(words * 8, ngram=ngram) <= repetition_penalty(words * 2, ngram=ngram) + 1e-12
 
 
+@pytest.mark.parametrize("text", ["", " ", "\u200b", "\u200b \u200b"])
+def test_a_text_that_shows_nothing_is_the_worst(make_rollout: Callable[..., Rollout], text: str) -> None:
+    assert RepetitionReward(RepetitionOptions())([make_rollout(text)])[0].value == -1.0
+
+
 def test_the_reward_has_its_part(make_rollout: Callable[..., Rollout]) -> None:
     scores = RepetitionReward(RepetitionOptions(ngram=1))([make_rollout("no no"), make_rollout("oh no")])
     assert [score.parts for score in scores] == [{"repetition": -0.5}, {"repetition": 0.0}]

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.models.loading import import_model, load_policy
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 

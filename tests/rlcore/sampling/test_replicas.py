@@ -19,9 +19,9 @@ from rlcore.config import EngineConfig, SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.loop.sync import compare_engines, sync_weights
 from rlcore.models.loading import load_policy
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, members_of, take_metrics
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.replicas import ReplicatedSampler, members_of, open_servers, take_metrics
+from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tokenization import ChatTokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.sandbox.base import Limits, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
-from tests.rlcore.sandbox.attacks import ESCAPES, FAKES
+from tests.rlcore.sandbox.attacks import ESCAPES, FAKES, IDIOMS
 
 LIMITS = Limits(wall_seconds=0.5, cpu_seconds=2)  # no attack has to be given time
 PATIENT = Limits(wall_seconds=10.0)
@@ -35,6 +35,14 @@ def test_a_fake_does_not_pass(sandbox: SandboxPool, reference: dict[str, object]
     verdicts = check(sandbox, reference, FAKES[name], LIMITS)
     assert verdicts != [Verdict.PASS] * 2
     assert Verdict.INFRA not in verdicts  # the program's fault, not ours
+
+
+@pytest.mark.parametrize("name", [name for name in FAKES if "ends the" in name])
+def test_no_way_of_calling_a_function_takes_a_raised_end_for_an_answer(sandbox: SandboxPool, name: str) -> None:
+    tests = [idiom.format(f=called) for idiom in IDIOMS for called in ("square", "candidate")]
+    reference = {"style": "assert", "entry_point": "square", "tests": tests}
+    assert Verdict.PASS not in check(sandbox, reference, FAKES[name])
+    assert set(check(sandbox, reference, "def square(x): return x * x")) == {Verdict.PASS}
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,46 @@ ROOT = Path(__file__).parents[3]
         ),
         ("import threading as t\nx = t.Thread(target=print, args=(1,))\nx.start()\nx.join()", Verdict.PASS, "1\n"),
         ("if __name__ == '__main__': print(1)", Verdict.PASS, "1\n"),
+        ("print(1)\nexit()", Verdict.PASS, "1\n"),
+        ("print(open(0).read(), end='')", Verdict.PASS, "hello\nworld"),
+        ("import os\nprint(os.read(0, 5))", Verdict.PASS, "b'hello'\n"),
+        ("import sys\nprint(sys.stdin.fileno(), len(sys.stdin.readlines()))", Verdict.PASS, "0 2\n"),
         ("import re, math, collections, itertools, heapq, decimal, random, json, datetime", Verdict.PASS, ""),
     ],
 )
 def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: Verdict, stdout: str) -> None:
     outcome = sandbox.run(code, stdin="hello\nworld", limits=SHORT)
     assert (outcome.verdict, outcome.stdout) == (verdict, stdout)
+
+
+@pytest.mark.parametrize("read", ["open(0).read()", "sys.stdin.read()", "''.join(iter(sys.stdin.readline, ''))"])
+def test_an_input_that_is_larger_than_a_pipe_arrives_whole(sandbox: SandboxPool, read: str) -> None:
+    text = "0123456789\n" * 30_000
+    outcome = sandbox.run(f"import sys\nprint(len({read}))", stdin=text)
+    assert (outcome.verdict, outcome.stdout) == (Verdict.PASS, f"{len(text)}\n")
+
+
+def test_what_one_test_did_not_read_is_not_the_input_of_the_next(sandbox: SandboxPool) -> None:
+    long, tests = "x" * 200_000, [{"input": "7\n", "output": "7\n"}]
+    reference = {"style": "stdin", "tests": [{"input": f"{n}\n{long}", "output": f"{n}\n"} for n in range(3)] + tests}
+    job = Job(reference=json.dumps(reference), code="print(input())")
+    assert [one.verdict for one in sandbox.check(job)] == [Verdict.PASS] * 4
+
+
+def test_a_function_that_is_defined_before_the_program_ends_itself_is_there(sandbox: SandboxPool) -> None:
+    code = "import sys\ndef f(x): return x\nif __name__ == '__main__':\n    sys.exit(0)"
+    reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
+    assert [one.verdict for one in sandbox.check(Job(reference=json.dumps(reference), code=code))] == [Verdict.PASS]
+
+
+def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) -> None:
+    outcome = sandbox.run("raise ValueError('a\\ud800b')")
+    assert (outcome.verdict, outcome.error) == (Verdict.ERROR, "ValueError: a\\ud800b (line 1)")
+    outcome.error.encode()
+    forged = (
+        "import os\nm = b'u2:s7:printeds3:\\xed\\xa0\\x80'\nos.write(31, len(m).to_bytes(4, 'big') + m)\nwhile 1: pass"
+    )
+    assert sandbox.run(forged).stdout == "\\ud800"
 
 
 def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> None:
@@ -127,6 +161,68 @@ def test_data_that_breaks_the_tests_is_the_programs_fault(sandbox: SandboxPool) 
     reference = {"style": "assert", "entry_point": "f", "tests": ["assert sum(range(f(1))) == 0"]}
     job = Job(reference=json.dumps(reference), code="def f(x): return 10 ** 12", limits=SHORT)
     assert sandbox.check(job)[0].verdict is Verdict.TIMEOUT
+
+
+GROWS = "def f(x): return 'x' * 1_000_000"
+SETS = "def f(x): return list(range(3_000))"
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        (GROWS, "assert f(f(1) + f(1)) == 1"),
+        (GROWS, "assert f([f(1), f(2)]) == 1"),
+        (GROWS, "kept = f(1)\nassert f(kept * 2)"),
+        (SETS, "assert f(set(f(1))) == 1"),
+        (SETS, "assert f(dict.fromkeys(f(1))) == 1"),
+        ("def f(x): return [x]", "x = f(1)\nfor _ in range(60): x = f(x)"),
+    ],
+)
+def test_a_result_that_grows_past_what_tests_can_pass_on_is_the_programs_fault(
+    sandbox: SandboxPool, code: str, test: str
+) -> None:
+    for tests in ([test], ["assert f(0) is not None", test]):
+        reference = {"style": "assert", "entry_point": "f", "tests": tests}
+        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[-1].verdict is Verdict.PROTOCOL
+
+
+@pytest.mark.parametrize("test", ["assert f(set(range(5_000)))", "assert f('x' * 2_000_000)", "f(0)\nf(lambda: 1)"])
+def test_what_tests_cannot_pass_on_by_themselves_is_no_verdict_on_the_program(sandbox: SandboxPool, test: str) -> None:
+    reference = {"style": "assert", "entry_point": "f", "tests": [test]}
+    (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code="def f(x): return 1"))
+    assert outcome.verdict is Verdict.INFRA
+
+
+def test_much_output_over_many_tests_is_no_failure_of_ours(sandbox: SandboxPool) -> None:
+    tests = [{"input": "", "output": "1\n"}] * 300  # 75 MB, more than a message to the caller may hold
+    job = Job(reference=json.dumps({"style": "stdin", "tests": tests}), code="print('x' * 250_000)")
+    assert {one.verdict for one in sandbox.check(job)} == {Verdict.FAIL}
+
+
+SLOW_TO_READ = """
+import os
+inner = b"t2000:" + b"".join(b"i%x," % (i * (2**61 - 1)) for i in range(2000))
+message = b"u2:s5:valuel%d:" % (1_000_000 // len(inner)) + inner * (1_000_000 // len(inner))
+def f(x):
+    os.write(31, len(message).to_bytes(4, "big"))
+    rest = message
+    while rest: rest = rest[os.write(31, rest):]
+    while True: pass
+"""
+
+
+def test_an_answer_that_takes_long_to_read_is_read_within_the_time_of_its_test(sandbox: SandboxPool) -> None:
+    reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
+    job = Job(reference=json.dumps(reference), code=SLOW_TO_READ, limits=Limits(wall_seconds=0.5))
+    (outcome,) = sandbox.check(job)
+    assert (outcome.verdict, outcome.error) == (Verdict.TIMEOUT, "its answer took too long to read")
+
+
+def test_every_limit_of_the_process_is_set(sandbox: SandboxPool) -> None:
+    code = (
+        "import resource as r\nprint([r.getrlimit(getattr(r, 'RLIMIT_' + k)) for k in ('SIGPENDING', 'NPROC', 'CORE')])"
+    )
+    assert sandbox.run(code).stdout == "[(16, 16), (16, 16), (0, 0)]\n"
 
 
 def test_many_at_a_time_keep_their_order(sandbox: SandboxPool) -> None:

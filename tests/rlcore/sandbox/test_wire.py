@@ -105,6 +105,20 @@ def test_any_bytes_are_data_or_refused(data: bytes) -> None:
     encode(value)
 
 
+def test_a_reader_looks_at_the_clock_while_it_reads() -> None:
+    looks: list[int] = []
+    for value in (list(range(5_000)), [[1]] * 5_000, [[[]]]):
+        looks.clear()
+        assert decode(encode(value), lambda: looks.append(1)) == value
+        assert len(looks) >= len(value) // 1_024 + 1
+
+    def late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        decode(encode([1]), late)
+
+
 def test_a_text_larger_than_a_frame_is_refused() -> None:
     with pytest.raises(WireError):
         encode("x" * (MAX_FRAME_BYTES + 1))

@@ -19,10 +19,11 @@ from tasks.home.settings import Home
 
 
 class Healthy(BaseHTTPRequestHandler):
-    """A server that is well below ``/api``, and nowhere else."""
+    """A server that is well below ``/api``, and nowhere else, and lets the user in whose password is ``p``."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/api/health" else 503)
+        known = {"/api/health": 200, "/api/version": 200 if self.headers["Authorization"] == "Basic dTpw" else 401}
+        self.send_response(known.get(self.path, 503))
         self.end_headers()
 
     def log_message(self, *args: object) -> None: ...
@@ -97,11 +98,23 @@ def test_too_little_memory_or_disk_is_a_fault(home: Home, monkeypatch: pytest.Mo
 def test_a_server_answers_or_is_a_fault_and_without_one_it_is_the_embedded(
     served: str, unserved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "u:p")
     for url, state in ((f"{served}/api", "ok"), (served, "fault"), (unserved, "fault"), ("http://[", "fault")):
         monkeypatch.setenv("PREFECT_API_URL", url)
         assert doctor.server("Prefect", "PREFECT_API_URL", "embedded").state == state
     monkeypatch.delenv("PREFECT_API_URL")
     assert doctor.server("Prefect", "PREFECT_API_URL", "embedded").text == "embedded"
+
+
+def test_a_server_that_asks_for_another_password_is_a_fault_that_says_where_it_stands(
+    served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"{served}/api")
+    for known in ("", "u:old"):
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", known)
+        found = doctor.server("Prefect", "PREFECT_API_URL", "embedded")
+        assert (found.state, "does not let us in (401)" in found.text) == ("fault", True)
+        assert "clients.env" in found.fix
 
 
 def test_without_bubblewrap_the_sandbox_is_absent_and_the_demo_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

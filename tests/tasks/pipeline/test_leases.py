@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from tasks.home.settings import Home
 from tasks.pipeline.leases import end_orphaned_servers, heal, hold_lease
 from tasks.tracking.runs import RunTracker, open_tracker
+from tests.processes import wait_for_line
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
 
@@ -33,16 +35,6 @@ def leave_dead_lease(home: Home, **changed: object) -> Path:
 
 def status(run: RunTracker) -> str:
     return str(run.client.get_run(run.run_id).info.status)
-
-
-def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        if line.startswith(start):
-            return line.strip()
-        seen.append(line)
-    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
 
 
 def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_home: Home) -> None:
@@ -130,6 +122,8 @@ os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(60)
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     server = int(wait_for_line(launcher, "server").split()[1])
     stand_in += [server, launcher.pid]
+    while SERVER not in psutil.Process(server).cmdline():  # it is one as soon as the kernel shows its command line
+        time.sleep(0.01)
     if kill_launcher:
         launcher.wait()
     assert launcher.stdout is not None

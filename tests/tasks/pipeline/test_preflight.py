@@ -16,7 +16,7 @@ from flows.presets import FOLDER, open_preset
 from flows.run import every_target, plan_memory, plan_targets, run_promotion, run_targets
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from tasks.home.settings import Home
 from tasks.pipeline import sizes
 from tests.flows.micro import MICRO, PRESETS
@@ -73,6 +73,11 @@ FAULTS = [
     (
         "data.prompts={contract='prompts',adapter='gsm8k',path='hub:a/b',num_train=9,num_eval=9,max_tokens=64}",
         "data.prompts.path: the hub path is malformed",
+    ),
+    (
+        "data.prompts={contract='prompts',adapter='gsm8k',path='own_reward.py',eval_path='hub:a/b',num_train=9,"
+        "num_eval=9,max_tokens=64}",
+        "data.prompts.eval_path: the hub path is malformed",
     ),
     ("model={source='hub',path='a/b',revision='main'}", "model.revision = 'main': not a commit"),
     ("model={source='folder',path='nothing'}", "model.path = 'nothing': there is no model in this folder"),
@@ -146,6 +151,27 @@ def test_all_faults_are_named_at_once_by_plan_run_and_every_target() -> None:
         named = [line.strip() for line in caught.value.what.splitlines()[1:]]
         assert len(named) == len(keys)
         assert all(line.startswith(key) for line, key in zip(named, keys, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("stages.sft.start=grpo", "stages.sft: the stages form a cycle: "),
+        ("stages.grpo.start=nobody", "stages.grpo.start = 'nobody': no such checkpoint"),
+        ("stages.grpo.prompts.nothing=1.0", "stages.grpo.prompts.nothing: no such data"),
+        ("stages.grpo.rewards=[]", "stages.grpo.rewards: names no reward"),
+        ("stages.ppo.rewards.1.stage=judge", "stages.ppo.rewards.1.stage = 'judge': not a stage of the kind"),
+        ("data.preferences.policy=nobody", "data.preferences.policy = 'nobody': "),
+        ("evaluation.data=['nothing']", "evaluation.data = 'nothing': no data set of prompts"),
+        ("name='../../X'", "name = '../../X': names folders and models"),
+    ],
+)
+def test_a_fault_of_the_graph_hides_no_other(override: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        every_target("tiny", (*MICRO, override, "model.chat_template=no.jinja"))
+    found = [line.strip() for line in caught.value.what.splitlines()[1:]]
+    assert found[0].startswith(fault)
+    assert found[-1].startswith("model.chat_template = 'no.jinja'")
 
 
 def test_a_flow_of_one_stage_is_refused_for_what_that_stage_needs_alone() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import HardwareConfig, RunConfig
+from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
@@ -17,6 +17,7 @@ from tasks.pipeline.bridge import FlowRun
 from tasks.pipeline.leases import hold_lease
 from tasks.pipeline.run import PlanRow, format_plan, open_pipeline_run, order_stages, plan, run_pipeline
 from tasks.pipeline.stages import Stage
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import PARENT_TAG, open_tracker

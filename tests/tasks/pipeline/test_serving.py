@@ -38,6 +38,7 @@ def test_an_openai_client_gets_the_greedy_answers_of_the_evaluation(tracked_home
     assert not list(tracked_home.work.glob("tmp*"))
 
 
+@pytest.mark.slow
 def test_mlflows_own_server_gives_the_greedy_answers_of_the_evaluation(tracked_home: Home, tmp_path: Path) -> None:
     ref, port = register_toy(tracked_home), free_port()
     tracker = open_tracker(tracked_home)
@@ -53,6 +54,7 @@ def test_mlflows_own_server_gives_the_greedy_answers_of_the_evaluation(tracked_h
     assert answer["choices"][0]["message"]["content"] == text.lstrip()
 
 
+@pytest.mark.slow
 def test_a_model_that_a_server_keeps_is_loaded_through_it(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,16 +77,18 @@ def test_a_model_that_a_server_keeps_is_loaded_through_it(
     assert not list(home.work.glob("tmp*"))
 
 
-def test_vllm_is_given_the_checkpoint_under_the_models_name_with_its_generation_configuration() -> None:
-    registered = Registered(tags={"name": "toy-sft", "version": "1"}, folder=Path("/models/toy"))
+def test_vllm_is_given_the_checkpoint_under_the_models_name_with_its_generation_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float32"}')
+    registered = Registered(tags={"name": "toy-sft", "version": "1"}, folder=tmp_path)
     command = vllm_command("python", registered, host="0.0.0.0", port=8001, eager=False)
     pairs = dict(zip(command[3::2], command[4::2], strict=True))
     assert pairs == {
-        "--model": "/models/toy",
+        "--model": str(tmp_path),
         "--served-model-name": "toy-sft",
         "--host": "0.0.0.0",
         "--port": "8001",
         "--generation-config": "auto",
+        "--dtype": "float32",
     }
     assert vllm_command("python", registered, host="0.0.0.0", port=8001, eager=True) == [*command, "--enforce-eager"]
 

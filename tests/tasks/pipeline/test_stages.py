@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from rlcore.config import HardwareConfig, RunConfig
+from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, TrainingError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tasks.pipeline.stages import PipelineRun, Stage, parameters, run_stage
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker

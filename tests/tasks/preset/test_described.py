@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from flows.presets import FOLDER, open_preset
-from rlcore.config import RlStage, RunConfig
-from rlcore.config.stages import STAGE_KINDS
 from rlcore.strict import Above, AtLeast, Below, Between, keys_of
 from tasks.preset.described import chosen, comments, describe, fields_of, origin_of, origins, plain, type_text
+from tasks.preset.run import RunConfig
+from tasks.preset.stages import STAGE_KINDS, RlStage
 
 
 @dataclass(frozen=True, kw_only=True)

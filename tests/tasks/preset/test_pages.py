@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from flows.presets import FOLDER, open_preset, preset_path
-from rlcore.config import load_preset
 from tasks.preset.described import describe, origins
 from tasks.preset.pages import as_markdown, as_toml
+from tasks.preset.run import load_preset
 from tests.flows.micro import PRESETS
 
 SETTINGS = Path(__file__).resolve().parents[3] / "docs" / "settings.md"

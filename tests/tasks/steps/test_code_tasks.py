@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import DatasetConfig
+from tasks.preset.data import DatasetConfig
 from tasks.steps.data import TokenView, prepare_dataset
 from tasks.steps.rows import read_prompts
 from tests.rlcore.sandbox.conftest import require_bubblewrap

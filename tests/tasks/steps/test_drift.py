@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from data_contracts.sketches import sketch
-from rlcore.config import DatasetConfig, DriftConfig
 from rlcore.types import Message
 from tasks.home.storage import write_json
+from tasks.preset.data import DatasetConfig
+from tasks.preset.retrain import DriftConfig
 from tasks.report.drift_page import render
 from tasks.steps.data import TokenView, prepare_dataset
 from tasks.steps.drift import compare_snapshots

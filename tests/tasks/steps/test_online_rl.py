@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import EvaluationConfig
 from rlcore.loop import HeldOut
 from rlcore.loop.rollouts import evaluate_held_out
 from rlcore.loop.run import window
@@ -16,6 +15,7 @@ from rlcore.metrics import check_names
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Prompt, Rollout, Score
+from tasks.preset.evaluation import EvaluationConfig
 from tasks.steps.evaluate import answers, sentence, summarise
 from tasks.steps.online_rl import seed_after
 from tests import strategies

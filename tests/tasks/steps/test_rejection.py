@@ -12,7 +12,8 @@ from rlcore.errors import DataError, RewardError
 from rlcore.rejection import REASONS, Candidate, Selection
 from rlcore.types import Message, Prompt, ScoredRollout
 from tasks.home.storage import read_table
-from tasks.steps.rejection import demonstration, is_usable, refuse_failing_grader, require_enough
+from tasks.steps.rejection import demonstration, require_enough
+from tasks.steps.sampled_answers import is_usable, refuse_failing_grader
 from tests import strategies
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlcore.config import RetrainConfig
 from rlcore.errors import DataError
 from rlcore.types import Message
+from tasks.preset.retrain import RetrainConfig
 from tasks.report.reward_gate_page import render
 from tasks.steps.reward_gate import _unseen, _verdict, compared, margins_table
 from tasks.steps.rows import PairRow

@@ -10,8 +10,9 @@ import pytest
 from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import RlConfig, RlStage
+from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
+from tasks.preset.stages import RlStage
 from tasks.steps.rl_parts import needed_reward_models
 
 

@@ -12,17 +12,9 @@ import pytest
 import torch
 
 from flows.presets import open_preset
-from rlcore.config import (
-    EngineConfig,
-    GpuConfig,
-    ModelConfig,
-    RejectionConfig,
-    RejectionStage,
-    SamplingConfig,
-    ShapeConfig,
-)
+from rlcore.config import EngineConfig, GpuConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
 from rlcore.errors import ConfigError, SamplingError
-from rlcore.models.loading import import_model
+from rlcore.models.importing import import_model
 from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
@@ -30,6 +22,7 @@ from rlcore.sampling.vllm.placement import Cards
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
+from tasks.preset.stages import RejectionStage
 from tasks.steps import rollout_engine
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
 

@@ -13,13 +13,15 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.config import EngineConfig, ModelConfig, RunConfig, ShapeConfig
-from rlcore.models.loading import import_model
+from rlcore.audit.seals import write_seal
+from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
+from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.storage import read_json, read_table, write_table
-from tasks.steps import evaluate, rejection, sampled_pairs
+from tasks.preset.run import RunConfig
+from tasks.steps import evaluate, sampled_answers, sampled_pairs
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.rows import read_demonstrations
 
@@ -39,6 +41,7 @@ Texts = Mapping[str, Sequence[str]]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sampling") / "sft"
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder / MODEL, seed=0)
+    write_seal(folder, stage="sft", model=folder / MODEL)
     return folder
 
 
@@ -71,7 +74,7 @@ def run_stage(
         asked.append(config)
         yield ScriptedSampler.from_texts(texts, tokenizer)
 
-    for module in (evaluate, rejection, sampled_pairs):
+    for module in (evaluate, sampled_answers, sampled_pairs):
         monkeypatch.setattr(module, "open_engine", scripted)
     stage = next(each for each in stages(config) if each.name == name)
     folder, work = inputs["prepare_prompts"].parent / "artifact", inputs["prepare_prompts"].parent / "work"

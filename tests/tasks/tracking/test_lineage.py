@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from rlcore.config import HardwareConfig, RunConfig, to_dict
+from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.machine import find_machine
 from tasks.home.artifacts import ArtifactRef
@@ -20,9 +19,10 @@ from tasks.home.environment import pins_digest
 from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
+from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
-from tasks.tracking.lineage import draw, find_lineage, tree_text
+from tasks.tracking.lineage import find_lineage, tree_text
 from tests.toys import ToyConfig, no_sections
 
 
@@ -81,17 +81,6 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
 def test_reading_a_lineage_does_not_wait_for_torch() -> None:
     script = "import sys, tasks.tracking.lineage; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=False).returncode == 0
-
-
-def test_the_picture_has_every_result_once_and_an_arrow_from_each_input(
-    tracked_home: Home, refs: Mapping[str, ArtifactRef], tmp_path: Path
-) -> None:
-    _, root = find_lineage(tracked_home, "toy-2/1")
-    draw(root, tmp_path / "lineage.svg")
-    picture = ElementTree.parse(tmp_path / "lineage.svg").getroot()
-    name = "{http://www.w3.org/2000/svg}"
-    assert len(picture.findall(f"{name}path")) == 3
-    assert len(picture.findall(f"{name}rect")) == 1 + 3
 
 
 def test_a_result_without_a_record_stands_by_its_digest(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:

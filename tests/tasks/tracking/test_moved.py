@@ -96,3 +96,16 @@ def test_an_experiment_that_somebody_keeps_on_another_disk_stays_there(tracked_h
 def test_runs_outside_of_every_experiment_of_ours_lie_in_the_home_too(tracked_home: Home) -> None:
     default = open_tracker(tracked_home).client.get_experiment("0")
     assert default.artifact_location == f"{tracked_home.mlartifacts.as_uri()}/0"
+
+
+def test_a_new_home_is_not_said_to_have_moved(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    open_tracker(tracked_home)
+    with caplog.at_level("INFO"):
+        follow_move(tracked_home)
+    assert "moved" not in caplog.text
+
+
+def test_a_copied_home_is_said_to_have_moved(copied: Home, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        follow_move(copied)
+    assert str(copied.root) in caplog.text

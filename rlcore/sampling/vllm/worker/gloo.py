@@ -1,6 +1,6 @@
-"""A gloo group of a trainer (rank 0) and an engine's workers, beside whatever groups torch.distributed has.
+"""A gloo group of a trainer (rank 0) and an engine's workers, beside all other groups of torch.distributed.
 
-Members meet at a store that the trainer opens on the one interface by which the engine reaches it.
+The members meet at a store. The trainer opens it on the one interface by which the engine reaches it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST = timedelta(seconds=300.0)  # to meet, and of one tensor
 
 
 def own_address(peer: tuple[str, int]) -> str:
-    """The address of this machine on the way to ``peer``; on the same machine, that of the loopback interface."""
+    """This machine's address on the way to ``peer``; for a peer on this machine, that of the loopback interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(peer)  # sends nothing
         address: str = probe.getsockname()[0]
@@ -25,7 +25,7 @@ def own_address(peer: tuple[str, int]) -> str:
 
 
 def open_store(host: str, size: int) -> Any:
-    """The meeting place of ``size`` members, on a free port of the address ``host`` and no other."""
+    """The meeting place of ``size`` members, on a free port of the address ``host`` alone."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return distributed.TCPStore(
@@ -39,10 +39,10 @@ def find_store(host: str, port: int, size: int) -> Any:
 
 
 def join_group(store: Any, rank: int, size: int, *, host: str) -> Any:
-    """Become member ``rank``; returns when all have met.
+    """Become member ``rank``, and return when all have met.
 
     Raises:
-        RuntimeError: not all came within five minutes.
+        RuntimeError: some did not come within five minutes.
     """
     options = distributed.ProcessGroupGloo._Options()
     options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
@@ -51,7 +51,7 @@ def join_group(store: Any, rank: int, size: int, *, host: str) -> Any:
 
 
 def broadcast(group: Any, tensor: torch.Tensor) -> None:
-    """Send ``tensor`` from rank 0 to all others, which receive it in place.
+    """Send ``tensor`` from rank 0 to all others, where it is received in place.
 
     Raises:
         RuntimeError: a member is gone.

@@ -1,7 +1,7 @@
-"""The class that vLLM mixes into its workers (``--worker-extension-cls``): takes new weights from the trainer.
+"""The class that vLLM mixes into its workers (``--worker-extension-cls``), which takes new weights from the trainer.
 
-Importing this module registers two ways of vLLM's weight-transfer API, which has none of its own for a machine without
-a GPU: ``shared_memory``, where the name of a file is all that crosses the control plane, and ``gloo``.
+Importing this module adds two transports to vLLM's weight-transfer API, which has none for a machine without a GPU:
+``shared_memory``, where only the name of a file is sent, and ``gloo``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .sums import engine_sums
 
 
 class StoredWeights(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file or of a folder of such, each read when it is asked for.
+    """The tensors of a safetensors file, or of a folder of such files. Each is read when it is asked for.
 
-    Workers of several servers read one file at the same time: none of them holds a copy of it.
+    Workers of several servers read the same file at the same time, and none of them holds a copy of it.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,15 +48,15 @@ class StoredWeights(Mapping[str, torch.Tensor]):
 
 
 def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """What is loaded: everything."""
+    """The tensors to load, which are all of them."""
     return iter(weights)
 
 
 def repack_head(model: Any) -> None:
-    """Pack an output head again that is tied to the embedding.
+    """Pack again an output head that is tied to the embedding.
 
-    On a CPU it multiplies by a packed copy, which no reload of the embedding renews: the log-probabilities are then
-    those of mixed weights, and nothing raises.
+    On a CPU the head multiplies by a packed copy, which a reload of the embedding does not renew. Without this the
+    log-probabilities would come from mixed weights, and nothing would raise.
     """
     head = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
@@ -66,42 +66,42 @@ def repack_head(model: Any) -> None:
 
 
 class WeightReceiver:
-    """Methods that vLLM mixes into its worker; the server's ``/collective_rpc`` calls them."""
+    """Methods that vLLM adds to its worker. The server's ``/collective_rpc`` calls them."""
 
     model_runner: Any  # these two are the worker's
     reload_weights: Callable[..., None]
 
     def receive_weights(self, path: str) -> dict[str, int]:
-        """Serve the weights of ``path``, a safetensors file or a folder of such, from now on; no request may run.
+        """Serve the weights of ``path``, a safetensors file or a folder of such files, from now on.
 
-        vLLM's layerwise reload restores the layout of a checkpoint, loads, and packs again for its kernels;
-        ``load_weights`` alone ends half way on a CPU, where the weights are packed.
+        No request may run. vLLM's layerwise reload restores the layout of a checkpoint, loads it, and packs it again
+        for its kernels. ``load_weights`` alone stops half way on a CPU, where the weights are packed.
 
         Returns:
-            ``tensors``: how many there were.
+            ``tensors``: the number of tensors.
         """
         return self.take_weights(StoredWeights(path))
 
     def take_weights(self, weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Serve these; as :meth:`receive_weights`."""
+        """Serve these weights; see :meth:`receive_weights`."""
         self.reload_weights(weights_iterator=chosen(weights.items()))
         repack_head(self.model_runner.get_model())
         return {"tensors": len(weights)}
 
     def weight_sums(self, seed: int) -> dict[str, Any]:
-        """What the model holds; see :func:`.sums.engine_sums`."""
+        """Sums over the bits of the model's weights; see :func:`.sums.engine_sums`."""
         model = self.model_runner.get_model()
         return engine_sums(model, dtype=self.model_runner.model_config.dtype, seed=seed)
 
 
 @dataclass
 class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM's types are not seen by the check
-    """There is nothing to agree on."""
+    """The handshake of this transport, which agrees on nothing."""
 
 
 @dataclass
 class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """``path``: a safetensors file or a folder of such, with ``num_tensors`` tensors in all."""
+    """``path``: a safetensors file, or a folder of such files, with ``num_tensors`` tensors in all."""
 
     path: str
     num_tensors: int
@@ -109,9 +109,9 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as 
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
-    """Where the trainer opened the store, and how many meet there: itself and every worker of every server.
+    """Where the trainer opened the store, and how many meet there: the trainer and every worker of every server.
 
-    ``first_rank``: of this server's first worker.
+    ``first_rank``: the rank of this server's first worker.
     """
 
     host: str
@@ -122,7 +122,7 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
 
 @dataclass
 class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """The tensors that follow, in this order."""
+    """The tensors that follow, in their order."""
 
     names: list[str]
     dtypes: list[str]
@@ -130,7 +130,7 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
 
 
 class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
-    """Layerwise reload around whatever arrives, and the packed head after it."""
+    """Loads what arrives by vLLM's layerwise reload, and packs a tied head again afterwards."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -151,13 +151,13 @@ class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
 
 
 class SharedMemoryTransfer(_Reloading):
-    """Reads a file that the trainer left, best in memory; every worker takes the part that it serves."""
+    """Reads a file that the trainer wrote, best in memory. Every worker takes the part that it serves."""
 
     init_info_cls = SharedMemoryInit
     update_info_cls = SharedMemoryUpdate
 
     def init_transfer_engine(self, init_info: SharedMemoryInit) -> None:
-        """Nothing is to be set up."""
+        """There is nothing to set up."""
 
     def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
         weights = StoredWeights(update_info.path)
@@ -166,11 +166,11 @@ class SharedMemoryTransfer(_Reloading):
         self.model.load_weights(chosen(weights.items()))
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """There is nothing to give back."""
 
 
 class GlooTransfer(_Reloading):
-    """Receives one tensor after the other over TCP: no file that both sides see, and one tensor of extra memory."""
+    """Receives one tensor after the other over TCP. It needs no shared file, and extra memory for one tensor."""
 
     init_info_cls = GlooInit
     update_info_cls = GlooUpdate

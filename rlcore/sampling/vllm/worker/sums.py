@@ -1,12 +1,12 @@
-"""Sums over the bits of weights: do two places hold the same numbers, however they are laid out there?
+"""Sums over the bits of weights, which say whether two places hold the same numbers, whatever their layout.
 
-An engine fuses, packs and pads: its tensors are not the checkpoint's. What stays is which numbers there are. So each
-element's bits are mixed to 64 pseudo-random ones, 0 to 0, and these are added up: the order does not count,
-padding with zeros neither, and a single element that differs by its last bit changes the sum. Elements that swapped
-places are not seen; log-probabilities see those.
+An engine fuses, packs and pads, so its tensors are not those of the checkpoint. But it holds the same numbers. The bits
+of each element are mixed to 64 pseudo-random bits (those of 0 to 0), and these are added up. Neither the order nor
+padding with zeros counts, and one element that differs in its last bit changes the sum. Elements that have swapped
+places are not noticed here; the comparison of log-probabilities notices them.
 
-On a CPU vLLM keeps a packed copy of a matrix and drops, or forgets, the original. What the copy holds is read by
-multiplying it with unit vectors, which is exact: a few columns drawn by a seed, the same ones on both sides.
+On a CPU vLLM keeps a packed copy of a matrix and drops, or forgets, the original. The copy is read by multiplying it
+with unit vectors, which is exact. A seed draws a few columns, the same ones on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def bit_sum(values: torch.Tensor) -> int:
-    """The sum of one tensor, 0 to 2^63 - 1; -0.0 counts as 0.0, and so as nothing."""
+    """The sum of one tensor, from 0 to 2^63 - 1; -0.0 counts as 0.0, that is as nothing."""
     total = 0
     for chunk in torch.split((values.detach() + 0.0).flatten(), _CHUNK):
         bits = chunk.view(_WORDS[chunk.element_size()]).long()
@@ -40,9 +40,9 @@ def bit_sum(values: torch.Tensor) -> int:
 
 
 def part_of(name: str, num_axes: int = 2) -> str:
-    """The part of a model that a weight belongs to; the engine's names and the checkpoint's say the same of it.
+    """The part of a model that a weight belongs to. The engine's name and the checkpoint's give the same part.
 
-    Vectors are parts of their own: several workers share out the matrices, and each of them has all the norms.
+    Vectors have parts of their own, because several workers share the matrices out while each of them has all norms.
     """
     if num_axes == 1:
         return f"vectors of {part_of(name)}"
@@ -55,16 +55,16 @@ def part_of(name: str, num_axes: int = 2) -> str:
 
 
 def columns(count: int, seed: int) -> torch.Tensor:
-    """Which of ``count`` columns are read, int64, at most ``NUM_COLUMNS``."""
+    """The numbers of the columns that are read, int64: at most ``NUM_COLUMNS`` of ``count``."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:NUM_COLUMNS]
 
 
 def state_sums(
     weights: Iterable[tuple[str, torch.Tensor]], *, dtype: torch.dtype, seed: int, by_columns: bool
 ) -> dict[str, int]:
-    """Sums by part of weights that are given by name, each in ``dtype``.
+    """The sums of named weights by part, each weight in ``dtype``.
 
-    ``by_columns``: of matrices the columns that ``seed`` draws, else all of them.
+    ``by_columns``: of a matrix, only the columns that ``seed`` draws are summed.
     """
     sums: dict[str, int] = {}
     for name, tensor in weights:
@@ -74,9 +74,9 @@ def state_sums(
 
 
 def engine_sums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dict[str, Any]:
-    """What a vLLM model holds: ``sums`` by part, and ``by_columns``: matrices are packed, so a few columns are read.
+    """What a vLLM model holds: ``sums`` by part. ``by_columns``: matrices are packed, so only a few columns are read.
 
-    A tied head is read by itself where it is packed: it has a copy of its own. Adapters are parts of their own.
+    A packed tied head is read by itself, because it has its own copy. Adapters have parts of their own.
     """
     by_columns = any(hasattr(module, "cpu_linear") for module in model.modules())
     sums: dict[str, int] = {}
@@ -96,12 +96,12 @@ def engine_sums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dic
 
 
 def adapter_part(path: str) -> str:
-    """The part that an adapter on the module of that name is."""
+    """The part of an adapter on the module of that name."""
     return f"adapter of {part_of(f'{path}.weight')}"
 
 
 def add(sums: dict[str, int], part: str, value: int) -> None:
-    """Count ``value`` to the sum of a part."""
+    """Add ``value`` to the sum of a part."""
     sums[part] = (sums.get(part, 0) + value) % _MODULUS
 
 
@@ -110,7 +110,7 @@ def _chosen(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _multiplied(module: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """The columns that a packed matrix multiplies by, as it is: [columns, outputs]."""
+    """The columns of a packed matrix as it multiplies by them: [columns, outputs]."""
     width = int(module.input_size_per_partition)
     chosen = columns(width, seed)
     units = torch.zeros(len(chosen), width, dtype=dtype)

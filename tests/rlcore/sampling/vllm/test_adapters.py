@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from rlcore.config import AdapterConfig, EngineConfig
 from rlcore.errors import SamplingError
-from rlcore.models.lora import AdaptedModel, add_adapter, merged_state
+from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.sampling.vllm.client import ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
 from rlcore.sampling.vllm.sync import publish
@@ -47,7 +47,7 @@ def spec(checkpoint: Path, tmp_path: Path) -> ServerSpec:
 
 
 def test_a_server_with_room_for_an_adapter_is_sent_nothing_else(policy: AdaptedModel, spec: ServerSpec) -> None:
-    weights = pack(merged_state(policy), spec.exchange / "0", spec=spec, shapes=checkpoint_shapes(spec.model))
+    weights = pack(MergedState(policy), spec.exchange / "0", spec=spec, shapes=checkpoint_shapes(spec.model))
     assert weights.is_adapter
     assert sorted(path.name for path in weights.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     stored = load_file(weights.path / "adapter_model.safetensors")
@@ -59,9 +59,9 @@ def test_a_server_with_room_for_an_adapter_is_sent_nothing_else(policy: AdaptedM
 def test_a_server_without_is_sent_the_merged_weights(policy: AdaptedModel, spec: ServerSpec) -> None:
     plain = dataclasses.replace(spec, adapter_rank=0)
     shapes = checkpoint_shapes(spec.model)
-    weights = pack(merged_state(policy), spec.exchange / "0", spec=plain, shapes=shapes)
+    weights = pack(MergedState(policy), spec.exchange / "0", spec=plain, shapes=shapes)
     assert not weights.is_adapter
-    stored, merged = dict(weights.tensors()), merged_state(policy)
+    stored, merged = dict(weights.tensors()), MergedState(policy)
     assert stored.keys() == shapes.keys()
     assert all(torch.equal(stored[name], merged[name]) for name in shapes)
     discard(weights.path)
@@ -71,7 +71,7 @@ def test_a_server_without_is_sent_the_merged_weights(policy: AdaptedModel, spec:
 def test_an_adapter_of_another_model_is_refused_before_it_is_sent(policy: AdaptedModel, spec: ServerSpec) -> None:
     shapes = {name: shape for name, shape in checkpoint_shapes(spec.model).items() if "layers.1" not in name}
     with pytest.raises(SamplingError, match=r"layers\.1\.mlp\.down_proj\.weight has no weight of the adapter's shape"):
-        pack(merged_state(policy), spec.exchange / "0", spec=spec, shapes=shapes)
+        pack(MergedState(policy), spec.exchange / "0", spec=spec, shapes=shapes)
     assert list(spec.exchange.iterdir()) == []
 
 

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from rlcore.config import EngineConfig
 from rlcore.errors import SamplingError
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, rest
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.in_process import InProcessSampler, arguments, process_state, rest
+from rlcore.sampling.vllm.in_process import InProcessSampler, arguments, process_state
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout

@@ -14,7 +14,6 @@ from rlcore.sampling.vllm.weights import (
     adapter_misfits,
     checkpoint_shapes,
     exchange_folder,
-    max_positions,
     misfits,
     stored_tensors,
     write_weights,
@@ -69,10 +68,6 @@ def test_every_run_has_an_exchange_folder_of_its_own(tmp_path: Path, named: bool
     assert (one.parent == tmp_path) == named
     one.rmdir()
     other.rmdir()
-
-
-def test_positions_are_the_models(checkpoint: Path) -> None:
-    assert max_positions(checkpoint) == 128
 
 
 def test_an_adapter_of_another_model_is_named() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlcore.config import AdapterConfig
-from rlcore.models.lora import add_adapter, merged_state
+from rlcore.models.lora import MergedState, add_adapter
 from rlcore.sampling.vllm.weights import adapter_sums, differing_parts
 from rlcore.sampling.vllm.worker.sums import NUM_COLUMNS, bit_sum, columns, engine_sums, part_of, state_sums
 from tests import strategies
@@ -191,6 +191,6 @@ def test_an_adapter_is_compared_as_vllm_keeps_it(dtype: torch.dtype) -> None:
     expected = adapter_sums(only, dtype)  # type: ignore[arg-type]
     assert {part: value for part, value in found[0]["sums"].items() if "adapter" in part} == expected
     assert set(everything) == set(expected) == {"adapter of layer 0", "adapter of layer 1"}
-    state = merged_state(policy)
+    state = MergedState(policy)
     differing = differing_parts(found, state, is_adapter=True, dtype=dtype, seed=3)
     assert differing == ["adapter of layer 0", "adapter of layer 1"]  # of one module of seven alone

@@ -11,18 +11,12 @@ import pytest
 
 from rlcore import config
 from rlcore.algorithms.kl import KL_LOSSES
-from rlcore.config import (
-    KlConfig,
-    MismatchConfig,
-    OptimConfig,
-    RlStage,
-    RunConfig,
-    ShapeConfig,
-    load_preset,
-    to_dict,
-)
+from rlcore.config import KlConfig, MismatchConfig, OptimConfig, ShapeConfig, to_dict
 from rlcore.errors import ConfigError
 from rlcore.strict import build
+from tasks.preset.described import describe
+from tasks.preset.run import RunConfig, load_preset
+from tasks.preset.stages import RlStage
 from tests import strategies
 
 PRESET = """
@@ -252,14 +246,11 @@ def test_every_kl_estimator_that_can_be_configured_exists() -> None:
     assert set(typing.get_args(typing.get_type_hints(KlConfig)["estimator"])) == set(KL_LOSSES)
 
 
-SECTIONS = [
-    kind
-    for kind in vars(config).values()
-    if dataclasses.is_dataclass(kind) and kind.__module__.startswith(config.__name__)
-]
+OF_THE_LIBRARY = {kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)}
+SECTIONS = OF_THE_LIBRARY | {section.kind for section in describe()}
 
 
-@pytest.mark.parametrize("kind", SECTIONS)
+@pytest.mark.parametrize("kind", sorted(SECTIONS, key=lambda kind: kind.__name__))
 def test_every_section_is_frozen_documented_and_small(kind: Any) -> None:
     assert kind.__dataclass_params__.frozen
     assert kind.__doc__

@@ -21,8 +21,7 @@ from data_contracts import (
     rollouts,
     search_corpus,
 )
-from data_contracts.contract import Contract
-from data_contracts.quick import is_plain, surely_holds
+from data_contracts.contract import Contract, is_plain, surely_holds
 from tests.data_contracts.test_contracts import CASES, ROLLOUT, rollout_table
 
 CONTRACTS = [

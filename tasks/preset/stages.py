@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from rlcore.config.bounds import PositiveFloat
-from rlcore.config.data import POLICY
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
 from rlcore.config.training import RewardModelConfig, SftConfig
 from rlcore.strict import INLINE, OneOf
+from tasks.preset.data import POLICY
 
 BASE = "base"
 """The checkpoint that a run begins with, as ``start`` names it."""

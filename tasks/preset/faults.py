@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.config.data import POLICY
-from rlcore.config.graph import (
+from tasks.preset.data import POLICY
+from tasks.preset.graph import (
     REGISTRY,
     checkpoints,
     cycle_in,
@@ -18,7 +18,7 @@ from rlcore.config.graph import (
     rl_stages,
     stage_order,
 )
-from rlcore.config.stages import (
+from tasks.preset.stages import (
     BASE,
     PRODUCTS,
     RewardModelStage,
@@ -34,7 +34,7 @@ from rlcore.config.stages import (
 )
 
 if TYPE_CHECKING:
-    from rlcore.config.run import RunConfig
+    from tasks.preset.run import RunConfig
 
 _PRESET_NAME = re.compile(r"\w[\w .-]*")
 _SMALLEST_SHARE = 0.001  # of a mix; a smaller one would never have its turn

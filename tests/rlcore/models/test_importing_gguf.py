@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
 from rlcore.models.gguf import find_package_file
-from rlcore.models.loading import import_model, load_policy, source_digest
+from rlcore.models.importing import import_model, source_digest
+from rlcore.models.loading import load_policy
 from rlcore.models.scratch import CHAT_TEMPLATE, make_model, make_tokenizer
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler

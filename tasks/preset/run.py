@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcore.config.bounds import NonNegativeInt
-from rlcore.config.data import DatasetConfig, HardwareConfig, ModelConfig, anchored
+from rlcore.config.data import HardwareConfig, ModelConfig
 from rlcore.config.engine import EngineConfig
-from rlcore.config.evaluation import EvaluationConfig
-from rlcore.config.faults import graph_faults
 from rlcore.config.health import HealthConfig
 from rlcore.config.placement import PlacementConfig, placement_faults
-from rlcore.config.promotion import PromotionConfig
-from rlcore.config.report import ReportConfig
-from rlcore.config.retrain import RetrainConfig
-from rlcore.config.rl import SamplingConfig
-from rlcore.config.stages import AnyStage
+from rlcore.config.rl import RlConfig, SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.strict import apply_override, build
+from rlcore.strict import apply_override, build, refusal
+from tasks.preset.data import DatasetConfig, anchored
+from tasks.preset.evaluation import EvaluationConfig
+from tasks.preset.faults import graph_faults
+from tasks.preset.promotion import PromotionConfig
+from tasks.preset.report import ReportConfig
+from tasks.preset.retrain import RetrainConfig
+from tasks.preset.stages import AnyStage, RlStage, StageConfig
 
 Section = TypeVar("Section")
 
@@ -51,9 +52,10 @@ class RunConfig:
     promotion: PromotionConfig | None = None
     retrain: RetrainConfig | None = None
 
-    def __post_init__(self) -> None:
-        if faults := [*graph_faults(self), *placement_faults(self.placement, self.stages, self.engine)]:
-            raise ConfigError("\n".join(faults))
+    @property
+    def faults(self) -> list[str]:
+        """What its sections cannot be together, a line each, with the full key."""
+        return [*graph_faults(self), *placement_faults(self.placement, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """The engine that a section names, or the run's."""
@@ -91,8 +93,33 @@ class RunConfig:
         return found
 
 
+def _learners(stages: Mapping[str, StageConfig]) -> dict[str, RlConfig]:
+    """The settings of the stages that learn where the preset places them."""
+    return {name: stage.settings for name, stage in stages.items() if isinstance(stage, RlStage)}
+
+
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
-    """Read a TOML preset, apply overrides such as ``stages.grpo.learning_rate=2e-6``, and check all of it.
+    """A preset as :func:`read_preset` gives it, and nothing in it is at fault.
+
+    Raises:
+        ConfigError: as :func:`read_preset`; a fault of its graph (every fault is named).
+    """
+    return without_faults(read_preset(path, overrides, library=library), str(path))
+
+
+def without_faults(config: RunConfig, source: str) -> RunConfig:
+    """``config``, which ``source`` describes, if its graph is sound.
+
+    Raises:
+        ConfigError: it is not; with every fault.
+    """
+    if faults := config.faults:
+        raise refusal(faults, source)
+    return config
+
+
+def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
+    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have faults.
 
     A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
     the folder ``library``: tables are merged key by key, everything else (lists too) is replaced. ``without`` lists

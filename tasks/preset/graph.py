@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from rlcore.config.stages import BASE, RlStage, StageConfig, data_of, reward_models_of
+from tasks.preset.stages import BASE, RlStage, StageConfig, data_of, reward_models_of
 
 if TYPE_CHECKING:
-    from rlcore.config.run import RunConfig
+    from tasks.preset.run import RunConfig
 
 REGISTRY = "models:/"
 """What the URI of a registered model begins with, where ``start`` names one."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config import RlStage, RunConfig, load_preset
-from rlcore.config.graph import (
+from rlcore.errors import ConfigError
+from tasks.preset.graph import (
     asked_for,
     checkpoints,
     contrasts,
@@ -18,7 +18,8 @@ from rlcore.config.graph import (
     registered_starts,
     stage_order,
 )
-from rlcore.errors import ConfigError
+from tasks.preset.run import RunConfig, load_preset
+from tasks.preset.stages import RlStage
 
 PRESET = """
 name = "test"

@@ -1,0 +1,148 @@
+"""Rows per processor second and memory of the data gate, from a file to a snapshot. Prints a Markdown table.
+
+    python -m benchmarks.data_gate [--rows 200000 1000000] [--contracts prompts preference_pairs]
+
+The file is made of seeded words, as long as the rows of GSM8K; every row is kept, which is the most that the gate can
+have to do. The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is a process of
+its own, whose peak of resident memory is the system's figure; ``base`` is what it held before it read a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+MIB = 2**20
+NUM_WORDS, WORDS_A_ROW = 20_000, 45
+TARGET = 10_000_000
+ARMS = ("prompts", "preference_pairs")
+
+
+def main() -> None:
+    """Measure each size and contract in a process of its own, and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[200_000])
+    parser.add_argument("--contracts", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--arm", help="internal: measure here and print one line of JSON")
+    arguments = parser.parse_args()
+    if arguments.arm:
+        print(json.dumps(measure(arguments.arm, arguments.rows[0])))
+        return
+    print(f"{platform.processor() or platform.machine()}, one thread; rows as the gate keeps them\n")
+    print("| contract | rows | CPU s | rows per CPU s | base MiB | peak MiB | bytes a row above base |")
+    print("|---" * 7 + "|")
+    for contract in arguments.contracts:
+        for rows in arguments.rows:
+            print(_line(contract, _measured(contract, rows)), flush=True)
+
+
+def measure(contract: str, rows: int) -> dict[str, float]:
+    """Processor seconds and memory of one gate over ``rows`` rows."""
+    from rlcore.tokenization import ChatTokenizer
+    from tasks.preset.data import DatasetConfig
+    from tasks.steps.data import prepare_dataset
+    from tasks.steps.prepare import DATASET_KINDS, token_view
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder / "rows.jsonl", contract, rows)
+        make_tokenizer(folder / "tokenizer")
+        view = token_view(ChatTokenizer.load(folder / "tokenizer"))
+        config = DatasetConfig(
+            contract=contract,  # type: ignore[arg-type]
+            adapter="prompts" if contract == "prompts" else "preferences",
+            path=str(folder / "rows.jsonl"),
+            num_train=rows,
+            num_eval=max(1, rows // 100),
+            max_tokens=1024,
+        )
+        base, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
+        report = prepare_dataset(DATASET_KINDS[contract], config, seed=0, tokens=view, folder=folder / "snapshot")
+        seconds = time.process_time() - started
+    assert report.accepted == rows
+    return {"seconds": seconds, "base": base, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def write_rows(path: Path, contract: str, rows: int) -> None:
+    """A JSONL file of ``rows`` rows, all different."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in make_rows(contract, rows))
+
+
+def make_rows(contract: str, rows: int) -> Iterator[dict[str, object]]:
+    """Rows in the columns of a contract, of seeded words."""
+    rng = random.Random(0)
+    words = make_words(rng)
+    ranks = [1 / (place + 5) for place in range(len(words))]  # Zipf, as words are
+    totals = list(accumulate(ranks))
+
+    def text(length: int) -> str:
+        return " ".join(rng.choices(words, cum_weights=totals, k=length))
+
+    for number in range(rows):
+        messages = [{"role": "user", "content": f"{text(WORDS_A_ROW)} {rng.randint(2, 99)}, {text(5)}?"}]
+        if contract == "prompts":
+            yield {"prompt_id": f"p{number}", "messages": messages, "reference": str(number), "task": "words"}
+        else:
+            answers = {"chosen": text(40), "rejected": text(30)}
+            yield {"pair_id": f"p{number}", "messages": messages, **answers, "source": "words"}
+
+
+def make_words(rng: random.Random) -> list[str]:
+    """Different made-up words of English letters and lengths."""
+    letters = "etaoinshrdlucmfwypvbgk"
+    found = {"".join(rng.choices(letters, weights=range(22, 0, -1), k=rng.randint(2, 9))) for _ in range(NUM_WORDS * 2)}
+    return sorted(found)[:NUM_WORDS]
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A BPE tokenizer of 8,000 tokens with the template of ChatML."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    from rlcore.models.scratch import CHAT_TEMPLATE, TURN_END, TURN_START
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=8_000,
+        special_tokens=[TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (str(row["messages"]) for row in make_rows("prompts", 2_000))
+    tokenizer.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=TURN_END, chat_template=CHAT_TEMPLATE
+    ).save_pretrained(folder)
+
+
+def _measured(contract: str, rows: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.data_gate", "--arm", contract, "--rows", str(rows)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"rows": rows}
+
+
+def _line(contract: str, found: dict[str, float]) -> str:
+    rows, above = found["rows"], found["peak"] - found["base"]
+    speed = f"{found['seconds']:,.1f} | {rows / found['seconds']:,.0f}"
+    memory = f"{found['base'] / MIB:,.0f} | {found['peak'] / MIB:,.0f} | {above / rows:,.0f}"
+    return f"| `{contract}` | {rows:,.0f} | {speed} | {memory} |"
+
+
+if __name__ == "__main__":
+    main()

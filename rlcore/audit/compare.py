@@ -1,0 +1,204 @@
+"""What differs between a run and the second path: each difference with what was expected, what was found, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlcore.audit.plain import expected, usable
+from rlcore.audit.second_pass import Examined
+from rlcore.canaries.agreement import LIMITS, ROOM
+from rlcore.config import RlConfig
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Rollout, ScoredRollout, TrainingSample
+
+if TYPE_CHECKING:
+    from rlcore.loop.run import Parts
+
+_FIX = "what is trained on is not what was sampled and scored; nothing of this iteration has been learned"
+_CLOSE = 1e-4
+_FEW = 16  # tokens: the mean of fewer is held against the bound of single ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A difference. ``expected`` and ``found`` are empty where ``what`` says all; ``item``: the rollout it is of."""
+
+    what: str
+    expected: str = ""
+    found: str = ""
+    item: ScoredRollout | None = None
+    fix: str = _FIX
+
+    def __str__(self) -> str:
+        return f"{self.what}: expected {self.expected}, found {self.found}" if self.expected else self.what
+
+    @property
+    def where(self) -> str:
+        """The rollout in words."""
+        if self.item is None:
+            return ""
+        rollout = self.item.rollout
+        return f"rollout of prompt {rollout.prompt.prompt_id!r}: {rollout.text[:120]!r}"
+
+
+def experience_faults(
+    groups: Sequence[Sequence[ScoredRollout]],
+    samples: Sequence[TrainingSample],
+    config: RlConfig,
+    *,
+    penalty: float,
+    has_tools: bool,
+) -> Iterator[Finding]:
+    """What is wrong with the samples of an iteration; ``penalty`` as in :func:`rlcore.audit.plain.expected`.
+
+    ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
+    """
+    kept = [item for group in groups for item in group if usable(item, config.update.truncated)]
+    if len(kept) != len(samples):
+        yield Finding(what="samples to train on", expected=str(len(kept)), found=str(len(samples)))
+        return
+    for item, sample in zip(kept, samples, strict=True):
+        if fault := _shape_fault(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
+            yield Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
+            return
+    wanted = expected(groups, samples, config, penalty=penalty)
+    if wanted is None:
+        return
+    columns = [("advantage", wanted.advantages, [sample.advantages for sample in samples])]
+    if wanted.returns is not None:
+        columns.append(("return for the critic", wanted.returns, [sample.returns for sample in samples]))
+    for name, ours, theirs in columns:
+        yield from _value_faults(name, kept, samples, ours, theirs)
+
+
+def rollout_fault(
+    item: ScoredRollout, sample: TrainingSample, tokenizer: ChatTokenizer, rendered: Sequence[int]
+) -> Finding | None:
+    """What is wrong between a rollout's text and its tokens; ``rendered``: its prompt by the chat template."""
+    rollout = item.rollout
+    if tuple(rendered) != tuple(sample.prompt_ids):
+        shown = (tokenizer.backend.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
+        ours, theirs = map(repr, shown)
+        return Finding(what="the prompt's tokens", expected=ours, found=theirs, item=item)
+    start, end = rollout.turns[-1]
+    text = tokenizer.decode(rollout.completion_ids[start:end])
+    if text != rollout.text:
+        return Finding(
+            what="the text that was scored", expected=repr(text[:80]), found=repr(rollout.text[:80]), item=item
+        )
+    turns = [tokenizer.decode(rollout.completion_ids[first:last]) for first, last in rollout.turns[:-1]]
+    calls = [call.text for call in rollout.tool_calls[: len(turns)]]
+    if turns != calls:
+        return Finding(what="the texts of earlier turns", expected=str(turns)[:160], found=str(calls)[:160], item=item)
+    return None
+
+
+def second_pass_fault(
+    items: Sequence[ScoredRollout], samples: Sequence[TrainingSample], found: Examined, parts: Parts
+) -> Finding | None:
+    """The first difference between plain forward passes and what an update trains on, or None."""
+    learner, config = parts.learner, parts.config
+    exact = max(parts.engine_dtype, learner.facts.compute_dtype, key=lambda d: torch.finfo(d).eps)
+    own = learner.facts.compute_dtype
+    in_reward = learner.has_reference and config.kl.placement == "reward"
+    for number, (item, sample) in enumerate(zip(items, samples, strict=True)):
+        places = list(found.places[number])
+        columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
+        if item.rollout.policy_version == learner.policy_version:
+            columns.append(("the engine's log-probabilities", found.logprobs[number], sample.sampler_logprobs, exact))
+        if learner.needs_old_logprobs or in_reward:
+            columns.append(("the policy's log-probabilities", found.logprobs[number], sample.old_logprobs, own))
+        if found.ref_logprobs and learner.has_reference:
+            columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
+        for name, ours, theirs, dtype in columns:
+            if fault := _logprob_fault(name, ours, theirs[places], dtype):
+                return Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
+        if found.values and (fault := _value_fault(found.values[number], sample.values[places], own)):
+            return Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
+    return _loss_fault(found, samples, own, items[0])
+
+
+def _shape_fault(
+    rollout: Rollout, sample: TrainingSample, limit: int, *, has_tools: bool
+) -> tuple[str, str, str] | None:
+    """Tokens, mask and end of one completion."""
+    if sample.completion_ids != rollout.completion_ids or sample.prompt_ids != rollout.prompt.token_ids:
+        return "the tokens to train on", "those of the rollout in this place", "others"
+    mask = sample.loss_mask.tolist()
+    own = list(rollout.loss_mask) if has_tools else [True] * len(mask)
+    if mask != own:
+        place = next(number for number, pair in enumerate(zip(mask, own, strict=True)) if pair[0] != pair[1])
+        said = {True: "trained on", False: "masked out"}
+        return f"the loss mask of token {place + 1} of {len(own)}", said[own[place]], said[mask[place]]
+    if not has_tools and rollout.finish_reason == "length" and len(mask) != limit:
+        return "the length of a completion that was cut by the limit", f"{limit} tokens", f"{len(mask)}"
+    if not torch.equal(sample.sampler_logprobs, torch.tensor(rollout.sampler_logprobs)):
+        return "the engine's log-probabilities to train with", "those of the rollout", "others"
+    return None
+
+
+def _value_faults(
+    name: str,
+    kept: Sequence[ScoredRollout],
+    samples: Sequence[TrainingSample],
+    ours: Sequence[Sequence[float]],
+    theirs: Sequence[Tensor],
+) -> Iterator[Finding]:
+    for item, sample, wanted, tensor in zip(kept, samples, ours, theirs, strict=True):
+        expected_values = torch.tensor(wanted, dtype=torch.float64)
+        bound = _CLOSE * expected_values.abs().clamp(min=1.0)
+        differs = ((tensor.double() - expected_values).abs() > bound) & sample.loss_mask
+        if bool(differs.any()):
+            place = int(differs.nonzero()[0, 0])
+            what = f"the {name} of token {place + 1} of {len(wanted)}"
+            shown = f"{wanted[place]:.6g}", f"{float(tensor[place]):.6g}"
+            yield Finding(what=what, expected=shown[0], found=shown[1], item=item)
+            return
+
+
+def _logprob_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+    """Whether rounding explains the differences of log-probabilities, as the canary of the sync judges it."""
+    difference = (theirs - ours).abs()
+    odds = difference / (-torch.expm1(ours)).clamp(min=ROOM)
+    limits = LIMITS[dtype]
+    mean_bound = limits.most.mean if len(odds) >= _FEW else limits.most.high
+    if float(odds.mean()) <= mean_bound and float(difference.max()) <= limits.max_abs:
+        return None
+    place = int(difference.argmax())
+    return f"{name} (of the token that differs most)", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+
+
+def _value_fault(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+    share = 0.1 if dtype.itemsize < 4 else 1e-3
+    excess = (theirs - ours).abs() - share * (1.0 + ours.abs())
+    if float(excess.mean() if dtype.itemsize < 4 else excess.max()) <= 0.0:
+        return None
+    place = int(excess.argmax())
+    return "the critic's values", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+
+
+def _loss_fault(
+    found: Examined, samples: Sequence[TrainingSample], dtype: torch.dtype, item: ScoredRollout
+) -> Finding | None:
+    half = dtype.itemsize < 4
+    for name, (theirs, ours, size) in found.losses.items():
+        if abs(theirs - ours) > (0.1 if half else 1e-3) * size + 1e-7:
+            return Finding(what=f"{name} of a few samples", expected=f"{ours:.6g}", found=f"{theirs:.6g}", item=item)
+    if not any(float(sample.advantages.abs().max()) > 1e-3 for sample in samples):
+        return None
+    least, most = (0.8, 0.3) if half else (0.99, 0.05)
+    for name, (theirs, ours, cosine) in found.gradients.items():
+        largest: Any = max(theirs, ours)
+        if largest > 1e-7 and (cosine < least or abs(theirs - ours) > most * largest):
+            return Finding(
+                what=f"the gradient of {name}",
+                expected=f"a norm of {ours:.4g}",
+                found=f"{theirs:.4g} at a cosine of {cosine:.4f}",
+                item=item,
+            )
+    return None

@@ -1,0 +1,225 @@
+"""What a training sample has to be, worked out of rollouts and scores by loops over floats.
+
+Slow and obvious on purpose. The algorithms are written down a second time, by their names: nothing is taken from
+``rlcore.algorithms``, so a fault there, or on the way from there, shows as a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rlcore.config import RlConfig
+from rlcore.types import ScoredRollout, TrainingSample
+
+_EQUAL = 1e-8  # rewards that differ by no more than this teach nothing
+_EPSILON = 1e-6
+_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An algorithm in words: what an advantage is relative to, the kind of ratio and of surrogate, and the weights.
+
+    Bounds of the ratio are left out: before the first step it is 1, and no bound cuts.
+    """
+
+    advantage: str
+    ratio: str
+    surrogate: str
+    weighting: str
+    gate_positive: float = 1.0
+    gate_negative: float = 1.05
+
+
+# fmt: off
+ROWS: Mapping[str, Row] = MappingProxyType({
+    "ppo":         Row("gae",           "token",      "clip",      "token_mean"),
+    "grpo":        Row("group",         "token",      "clip",      "sequence_mean"),
+    "dr_grpo":     Row("none",          "token",      "clip",      "constant"),
+    "dapo":        Row("group",         "token",      "clip",      "token_mean"),
+    "gspo":        Row("group",         "sequence",   "clip",      "sequence_mean"),
+    "cispo":       Row("group",         "token",      "cispo",     "token_mean"),
+    "rloo":        Row("leave_one_out", "completion", "reinforce", "sequence_sum"),
+    "reinforce++": Row("whole_batch",   "token",      "clip",      "token_mean"),
+    "sapo":        Row("group",         "token",      "sapo",      "sequence_mean"),
+    "dppo_tv":     Row("group",         "token",      "dppo_tv",   "token_mean"),
+    "maxrl":       Row("over_mean",     "token",      "clip",      "token_mean"),
+})
+# fmt: on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What the samples of an iteration have to hold: for each one a float per token, 0 where it is not the policy's."""
+
+    advantages: list[list[float]]
+    returns: list[list[float]] | None
+
+
+def row_of(config: RlConfig) -> Row | None:
+    """The row of a run with the constants that it sets; None for an algorithm that is not written down here."""
+    row, objective = ROWS.get(config.algorithm), config.update.objective
+    if row is None:
+        return None
+    chosen = {name: getattr(row, name) for name in Row.__slots__}
+    if objective.scale is not None:
+        chosen["advantage"] = objective.scale
+    for name in ("weighting", "gate_positive", "gate_negative"):
+        if getattr(objective, name) is not None:
+            chosen[name] = getattr(objective, name)
+    return Row(**chosen)
+
+
+def usable(item: ScoredRollout, truncated: str) -> bool:
+    """Whether a scored rollout may be trained on."""
+    value = item.score.value
+    if value is None or math.isnan(value) or not any(item.rollout.loss_mask):
+        return False
+    return not (truncated == "mask" and item.rollout.finish_reason == "length")
+
+
+def expected(
+    groups: Sequence[Sequence[ScoredRollout]], samples: Sequence[TrainingSample], config: RlConfig, *, penalty: float
+) -> Expected | None:
+    """What the usable rollouts of ``groups`` have to be as samples, of which log-probabilities and values are taken.
+
+    ``penalty``: the coefficient of a KL in the reward, 0 where there is none. None where nothing can be said: another
+    algorithm, or values beyond the end, which no sample holds.
+    """
+    row = row_of(config)
+    if row is None or (row.advantage == "gae" and config.critic.gae.bootstrap_truncated):
+        return None
+    kept = [(n, item) for n, group in enumerate(groups) for item in group if usable(item, config.update.truncated)]
+    masks = [sample.loss_mask.tolist() for sample in samples]
+    rewards = [
+        _token_rewards(item, sample, config, penalty=penalty) for (_, item), sample in zip(kept, samples, strict=True)
+    ]
+    if row.advantage == "gae":
+        return _with_critic(rewards, samples, masks, config)
+    numbers = [number for number, _ in kept]
+    of_completion = _relative([sum(each) for each in rewards], numbers, row.advantage)
+    spread = [[value if own else 0.0 for own in mask] for value, mask in zip(of_completion, masks, strict=True)]
+    return Expected(advantages=spread, returns=None)
+
+
+def token_weights(masks: Sequence[Sequence[bool]], config: RlConfig) -> list[list[float]]:
+    """What each token of an optimizer step counts, for the masks of all its sequences."""
+    row = row_of(config)
+    lengths = [sum(mask) for mask in masks]
+    num_tokens, num_sequences = max(1, sum(lengths)), max(1, sum(length > 0 for length in lengths))
+    fixed = config.update.objective.constant_length or config.sampling.max_new_tokens
+    weighting = row.weighting if row else ""
+    counts = {
+        "token_mean": [1.0 / num_tokens for _ in masks],
+        "sequence_mean": [1.0 / max(1, length) / num_sequences for length in lengths],
+        "sequence_sum": [1.0 / num_sequences for _ in masks],
+        "constant": [1.0 / (num_sequences * fixed) for _ in masks],
+    }[weighting]
+    return [[count if own else 0.0 for own in mask] for count, mask in zip(counts, masks, strict=True)]
+
+
+def clamped(difference: float) -> float:
+    """A log-ratio within what its exponential is taken of."""
+    return min(max(difference, -_LOG_RATIO), _LOG_RATIO)
+
+
+def _token_rewards(item: ScoredRollout, sample: TrainingSample, config: RlConfig, *, penalty: float) -> list[float]:
+    """The reward of each token: what a turn earned at its last one, less the KL to the reference."""
+    rollout, score = item.rollout, item.score
+    is_zero = config.update.truncated == "zero" and rollout.finish_reason == "length"
+    value = 0.0 if is_zero else float(score.value or 0.0)
+    rewards = [0.0] * len(rollout.loss_mask)
+    if penalty:
+        gaps = zip(sample.old_logprobs.tolist(), sample.ref_logprobs.tolist(), strict=True)
+        rewards = [
+            -penalty * clamped(old - ref) if own else 0.0
+            for own, (old, ref) in zip(rollout.loss_mask, gaps, strict=True)
+        ]
+    shares = () if is_zero else score.turn_rewards
+    ends = [p for p, own in enumerate(rollout.loss_mask) if own and not (*rollout.loss_mask, False)[p + 1]]
+    for end, share in zip(ends, shares, strict=False):
+        rewards[end] += share
+    rewards[ends[-1]] += value - sum(shares)
+    return rewards
+
+
+def _with_critic(
+    rewards: Sequence[Sequence[float]],
+    samples: Sequence[TrainingSample],
+    masks: Sequence[Sequence[bool]],
+    config: RlConfig,
+) -> Expected:
+    """Whitened advantages, and returns from the raw ones of the critic's own lambda."""
+    critic, raw, returns = config.critic, [], []
+    for earned, sample, mask in zip(rewards, samples, masks, strict=True):
+        values, length = sample.values.tolist(), max(1, sum(mask))
+        alpha = critic.gae.lam_alpha
+        lam = max(0.0, 1.0 - 1.0 / (alpha * length)) if alpha > 0.0 else critic.lam
+        raw.append(_gae(earned, values, mask, gamma=critic.gamma, lam=lam))
+        own = critic.lam if critic.gae.lam_value is None else critic.gae.lam_value
+        of_value = _gae(earned, values, mask, gamma=critic.gamma, lam=own)
+        returns.append([advantage + value for advantage, value in zip(of_value, values, strict=True)])
+    flat = [value for row, mask in zip(raw, masks, strict=True) for value, own in zip(row, mask, strict=True) if own]
+    centre, spread = _mean(flat), _std(flat)
+    varies = max(flat) - min(flat) > _EQUAL
+    white = [
+        [(value - centre) / spread if own and varies else 0.0 for value, own in zip(row, mask, strict=True)]
+        for row, mask in zip(raw, masks, strict=True)
+    ]
+    return Expected(advantages=white, returns=returns)
+
+
+def _gae(
+    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], *, gamma: float, lam: float
+) -> list[float]:
+    """Generalised advantages over the policy's own tokens, from the last one back; nothing follows the end."""
+    found, running, following = [0.0] * len(mask), 0.0, 0.0
+    for place in reversed(range(len(mask))):
+        if mask[place]:
+            running = rewards[place] + gamma * following - values[place] + gamma * lam * running
+            following = values[place]
+            found[place] = running
+    return found
+
+
+def _relative(rewards: Sequence[float], numbers: Sequence[int], kind: str) -> list[float]:
+    """The advantage of each completion relative to its group, or to the batch."""
+    found = [0.0] * len(rewards)
+    groups: dict[int, list[int]] = {}
+    for place, number in enumerate(numbers):
+        groups.setdefault(0 if kind == "whole_batch" else number, []).append(place)
+    for places in groups.values():
+        own = [rewards[place] for place in places]
+        if len(own) < 2 or not max(own) - min(own) > _EQUAL:
+            continue
+        for place in places:
+            found[place] = _one_of(rewards[place], own, rewards, kind)
+    return found
+
+
+def _one_of(reward: float, own: Sequence[float], everyone: Sequence[float], kind: str) -> float:
+    """The advantage of one reward among its ``own`` group's, whose rewards differ."""
+    centred = reward - _mean(own)
+    if kind == "leave_one_out":
+        return centred * len(own) / (len(own) - 1)
+    if kind == "over_mean":
+        return centred / max(_mean(own), (max(own) - min(own)) / len(own)) if _mean(own) > _EQUAL else 0.0
+    among = everyone if kind in ("batch", "batch_sample") else own
+    if kind == "none":
+        return centred
+    spread = _std(among)
+    if kind.endswith("_sample"):
+        spread *= math.sqrt(len(among) / (len(among) - 1))
+    return centred / (spread + _EPSILON)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return math.fsum(numbers) / len(numbers)
+
+
+def _std(numbers: Sequence[float]) -> float:
+    centre = _mean(numbers)
+    return math.sqrt(math.fsum((number - centre) ** 2 for number in numbers) / len(numbers))

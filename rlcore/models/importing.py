@@ -1,0 +1,204 @@
+"""A starting model from any source, as a checkpoint folder that is proved by reading it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlcore.config import ModelConfig
+from rlcore.config.data import tried
+from rlcore.errors import ModelError
+from rlcore.models.architectures import max_positions
+from rlcore.models.check import check_model
+from rlcore.models.gguf import find_package_file, read_gguf
+from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
+from rlcore.models.saving import files_digest, new_folder, weights_digest
+from rlcore.models.scratch import make_model, make_tokenizer
+from rlcore.models.starting_tokenizer import control_token, with_arguments
+from rlcore.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
+
+CARD = "model_card.json"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a starting checkpoint is and where it came from. Digests are SHA-256, of the template's text and of the
+    safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor; ``max_positions``: 0 is no bound.
+    """
+
+    source: str
+    path: str
+    revision: str
+    file: str
+    licence: str
+    architecture: str
+    num_parameters: int
+    vocabulary_size: int
+    max_positions: int
+    dtype: str
+    tied_embeddings: bool
+    eos_ids: tuple[int, ...]
+    chat_template_sha256: str
+    weights_sha256: str
+
+
+def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
+    """Write the configured starting model as a checkpoint folder, proved by reading it back.
+
+    ``seed`` decides the weights of a model from scratch; other sources do not use it.
+
+    Raises:
+        ModelError: unknown or unreachable model, damaged file, missing tokenizer or chat template.
+        StorageError: ``folder`` exists or the disk refuses.
+    """
+    with no_progress_bars(), new_folder(folder) as temporary:
+        model, backend = _read_source(config, seed=seed)
+        if config.chat_template:
+            backend.chat_template = _read_template(Path(config.chat_template))
+        elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
+            backend.chat_template = backend.get_chat_template()
+        if config.template_arguments:
+            backend.chat_template = with_arguments(backend.chat_template or "", config.template_arguments)
+        _write(model, backend, temporary, extra_eos=config.extra_eos)
+        tokenizer = ChatTokenizer.load(temporary)
+        _verify(temporary, model, tokenizer)
+        card = _card(config, model, tokenizer, weights_sha256=weights_digest(temporary))
+        (temporary / CARD).write_text(json.dumps(dataclasses.asdict(card), indent=1) + "\n", encoding="utf-8")
+    return card
+
+
+def source_digest(config: ModelConfig) -> str:
+    """SHA-256 of the local files that a checkpoint would be made from; empty where the configuration says it all.
+
+    Raises:
+        ModelError: a file is missing.
+    """
+    files = [Path(config.chat_template)] if config.chat_template else []
+    if config.source == "package":
+        files.append(find_package_file(config.path, config.file))
+    elif config.source == "gguf":
+        files.append(Path(config.path))
+    elif config.source == "folder":
+        files += sorted(path for path in Path(config.path).glob("*") if path.is_file())
+    try:
+        return files_digest(files) if files else ""
+    except OSError as error:
+        raise ModelError(f"a file of the model cannot be read: {error}", where=str(error.filename)) from error
+
+
+def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    match config.source:
+        case "scratch":
+            backend = make_tokenizer(max_positions=config.shape.max_positions)
+            return make_model(config.shape, backend, seed=seed), backend
+        case "gguf":
+            return read_gguf(Path(config.path))
+        case "package":
+            return read_gguf(find_package_file(config.path, config.file))
+        case "folder":
+            return _read_folder(Path(config.path))
+        case "hub":
+            return _read_hub(config.path, config.revision)
+        case "registry":
+            raise ModelError(
+                "a model of the registry must be downloaded before it is imported",
+                where="model.source",
+                fix="download it, then import it with source = 'folder'",
+            )
+
+
+def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            "there is no model in this folder: config.json is missing",
+            where=tried(str(folder)),
+            fix="correct model.path",
+        )
+    require_vocabulary(folder)
+    model = from_pretrained(folder, dtype="auto", local_files_only=True)
+    return model, _read_tokenizer(folder, local_files_only=True)
+
+
+def _read_hub(name: str, revision: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if not _COMMIT.fullmatch(revision):
+        raise ModelError(
+            f"revision {revision!r} of {name!r} is not a commit",
+            where="model.revision",
+            fix="name the 40 hexadecimal digits of a commit: branches and tags can be moved",
+        )
+    return from_pretrained(name, dtype="auto", revision=revision), _read_tokenizer(name, revision=revision)
+
+
+def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(f"the model has no usable tokenizer: {error}", where=str(name)) from error
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the chat template cannot be read: {error}", where=tried(str(path))) from error
+
+
+def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
+    model.save_pretrained(folder)
+    backend.save_pretrained(folder)
+    extra = [control_token(backend, text) for text in extra_eos]
+    eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
+    ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
+    # Fresh, because a model's own may ask for top-p or top-k, and an engine would then sample a filtered distribution.
+    GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
+
+
+@torch.no_grad()
+def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
+    """Raises ModelError unless the folder gives the same weights back and they compute what the library does."""
+    copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocabulary_size > rows:
+        raise ModelError(f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model {rows}", where=str(folder))
+    if not bool(copy(torch.tensor([tokenizer.encode("3 + 4 = 7")])).logits.isfinite().all()):
+        raise ModelError("the model computes NaN or infinity", where=str(folder), fix="fetch the model again")
+    check_model(copy, tokenizer)
+    expected, found = model.state_dict(), copy.state_dict()
+    problems = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
+    if _is_tied(model) != _is_tied(copy):
+        problems.append("tied embeddings")
+    if problems:
+        raise ModelError(f"the checkpoint differs from what was written: {problems[:5]}", where=str(folder))
+
+
+def _is_tied(model: PreTrainedModel) -> bool:
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer, *, weights_sha256: str) -> ModelCard:
+    template = str(tokenizer.backend.get_chat_template())
+    return ModelCard(
+        source=config.source,
+        path=config.path,
+        revision=config.revision,
+        file=config.file,
+        licence=config.licence,
+        architecture=type(model).__name__,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        vocabulary_size=model.get_input_embeddings().weight.shape[0],
+        max_positions=max_positions(model.config) or 0,
+        dtype=str(model.dtype).removeprefix("torch."),
+        tied_embeddings=_is_tied(model),
+        eos_ids=tokenizer.eos_ids,
+        chat_template_sha256=hashlib.sha256(template.encode()).hexdigest(),
+        weights_sha256=weights_sha256,
+    )

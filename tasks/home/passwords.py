@@ -1,0 +1,36 @@
+"""Passwords of the servers that we start: drawn once, in files that their owner alone may read."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_BYTES = 24
+
+
+def draw() -> str:
+    """A new password of letters, digits, - and _: it needs no quotes in an address, a shell or SQL."""
+    return secrets.token_urlsafe(_BYTES)
+
+
+def passwords(path: Path, names: Sequence[str]) -> Mapping[str, str]:
+    """The password of each name from the file at ``path``; those that are not in it yet are drawn and written."""
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    missing = [name for name in names if name not in known]
+    if missing:
+        known |= {name: draw() for name in missing}
+        write_private(path, json.dumps(known))
+    return known
+
+
+def write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Write a file whole or not at all, with ``mode`` from the moment on which it exists."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    new.replace(path)

@@ -1,0 +1,160 @@
+"""A policy's answers to prompts: sampled and scored in chunks, each a table that is there as a whole or not at all.
+
+The draws of a chunk are a function of (seed, chunk): a killed run goes on with the next chunk and ends with the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rlcore.canaries import mask_canary
+from rlcore.config import RejectionConfig
+from rlcore.errors import RewardError
+from rlcore.models.architectures import positions_of
+from rlcore.rejection import Candidate
+from rlcore.rewards.base import check_error_rate, score_groups
+from rlcore.rewards.table import build_rewards
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.seeding import derive_seed
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Prompt, Rollout, ScoredRollout
+from tasks.home.storage import read_json, read_table, write_json
+from tasks.steps.base import StageContext
+from tasks.steps.episodes import with_tools
+from tasks.steps.rewards import open_reward_models, reward_resources
+from tasks.steps.rl_records import write_rollouts
+from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import check_context
+
+PROMPTS_PER_CHUNK = 64
+CALLS = ".calls.json"  # beside a chunk's table, where policies call tools
+
+
+def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
+    """The file of each chunk, whether it is there or not."""
+    count = math.ceil(num_prompts / PROMPTS_PER_CHUNK)
+    return [context.work / "chunks" / f"chunk-{number:05d}.parquet" for number in range(count)]
+
+
+def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
+    """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
+    config: RejectionConfig = context.config.stage.settings
+    paths = chunk_paths(context, len(prompts))
+    done = sum(path.exists() for path in paths)
+    if done:
+        context.progress(f"goes on after {done} of {len(paths)} chunks")
+    key = f"stages.{context.stage}.sampling.max_new_tokens"
+    check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        models, budget = open_reward_models(context, config.rewards, runtime), config.tokens_per_microbatch
+        resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
+        reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
+        engine = stack.enter_context(
+            open_engine(
+                folder,
+                tokenizer,
+                config=sampling_engine(config.sampling),
+                work=Workload(
+                    max_concurrent=config.sampling.max_concurrent,
+                    max_tokens=longest(prompts, config.sampling.max_new_tokens),
+                ),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
+        for number, path in enumerate(paths):
+            if path.exists():
+                continue
+            chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
+            seed = derive_seed(context.seed, "rejection", number)
+            groups = score_groups(reward, sample_groups(sampler, chunk, config, seed=seed))
+            refuse_failing_grader(groups, path)
+            mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
+            if config.sampling.episodes.tools:
+                write_json(calls_of(groups), path.with_suffix(CALLS))
+            write_rollouts(path, number, groups)
+            context.advance("rejection chunks", number + 1, len(paths))
+
+
+def sample_groups(
+    sampler: Sampler, prompts: Sequence[Prompt], config: RejectionConfig, *, seed: int
+) -> list[list[Rollout]]:
+    """The answers to each prompt; what the engine could not produce is left out."""
+    params = SamplingParams(
+        temperature=config.sampling.temperature,
+        max_new_tokens=config.sampling.max_new_tokens,
+        num_samples=config.num_samples,
+    )
+    groups = sampler.sample(prompts, params, seed=seed)
+    return [[one for one in group if isinstance(one, Rollout)] for group in groups]
+
+
+def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path) -> None:
+    """Stop the run if the grader fails too often; the rollouts with their errors are then in a separate table.
+
+    Raises:
+        RewardError: the grader fails on more than a tenth of the rollouts.
+    """
+    try:
+        check_error_rate([item.score for group in groups for item in group])
+    except RewardError as error:
+        table = path.parent.with_name("not_scored") / path.name  # no chunk: a run that goes on scores them again
+        write_rollouts(table, 0, groups)
+        raise RewardError(error.what, where=str(table), fix=error.fix) from error
+
+
+def calls_of(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, dict[str, Any]]:
+    """The last turn of each answer, and its calls with the tools' output; a table of rollouts has them as one text."""
+    return {
+        answer_name(item.rollout.prompt.prompt_id, index): {
+            "text": item.rollout.text,
+            "calls": [[call.text, call.output] for call in item.rollout.tool_calls],
+        }
+        for group in groups
+        for index, item in enumerate(group)
+    }
+
+
+def answer_name(prompt_id: str, sample_index: int) -> str:
+    """The name of an answer, which is that of its demonstration."""
+    return f"{prompt_id}/{sample_index}"
+
+
+def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> list[Candidate]:
+    """Every sampled answer, as the pure part wants it."""
+    tasks = {prompt.prompt_id: prompt.task for prompt in prompts}
+    controls = tuple(tokenizer.special_tokens)
+    found = []
+    for path in paths:
+        turns = read_json(path.with_suffix(CALLS)) if path.with_suffix(CALLS).is_file() else {}
+        for row in read_table(path).to_dict("records"):
+            said = turns.get(answer_name(row["prompt_id"], row["sample_index"]), {"text": row["text"], "calls": []})
+            calls = tuple((turn, output) for turn, output in said["calls"])
+            found.append(
+                Candidate(
+                    prompt_id=row["prompt_id"],
+                    task=tasks[row["prompt_id"]],
+                    sample_index=row["sample_index"],
+                    text=said["text"],
+                    num_tokens=len(row["completion_ids"]),
+                    value=None if math.isnan(row["value"]) else row["value"],
+                    is_whole=row["finish_reason"] == "stop",
+                    is_usable=all(is_usable(text, controls) for text in (said["text"], *chain(*calls))),
+                    calls=calls,
+                )
+            )
+    return found
+
+
+def is_usable(text: str, controls: Sequence[str]) -> bool:
+    """Whether the contract would take the text: a policy may answer nothing, or spell out a control token."""
+    return bool(text.strip()) and "\0" not in text and not any(control in text for control in controls)

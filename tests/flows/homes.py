@@ -1,0 +1,42 @@
+"""What lies in the state folder of a run: records, artifacts, pages; and a run that is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.flows.conftest import ROOT, environment
+
+
+def record(home: Path, stage: str) -> dict[str, Any]:
+    """The stage's only record."""
+    (path,) = (home / "cache" / stage).glob("*.json")
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def folder(home: Path, stage: str) -> Path:
+    """The stage's only artifact."""
+    return home / str(record(home, stage)["ref"]["uri"])
+
+
+def weights(home: Path, stage: str) -> bytes:
+    """Those of the checkpoint that the stage made."""
+    return (folder(home, stage) / "model" / "model.safetensors").read_bytes()
+
+
+def kill_when(home: Path, pattern: str, command: Sequence[str]) -> None:
+    """Run a command on a home, and kill it as soon as a file is there."""
+    process = subprocess.Popen(
+        list(command), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while not list(home.glob(pattern)):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()

@@ -1,0 +1,16 @@
+"""Processes of a test that say where they are."""
+
+from __future__ import annotations
+
+import subprocess
+
+
+def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
+    """The first line that begins so; all that was said before it, where the process ends without one."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.strip()
+        seen.append(line)
+    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
