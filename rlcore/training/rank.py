@@ -17,7 +17,8 @@ from rlcore.models.sharded import Sharding
 from rlcore.ranks import Ranks, open_ranks, whole
 from rlcore.training.building import LearnerPlan, make_share
 from rlcore.training.local import LocalLearner
-from rlcore.training.sft_ranks import SftPlan, make_sft_share
+from rlcore.training.sft import SftLearner
+from rlcore.training.supervised_ranks import SupervisedPlan, make_supervised_share
 from rlcore.training.wire import fault_of
 
 WEIGHTS = "weights.safetensors"
@@ -25,6 +26,7 @@ WEIGHTS = "weights.safetensors"
 
 _METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
 _SFT_METHODS = ("step", "mean_loss", "save_model")
+_REWARD_METHODS = ("features", "states", "set_heads", "begin", "step", "scores", "save_model")
 
 
 class Rank:
@@ -74,7 +76,7 @@ def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
     address = {"store": setup["store"], "device": device, "timeout": setup["seconds"]}
     with open_ranks(setup["rank"], setup["size"], **address) as ranks, ExitStack() as stack:
         torch.manual_seed(setup["plan"]["seed"])
-        yield (_sft_rank if setup["kind"] == "sft" else partial(_rl_rank, stack))(setup, ranks, device)
+        yield (_supervised_rank if setup["kind"] == "supervised" else partial(_rl_rank, stack))(setup, ranks, device)
 
 
 def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
@@ -100,10 +102,11 @@ def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: t
     return Rank(ranks, methods, facts=facts, standing=standing)
 
 
-def _sft_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
-    plan, (runtime, sharding) = SftPlan.from_json(setup["plan"]), _precision(setup, device)
-    learner = make_sft_share(plan, ranks, runtime, sharding=sharding, device=device)
-    return Rank(ranks, {name: getattr(learner, name) for name in _SFT_METHODS}, facts={})
+def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
+    plan, (runtime, sharding) = SupervisedPlan.from_json(setup["plan"]), _precision(setup, device)
+    learner = make_supervised_share(plan, ranks, runtime, sharding=sharding, device=device)
+    names = _SFT_METHODS if isinstance(learner, SftLearner) else _REWARD_METHODS
+    return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
 
 
 def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, Sharding | None]:

@@ -26,18 +26,21 @@ from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.training.judges import Passes
+from rlcore.training.preferences import Comparison, PreferenceSet
 from rlcore.training.totals import UpdateStats
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
 _KINDS = {
     kind.__name__: kind
     for kind in (
+        Comparison,
         Demonstration,
         Examined,
         FailedRollout,
         Footprint,
         Message,
         Passes,
+        PreferenceSet,
         Prompt,
         Rollout,
         SamplingParams,

@@ -45,7 +45,7 @@ _RANKS = (
     "rlcore.training.rank",
     "rlcore.training.rank_pool",
     "rlcore.training.rank_process",
-    "rlcore.training.sft_ranks",
+    "rlcore.training.supervised_ranks",
     "rlcore.training.wire",
 )
 _CLUSTER = (
@@ -70,8 +70,8 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | unplaced
 
 
-def unused_by_sft(config: Sections) -> frozenset[str]:
-    """What supervised fine-tuning does not run."""
+def unused_by_training(config: Sections) -> frozenset[str]:
+    """What supervised fine-tuning and the training of a reward model do not run."""
     return _unplaced(config)
 
 

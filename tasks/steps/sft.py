@@ -12,7 +12,7 @@ from rlcore.models.check import check_model
 from rlcore.models.runtime import Runtime
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.sft import SftHandle, SftLearner, teach
-from rlcore.training.sft_ranks import SftGroup, SftPlan
+from rlcore.training.supervised_ranks import SftGroup, SupervisedPlan
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.ranks import open_ranks_alone
@@ -68,7 +68,7 @@ def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Itera
         check_model(model, ChatTokenizer.load(checkpoint))
         yield SftLearner(model, config)
         return
-    plan = SftPlan(start=checkpoint, config=config, seed=context.seed)
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
     with (
         open_ranks_alone(placement, runtime, context.progress) as ranks,
         closing(SftGroup(plan, placement, runtime, ranks)) as group,

@@ -109,6 +109,7 @@ DRIVEN_BY = {
     "rlcore/test_tokenization": ("rlcore/chat_template", "rlcore/models/scratch"),
     "rlcore/tools/test_python": ("rlcore/tools/table",),
     "rlcore/training/test_reward_fit": ("rlcore/training/label_audit",),
+    "rlcore/training/test_supervised_ranks": ("rlcore/training/reward_learner",),
     "tasks/preset/test_graph": ("tasks/preset/faults", "tasks/preset/stages"),
     "tasks/preset/test_run": (
         "rlcore/config/data",

@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 
 from tests.flows.conftest import ROOT, environment, flows_command
+from tests.flows.homes import folder
 from tests.flows.test_placement import assert_begins_alike, home
-from tests.flows.test_post_train import folder
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.scale
