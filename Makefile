@@ -22,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling bench-ranks
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -225,6 +225,9 @@ bench-canary: setup engine  ## how often the sync canary stops a sound run, and 
 
 bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with failures (a minute)
 	$(BIN)/python -m benchmarks.scaling.fleets
+
+bench-ranks: setup  ## one, two and four ranks of this machine against what the simulation predicts (minutes, on an idle machine)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling.measured
 
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
