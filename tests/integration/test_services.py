@@ -296,7 +296,7 @@ def assert_undisturbed(services: Services, run: str, digest: str) -> None:
     """The run completes, with every step recorded once and the very weights of a run to which nothing happened."""
     wait_until(lambda: services.flow_run(run)["state_type"] == "COMPLETED", seconds=END_SECONDS, what="completed")
     assert services.weights("grpo") == digest
-    iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("grpo.num_iterations"))
+    iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("stages.grpo.num_iterations"))
     assert sorted(services.steps(services.record("grpo")["ref"]["mlflow_run_id"])) == [
         *range(1, iterations + 1),
         iterations,
