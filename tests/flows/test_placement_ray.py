@@ -17,7 +17,7 @@ import pytest
 
 from tests.flows.conftest import ROOT, environment, flows_command
 from tests.flows.homes import folder
-from tests.flows.test_placement import assert_begins_alike, home
+from tests.flows.test_placement import assert_learns_alike, home
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.scale
@@ -72,11 +72,11 @@ def prompts_of(home: Path) -> Iterator[tuple[tuple[str, int], ...]]:
         yield tuple(sorted(Counter(pd.read_parquet(path)["prompt_id"]).items()))
 
 
-def test_a_run_on_a_cluster_goes_through_and_begins_as_one_process_does(home: Path, micro_home: Path) -> None:
+def test_a_run_on_a_cluster_goes_through_and_learns_as_one_process_does(home: Path, micro_home: Path) -> None:
     process = begin(home)  # GRPO with a verifier, PPO with a reward model, on scorers
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said.decode()[-3000:]
-    assert_begins_alike(home, micro_home)
+    assert_learns_alike(home, micro_home)
     assert len({*prompts_of(home)}) == len([*prompts_of(home)]) == 4
     assert [*prompts_of(home)] == [*prompts_of(micro_home)]
 
