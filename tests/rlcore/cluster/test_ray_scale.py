@@ -28,7 +28,8 @@ TWO = placement(ranks=2, samplers=2, deadline_minutes=30.0)
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A cluster of this machine that the tests share."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # 15 otherwise: of a machine that has other work they would get nothing.
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
     yield
     ray.shutdown()
