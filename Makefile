@@ -22,7 +22,7 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling bench-ranks
+.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling bench-ranks attack-data bench-data-gate
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray clus
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour
 
+attack-data: setup  ## a thousand faulty data sets through the gate: which are taken in silence? (a minute)
+	$(BIN)/python -m tests.attack.bad_data.run
+
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
 
@@ -216,6 +219,9 @@ bench-rollout: setup  ## tokens per CPU second of generate, continuous batching,
 
 bench-promotion: setup  ## how often the promotion gate errs, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.promotion
+
+bench-data-gate: setup  ## rows per processor second and memory of the data gate: BENCH='--rows 200000 1000000' (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.data_gate $(BENCH)
 
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift

@@ -32,11 +32,11 @@ from data_contracts.fields import (
     text,
 )
 from data_contracts.preference_pairs import single
+from data_contracts.stream import RowFn
 
 _NUMBERS = ("margin", "probability", "weight")
 Kind = Literal["prompts", "demonstrations", "preferences"]
 Scalar = str | int | float | bool
-RowFn = Callable[[Row], list[dict[str, Any]]]
 
 CONTRACTS: Mapping[Kind, Contract] = {
     "prompts": prompts.CONTRACT,
@@ -70,12 +70,14 @@ class Generator:
 class Adapter:
     """What one name in a preset stands for, per kind of dataset: functions of source rows, or generators of rows.
 
-    ``contracts``: stricter contracts than those of ``CONTRACTS``, with the same columns.
+    ``contracts``: stricter contracts than those of ``CONTRACTS``, with the same columns. ``is_exact``: its rows differ
+    in characters that say nothing elsewhere.
     """
 
     rows: Mapping[Kind, RowFn] = field(default_factory=dict)
     generators: Mapping[Kind, Generator] = field(default_factory=dict)
     contracts: Mapping[Kind, Contract] = field(default_factory=dict)
+    is_exact: bool = False
 
 
 def own_prompts(row: Row) -> list[dict[str, Any]]:
@@ -176,6 +178,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         contracts={"prompts": code_tasks.CONTRACT},
     ),
     "reasoning_gym": Adapter(
+        is_exact=True,  # puzzles of brackets, drawings of signs, a message in invisible characters
         generators={
             "prompts": Generator(
                 make=procedural.generate_prompts,
@@ -190,7 +193,7 @@ ADAPTERS: Mapping[str, Adapter] = {
                 },
                 takes_settings=True,
             ),
-        }
+        },
     ),
 }
 

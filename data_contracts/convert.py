@@ -1,23 +1,17 @@
-"""Applying an adapter: a source, or a generator's rows, become candidates for the gate."""
+"""Applying an adapter: a source, or a generator's rows, become a stream of contract rows for the gate."""
 
 from __future__ import annotations
 
 import difflib
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import pandas as pd
-
-from data_contracts.adapters import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, RowFn, Scalar
+from data_contracts.adapters import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, Scalar
 from data_contracts.contract import Contract
-from data_contracts.errors import ContractError, RowFault
-from data_contracts.gate import Candidates, GateLimits
+from data_contracts.errors import ContractError
 from data_contracts.reading import Source, source_of
-from data_contracts.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
-from data_contracts.splits import assign, held_out_prompts
-from data_contracts.text import prompt_hash
+from data_contracts.stream import RowFn, RowStream
 
 Options = Mapping[str, Scalar]
 
@@ -46,6 +40,15 @@ def is_generator(adapter: str) -> bool:
     return bool(ADAPTERS[_known(adapter)].generators)
 
 
+def is_exact(adapter: str) -> bool:
+    """Whether every character counts where two texts of an adapter are compared.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    return ADAPTERS[_known(adapter)].is_exact
+
+
 def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: int, options: Options) -> Source:
     """Rows that an adapter makes up, a pure function of its arguments.
 
@@ -72,26 +75,6 @@ def contract_of(adapter: str, kind: Kind) -> Contract:
     return ADAPTERS[_known(adapter)].contracts.get(kind, CONTRACTS[kind])
 
 
-def reject_rows(candidates: Candidates, reasons: Mapping[int, str], *, field: str) -> Candidates:
-    """The candidates without the rows (positions in the frame) that were found wanting, which are accounted for."""
-    lost = [
-        Quarantined(
-            origin=candidates.origins[row],
-            field=field,
-            excerpt=excerpt(candidates.frame[field].iloc[row]),
-            reason=reason,
-        )
-        for row, reason in reasons.items()
-    ]
-    left = [row for row in range(len(candidates.frame)) if row not in reasons]
-    return replace(
-        candidates,
-        frame=candidates.frame.iloc[left].reset_index(drop=True),
-        origins=[candidates.origins[row] for row in left],
-        rejected=[*candidates.rejected, *lost],
-    )
-
-
 def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
     """The options of an adapter, and whether it takes settings with a dot in their name besides.
 
@@ -102,75 +85,14 @@ def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
     return frozenset(generator.options), generator.takes_settings
 
 
-def candidates(source: Source, kind: Kind, limits: GateLimits, *, adapter: str, system: str = "") -> Candidates:
-    """Contract rows of a source, each with its split and the place that it came from.
-
-    ``system``: the system prompt of conversations that have none; empty: none.
+def stream_of(source: Source, kind: Kind, *, adapter: str, system: str = "") -> RowStream:
+    """The rows of a source as contract rows. ``system``: the system prompt of conversations that have none.
 
     Raises:
-        ContractError: unknown adapter, or a ``split`` that some rows have and others have not.
+        ContractError: unknown adapter, or one that cannot make this kind from a file.
     """
-    convert = OWN_ROWS[kind] if is_generator(adapter) else row_function(adapter, kind)
-    rows: list[dict[str, Any]] = []
-    origins: list[Origin] = []
-    rejected = list(source.rejected)
-    for one in source.rows:
-        try:
-            made = [_completed(row, one.split, system) for row in convert(one.values)]
-        except RowFault as fault:
-            rejected.append(_reject(one, fault))
-        else:
-            rows += made
-            origins += [one.origin] * len(made)
-    places = _first_places(rows)
-    frame = _frame([rows[place] for place in places], kind, limits, where=source.name)
-    return Candidates(
-        source=source.name,
-        frame=frame,
-        origins=[origins[place] for place in places],
-        rejected=rejected,
-        lines_read=source.num_lines,
-        merged=len(rows) - len(places),
-    )
-
-
-def _completed(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
-    """A contract row with the side that its source is for, and with a system prompt.
-
-    Raises:
-        RowFault: it says itself that it is for the other side.
-    """
-    if split and row.get("split", split) != split:
-        raise RowFault("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])
-    given: dict[str, Any] = {"split": split} if split else {}
-    messages = row["messages"]
-    if system and not (messages and messages[0]["role"] == "system"):
-        given["messages"] = [{"role": "system", "content": system}, *messages]
-    return {**row, **given}
-
-
-def _frame(rows: list[dict[str, Any]], kind: Kind, limits: GateLimits, *, where: str) -> pd.DataFrame:
-    hashes = [prompt_hash(row["messages"]) for row in rows]
-    held_out = held_out_prompts(
-        hashes, num_train=limits.num_train, num_eval=limits.num_eval, first=limits.forbidden_prompts
-    )
-    splits = assign([row.get("split") for row in rows], hashes, held_out, where=where)
-    divided = [{**row, "split": split} for row, split in zip(rows, splits, strict=True)]
-    return pd.DataFrame(divided, columns=list(CONTRACTS[kind].columns))
-
-
-def _first_places(rows: list[dict[str, Any]]) -> list[int]:
-    """Rows that are equal in every column, id included, are one row: an export may hold some twice, and the prompts of
-    a file of pairs come once for each pair.
-    """
-    first: dict[bytes, int] = {}
-    for place, row in enumerate(rows):
-        first.setdefault(canonical_json(row), place)
-    return list(first.values())
-
-
-def _reject(row: SourceRow, fault: RowFault) -> Quarantined:
-    return Quarantined(origin=row.origin, field=fault.field, excerpt=excerpt(fault.value), reason=fault.reason)
+    make = OWN_ROWS[kind] if is_generator(adapter) else row_function(adapter, kind)
+    return RowStream(source=source, make=make, system=system)
 
 
 def _known(adapter: str) -> str:

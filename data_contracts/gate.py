@@ -1,189 +1,250 @@
-"""The gate between any source and training: every row is accepted or quarantined, and both are counted."""
+"""The gate between any source and training: every row is accepted or quarantined, and both are counted.
+
+The source is read a few times and never held. A first look at every row leaves numbers alone (``survey.py``). What is
+decided by comparing rows is decided on these (``settle.py``). Then the kept rows are read again, for the snapshot.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
-from data_contracts import preference_pairs, prompts
-from data_contracts.budget import TokenMeter, measure
-from data_contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
-from data_contracts.errors import ContractError
-from data_contracts.records import Origin, Quarantined, canonical_json, excerpt
+from data_contracts.apart import NEAR, Evaluated, evaluated_of
+from data_contracts.budget import TokenMeter
+from data_contracts.contract import Contract
+from data_contracts.details import Details, detail_of, foreign
+from data_contracts.fields import Messages
+from data_contracts.kept import KeptRows, kept_evaluations
+from data_contracts.ledger import EVAL, NO_ROWS, TRAIN
+from data_contracts.lookup import Found, changed, look_up
+from data_contracts.overlap import Overlap
+from data_contracts.records import Origin, Quarantined, excerpt
 from data_contracts.report import GateReport, RuleResult
-from data_contracts.rules import DatasetRule, dataset_rules
-from data_contracts.sketches import sketch
-from data_contracts.splits import select
-from data_contracts.text import prompt_hash
+from data_contracts.row_rules import Screen, Terms
+from data_contracts.rules import DatasetRule, Judgement, Outcome, dataset_rules
+from data_contracts.settle import Settled, settle
+from data_contracts.stream import RowStream
+from data_contracts.survey import MAX_LISTED, Surveyed, survey
 
-__all__ = ["Candidates", "GateLimits", "GateReport", "GateResult", "check"]
+__all__ = ["GateLimits", "GateReport", "GateResult", "check"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """Rows in contract columns on their way in; ``origins`` has one entry per row of ``frame``.
-
-    ``rejected``: lines that never became rows. ``lines_read`` and ``merged`` go to the report.
-    """
-
-    source: str
-    frame: pd.DataFrame
-    origins: Sequence[Origin]
-    rejected: Sequence[Quarantined] = ()
-    lines_read: int = 0
-    merged: int = 0
+Sink = Callable[[pd.DataFrame], None]
+MANY_APART = 0.01  # share of rows
+IF_DIFFERENT = "where they are different questions, set near_duplicates = 'ignore'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimits:
     """How much is kept, and when a dataset is refused.
 
-    ``max_tokens``: budget of one row. ``max_quarantined``: largest share of quarantined rows. ``forbidden_prompts``:
-    hashes of prompts that may not be trained on. ``seed``: which training prompts are kept when there are more.
+    ``max_tokens``: budget of one row. ``max_quarantined``: largest share of quarantined rows. ``evaluated``: prompts of
+    other data sets that may not be trained on. ``seed``: which training prompts are kept when there are more.
+    ``is_exact``: every character counts where texts are compared. ``keeps_apart``: near duplicates of prompts that are
+    evaluated on are not trained on either.
     """
 
     num_train: int
     num_eval: int
     max_tokens: int
     max_quarantined: float
-    forbidden_prompts: frozenset[str] = frozenset()
+    evaluated: Sequence[Messages] = ()
     seed: int = 0
+    is_exact: bool = False
+    keeps_apart: bool = True
+
+    def terms(self, screen: Screen | None) -> Terms:
+        """What of it a single row is judged by."""
+        return Terms(
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            is_exact=self.is_exact,
+            keeps_apart=self.keeps_apart,
+            screen=screen,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """``kept``: the rows for training and evaluation, in contract columns. It may be used if ``report.passed``."""
+    """``quarantine``: the refused rows by line, the first 100,000 of each kind. The data set may be used if
+    ``report.passed``.
+    """
 
-    kept: pd.DataFrame
     quarantine: tuple[Quarantined, ...]
     report: GateReport
 
 
-def check(candidates: Candidates, contract: Contract, limits: GateLimits, *, meter: TokenMeter) -> GateResult:
-    """Row rules, token budget, selection, dataset rules, digest.
+def check(
+    stream: RowStream,
+    contract: Contract,
+    limits: GateLimits,
+    *,
+    meter: TokenMeter,
+    sink: Sink,
+    screen: Screen | None = None,
+) -> GateResult:
+    """Row rules, token budget, comparisons, selection, dataset rules; the kept rows of a data set that passes go to
+    ``sink`` as frames in contract columns, in their order.
 
-    A dataset that fails is returned as well, so that its quarantine and report can be written before
-    :meth:`GateReport.require_passed` refuses it.
+    ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place.
 
     Raises:
-        ContractError: a column is missing or unknown: no row can be judged.
+        ContractError: the source cannot be read or changed meanwhile, or its rows cannot be judged.
     """
-    clean, quarantine, fatal = _screen(candidates, contract, meter, limits.max_tokens)
-    kept = select(
-        clean, clean["prompt_hash"].tolist(), num_train=limits.num_train, num_eval=limits.num_eval, seed=limits.seed
+    state = stream.source.state()
+    terms = limits.terms(screen)
+    surveyed = survey(stream, contract, terms, meter=meter)
+    evaluated = evaluated_of(limits.evaluated, terms)
+    settled = settle(
+        stream,
+        surveyed.ledger,
+        contract,
+        evaluated,
+        num_train=limits.num_train,
+        num_eval=limits.num_eval,
+        keeps_apart=limits.keeps_apart,
     )
-    rules = dataset_rules(
-        contract, num_train=limits.num_train, num_eval=limits.num_eval, forbidden=limits.forbidden_prompts
-    )
-    results = tuple(_apply(rule, clean if rule.rows == "accepted" else kept) for rule in rules) if len(kept) else ()
-    faults = [*fatal, *_rate_fault(quarantine, len(clean), limits.max_quarantined)]
+    judged = settled.judgement
+    outcomes = [(rule, rule.check(judged)) for rule in dataset_rules(contract)] if judged.is_kept.any() else []
+    counts = _counts(surveyed, settled)
+    is_refused = bool(surveyed.fatal) or _has_too_many(counts, judged, limits)
+    is_refused |= any(rule.severity == "error" and not outcome.ok for rule, outcome in outcomes)
+    kept = KeptRows(judged, _overlap(stream, judged), meter=meter)
+    details = _read_again(stream, settled, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
+    if stream.source.state() != state:
+        raise changed(stream.source.name)
+    quarantine = _quarantine(surveyed, settled, details)
+    results = [_result(rule, outcome, details) for rule, outcome in outcomes]
+    results += [_apart_result(settled), kept.overlap()] if outcomes else []
+    faults = [*surveyed.fatal, *_rate_faults(quarantine, counts, judged, limits)]
     faults += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
-    rows = kept[list(contract.columns)]
-    report = GateReport(
-        contract=contract.name,
-        source=candidates.source,
-        lines_read=candidates.lines_read,
-        merged=candidates.merged,
-        rows_read=len(candidates.frame) + len(candidates.rejected),
-        accepted=len(clean),
-        quarantined=len(quarantine),
-        num_train=int((rows["split"] == "train").sum()),
-        num_eval=int((rows["split"] == "eval").sum()),
-        digest=digest_rows(rows),
-        reasons=dict(Counter(one.reason for one in quarantine).most_common()),
-        rules=results,
-        sketches=sketch(kept),
-        faults=tuple(faults),
+    report = _report(stream, surveyed, judged, kept, counts=counts, rules=tuple(results), faults=tuple(faults))
+    return GateResult(quarantine=quarantine, report=report)
+
+
+def _report(
+    stream: RowStream,
+    surveyed: Surveyed,
+    judged: Judgement,
+    kept: KeptRows,
+    *,
+    counts: Counter[str],
+    rules: tuple[RuleResult, ...],
+    faults: tuple[str, ...],
+) -> GateReport:
+    sides = judged.split[judged.is_kept]
+    return GateReport(
+        contract=judged.contract.name,
+        source=stream.source.name,
+        lines_read=surveyed.lines_read,
+        merged=surveyed.merged,
+        rows_read=len(judged.ledger) + surveyed.lost_reasons.total(),
+        accepted=int(judged.is_accepted.sum()),
+        quarantined=counts.total(),
+        num_train=int((sides == TRAIN).sum()),
+        num_eval=int((sides == EVAL).sum()),
+        digest=kept.digest,
+        reasons=dict(counts.most_common()),
+        rules=rules,
+        sketches=kept.sketches(),
+        faults=faults,
     )
-    return GateResult(kept=rows, quarantine=quarantine, report=report)
 
 
-def digest_rows(frame: pd.DataFrame) -> str:
-    """SHA-256 over the canonical JSON of each row, one a line, in order; it does not depend on the file format."""
-    digest = hashlib.sha256()
-    names = list(frame.columns)
-    for values in zip(*(frame[name].tolist() for name in names), strict=True):
-        digest.update(canonical_json(dict(zip(names, values, strict=True))) + b"\n")
-    return digest.hexdigest()
+def _overlap(stream: RowStream, judged: Judgement) -> Overlap:
+    found = look_up(stream, judged.ledger, kept_evaluations(judged))
+    return Overlap([row["messages"] for some in found for row in some.rows])
 
 
-def _screen(
-    candidates: Candidates, contract: Contract, meter: TokenMeter, max_tokens: int
-) -> tuple[pd.DataFrame, tuple[Quarantined, ...], list[str]]:
-    """The rows that pass every row rule, with their token counts and prompt hash; the others; the fatal faults."""
-    frame, origins = candidates.frame.reset_index(drop=True), list(candidates.origins)
-    refused = list(candidates.rejected)
-    broken = complaints(frame, contract) if len(frame) else []
-    _require_columns(broken, candidates.source)
-    refused += _quarantine(broken, origins)
-    frame, origins = _without(frame, origins, broken)
-    measured = measure(frame, contract, meter, max_tokens=max_tokens)
-    over = list(measured.complaints)
-    refused += _quarantine(over, origins)
-    fatal = [str(_quarantine([one], origins)[0]) for one in over if one.is_fatal]
-    hashes = pd.Series([prompt_hash(messages) for messages in frame["messages"]], dtype=str, name="prompt_hash")
-    clean, origins = _without(pd.concat([frame, measured.lengths, hashes], axis=1), origins, over)
-    opposed = _contradictions(clean, contract)
-    refused += _quarantine(opposed, origins)
-    clean, _ = _without(clean, origins, opposed)
-    return clean, tuple(sorted(refused, key=lambda one: one.origin.line)), fatal
+def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
+    """What is done with kept rows that go by."""
+
+    def take(found: Found) -> None:
+        frame = kept.take(found)
+        if sink and len(frame):
+            sink(frame)
+
+    return take
 
 
-def _contradictions(clean: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
-    """Rows of which another row says the opposite; tests of code do not contradict each other by being different."""
-    if contract is preference_pairs.CONTRACT:
-        return [*preference_pairs.conflicts(clean), *preference_pairs.mixed_sets(clean)]
-    return prompts.conflicts(clean) if contract is prompts.CONTRACT else []
+def _read_again(
+    stream: RowStream,
+    settled: Settled,
+    outcomes: Sequence[tuple[DatasetRule, Outcome]],
+    evaluated: Evaluated,
+    *,
+    take: Callable[[Found], None],
+) -> Details:
+    """The rows that a report speaks of; all kept rows go by on the way."""
+    judged = settled.judgement
+    spoken = [rows[:MAX_LISTED] for one in settled.flagged for rows in (one.rows, one.others)]
+    places = np.unique(np.concatenate([*spoken, *(outcome.rows for _, outcome in outcomes), NO_ROWS]))
+    details = {place: foreign(evaluated.messages[-1 - place]) for place in places[places < 0].tolist()}
+    is_spoken_of = np.zeros(len(judged.ledger), dtype=bool)
+    is_spoken_of[places[places >= 0]] = True
+    for found in look_up(stream, judged.ledger, np.flatnonzero(judged.is_kept | is_spoken_of)):
+        for at in np.flatnonzero(is_spoken_of[found.places]).tolist():
+            details[int(found.places[at])] = detail_of(found.rows[at], found.origins[at], judged.contract)
+        take(found.only(judged.is_kept[found.places]))
+    return details
 
 
-def _require_columns(broken: Sequence[RowComplaint], source: str) -> None:
-    whole = [f"{one.value}: {one.reason}" for one in broken if one.row == WHOLE_FRAME]
-    if whole:
-        raise ContractError(f"the columns are not those of the contract: {'; '.join(whole[:3])}", where=source)
+def _quarantine(surveyed: Surveyed, settled: Settled, details: Details) -> tuple[Quarantined, ...]:
+    refused = [*surveyed.lost, *surveyed.listed.values()]
+    for one in settled.flagged:
+        for row, other in zip(one.rows[:MAX_LISTED].tolist(), one.others[:MAX_LISTED].tolist(), strict=True):
+            told = excerpt(one.tell(details[row], details[other]))
+            origin = details[row].origin or Origin(line=0)
+            refused.append(Quarantined(origin=origin, field=one.field, excerpt=told, reason=one.reason))
+    return tuple(sorted(refused, key=lambda one: (one.origin.source, one.origin.line)))
 
 
-def _quarantine(broken: Sequence[RowComplaint], origins: Sequence[Origin]) -> list[Quarantined]:
-    """One entry per row: its first field and value, and all its reasons."""
-    by_row: dict[int, list[RowComplaint]] = {}
-    for one in broken:
-        by_row.setdefault(one.row, []).append(one)
-    return [
-        Quarantined(
-            origin=origins[row],
-            field=found[0].field,
-            excerpt=excerpt(found[0].value),
-            reason="; ".join(dict.fromkeys(one.reason for one in found)),
-        )
-        for row, found in by_row.items()
-    ]
+def _counts(surveyed: Surveyed, settled: Settled) -> Counter[str]:
+    """Refused rows by reason."""
+    counts = Counter(surveyed.lost_reasons)
+    numbers = np.bincount(surveyed.ledger.reason, minlength=1)
+    counts.update({reason: int(numbers[place]) for place, reason in enumerate(surveyed.reasons) if place})
+    counts.update({one.reason: len(one.rows) for one in settled.flagged})
+    return +counts
 
 
-def _without(
-    frame: pd.DataFrame, origins: Sequence[Origin], broken: Sequence[RowComplaint]
-) -> tuple[pd.DataFrame, list[Origin]]:
-    rows = {one.row for one in broken}
-    left = [place for place in range(len(frame)) if place not in rows]
-    return frame.iloc[left].reset_index(drop=True), [origins[place] for place in left]
-
-
-def _apply(rule: DatasetRule, frame: pd.DataFrame) -> RuleResult:
-    outcome = rule.check(frame)
-    detail = "" if outcome.ok else outcome.detail
+def _result(rule: DatasetRule, outcome: Outcome, details: Details) -> RuleResult:
+    detail = outcome.detail.format(*(details[row] for row in outcome.rows.tolist())) if not outcome.ok else ""
     return RuleResult(name=rule.name, severity=rule.severity, value=float(outcome.value), ok=outcome.ok, detail=detail)
 
 
-def _rate_fault(quarantine: Sequence[Quarantined], accepted: int, max_quarantined: float) -> list[str]:
-    total = len(quarantine) + accepted
+def _apart_result(settled: Settled) -> RuleResult:
+    """How many training rows were like a prompt that is evaluated on; a person should look where they are many."""
+    judged, found = settled.judgement, []
+    if settled.crowded:
+        found.append(f"{settled.crowded} prompts that are evaluated on are like many others: a template, and no leak")
+    if settled.num_apart > MANY_APART * judged.is_accepted.sum():
+        found.append(f"{settled.num_apart} training rows are like one of these and are held out too: {IF_DIFFERENT}")
+    is_ok, detail = not found, "; ".join(found)
+    return RuleResult(
+        name="eval_prompts_are_apart", severity="warning", value=float(settled.num_apart), ok=is_ok, detail=detail
+    )
+
+
+def _has_too_many(counts: Counter[str], judged: Judgement, limits: GateLimits) -> bool:
+    accepted = int(judged.is_accepted.sum())
+    return not accepted or counts.total() > limits.max_quarantined * (counts.total() + accepted)
+
+
+def _rate_faults(
+    quarantine: Sequence[Quarantined], counts: Counter[str], judged: Judgement, limits: GateLimits
+) -> list[str]:
+    if not _has_too_many(counts, judged, limits):
+        return []
+    refused, total = counts.total(), counts.total() + int(judged.is_accepted.sum())
+    examples = ". ".join(str(one) for one in quarantine[:3])
     if total == 0:
         return ["it has no rows"]
-    examples = ". ".join(str(one) for one in quarantine[:3])
-    if accepted == 0:
+    if refused == total:
         return [f"none of its {total} rows is left: {examples}"]
-    if len(quarantine) > max_quarantined * total:
-        share = f"{len(quarantine)} of {total} rows ({len(quarantine) / total:.1%})"
-        return [f"{share} are quarantined, more than {max_quarantined:.1%}: {examples}"]
-    return []
+    share = f"{refused} of {total} rows ({refused / total:.1%})"
+    hint = f" ({IF_DIFFERENT})" if counts[NEAR] else ""
+    return [f"{share} are quarantined, more than {limits.max_quarantined:.1%}: {examples}{hint}"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 
 from data_contracts import cells
-from data_contracts.contract import Contract, RowComplaint
+from data_contracts.contract import Contract
 
 MAX_MARGIN = 100.0  # rewards of pairs are some units apart; a larger number is another scale, or a mistake
 
@@ -83,37 +82,3 @@ CONTRACT = Contract(
 def single(pair_id: str) -> dict[str, Any]:
     """The columns of a pair that was judged by itself, without doubt and without a margin."""
     return {"pair_id": pair_id, "set_id": pair_id, "margin": 0.0, "probability": 1.0, "weight": 1.0}
-
-
-def conflicts(frame: pd.DataFrame) -> list[RowComplaint]:
-    """Pairs whose mirror image (same ``prompt_hash``, same answers, preferred the other way) is there as well.
-
-    Both go: nothing says which of the two judgements is right.
-    """
-    sides = list(zip(frame["prompt_hash"], frame["chosen"], frame["rejected"], strict=True))
-    names = dict(zip(sides, frame["pair_id"], strict=True))
-    return [
-        RowComplaint(
-            row=place,
-            field="pair_id",
-            value=f"{frame['pair_id'].iloc[place]} against {names[prompt, rejected, chosen]}",
-            reason="another pair prefers the same answers the other way",
-        )
-        for place, (prompt, chosen, rejected) in enumerate(sides)
-        if (prompt, rejected, chosen) in names
-    ]
-
-
-def mixed_sets(frame: pd.DataFrame) -> list[RowComplaint]:
-    """Pairs whose set has another ``prompt_hash`` or another weight in its first pair: a set is one judgement."""
-    first = frame.groupby("set_id", sort=False)[["prompt_hash", "weight"]].transform("first")
-    wrong = (first != frame[["prompt_hash", "weight"]]).any(axis=1)
-    return [
-        RowComplaint(
-            row=int(place),
-            field="set_id",
-            value=frame["set_id"].iloc[place],
-            reason="another pair of this set has another prompt or weight",
-        )
-        for place in np.flatnonzero(wrong)
-    ]

@@ -6,7 +6,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from data_contracts import cells
-from data_contracts.contract import Contract, RowComplaint
+from data_contracts.contract import Contract
 
 
 class Prompts(pa.DataFrameModel):
@@ -47,24 +47,4 @@ class Prompts(pa.DataFrameModel):
         return cells.is_split(values)
 
 
-_CONTRADICTED = "another row has the same prompt and another reference"
 CONTRACT = Contract(name="prompts/v1", model=Prompts, id_column="prompt_id")
-
-
-def conflicts(frame: pd.DataFrame) -> list[RowComplaint]:
-    """Rows whose prompt (same ``prompt_hash``) has another reference in another row.
-
-    All of them go: nothing says which reference is right.
-    """
-    first_with: dict[str, dict[str, str]] = {}  # by prompt, then by reference: the first row's id
-    rows = list(zip(frame["prompt_hash"], frame["reference"], frame["prompt_id"], strict=True))
-    for prompt, reference, name in rows:
-        first_with.setdefault(prompt, {}).setdefault(reference, name)
-    found = []
-    for place, (prompt, reference, name) in enumerate(rows):
-        others = first_with[prompt]
-        if len(others) > 1:
-            other, its_name = next((each, owner) for each, owner in others.items() if each != reference)
-            value = f"{name}: {reference!r}, {its_name}: {other!r}"
-            found.append(RowComplaint(row=place, field="reference", value=value, reason=_CONTRADICTED))
-    return found

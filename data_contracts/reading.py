@@ -1,6 +1,7 @@
 """The strict reader: one source row per JSONL line or Parquet row; a bad line is set aside, a bad file is an error.
 
-Blank lines carry nothing and are not counted. Every other line is a row or a quarantined line.
+A source can be read again and again, never as a whole: ten million rows need no more memory than a few. Blank lines
+carry nothing and are not counted. Every other line is a row or a quarantined line.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import codecs
 import hashlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from data_contracts.errors import ContractError
 from data_contracts.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
@@ -22,42 +27,66 @@ from data_contracts.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
 _READERS = "a JSONL file (one JSON object a line, ending .jsonl) or a Parquet file (ending .parquet)"
+_PARQUET_ROWS, _PARQUET_BYTES = 1_024, 2**20  # read at a time
+Item = SourceRow | Quarantined
+Wanted = NDArray[np.bool_]
+Items = Generator[tuple[int, Item], None, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """All rows of a source and the lines that could not become rows; ``name`` is a path, or says who made the rows."""
+    """Where rows come from.
+
+    ``name``: a path, or who made the rows. ``read`` gives each line with its place, from 0, and returns how many there
+    are; given a mask by place, it gives those alone. ``state`` changes when the source does.
+    """
 
     name: str
-    rows: tuple[SourceRow, ...]
-    rejected: tuple[Quarantined, ...] = ()
+    read: Callable[[Wanted | None], Items]
+    state: Callable[[], object] = lambda: None
 
     @property
-    def num_lines(self) -> int:
-        """How many lines were read."""
-        return len(self.rows) + len(self.rejected)
+    def rows(self) -> list[SourceRow]:
+        """All rows at once, of a small source."""
+        return [item for _, item in self.read(None) if isinstance(item, SourceRow)]
+
+    @property
+    def rejected(self) -> list[Quarantined]:
+        """All lines that could not become rows."""
+        return [item for _, item in self.read(None) if isinstance(item, Quarantined)]
 
 
 def read_source(path: Path) -> Source:
-    """Read a JSONL or Parquet file, by its ending.
+    """A JSONL or Parquet file, by its ending.
 
     Raises:
-        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file.
+        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file. Damage
+            further on in the file is raised where it is read.
     """
     if path.suffix not in {".jsonl", ".parquet"}:
         raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
-    try:
+    with _readable(path):
         require_file(path)
-        return _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path)
-    except FileNotFoundError as error:
-        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        if isinstance(error, OSError) and error.strerror:
-            what, fix = f"cannot read the file: {error.strerror}", "check its permissions"
-        else:  # pyarrow's own, an OSError without a number among them
-            reason = str(error).partition("\n")[0]
-            what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
-        raise ContractError(what, where=str(path), fix=fix) from error
+        with path.open("rb") as file:
+            if path.suffix == ".parquet":
+                pq.ParquetFile(file).close()
+    items = _jsonl_items if path.suffix == ".jsonl" else _parquet_items
+    return Source(name=str(path), read=partial(items, path), state=partial(_state, path))
+
+
+def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
+    """Rows that are in memory already, or in a table that gives one at a time."""
+    return Source(name=name, read=partial(_listed, rows))
+
+
+def joined(train: Source, held_out: Source) -> Source:
+    """The rows of two sources, those of the first for training and those of the second held out."""
+    parts = (("train", train), ("eval", held_out))
+    return Source(
+        name=f"{train.name} and {held_out.name}",
+        read=partial(_joined, parts),
+        state=lambda: (train.state(), held_out.state()),
+    )
 
 
 def require_file(path: Path) -> None:
@@ -72,46 +101,72 @@ def require_file(path: Path) -> None:
         raise ContractError("it is a pipe, a device or a socket, and no file", where=str(path), fix=f"give {_READERS}")
 
 
-def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
-    """Rows that are in memory already: generated, or of a table."""
-    numbered = (SourceRow(origin=Origin(line=number), values=row) for number, row in enumerate(rows, 1))
-    return Source(name=name, rows=tuple(numbered))
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file into an error that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            what, fix = f"cannot read the file: {error.strerror}", "check its permissions"
+        else:  # pyarrow's own, an OSError without a number among them
+            reason = str(error).partition("\n")[0]
+            what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
+        raise ContractError(what, where=str(path), fix=fix) from error
 
 
-def joined(train: Source, held_out: Source) -> Source:
-    """The rows of two sources, those of the first for training and those of the second held out."""
-    parts = [_named(train, "train"), _named(held_out, "eval")]
-    return Source(
-        name=" and ".join(part.name for part in parts),
-        rows=tuple(row for part in parts for row in part.rows),
-        rejected=tuple(line for part in parts for line in part.rejected),
-    )
+def _state(path: Path) -> object:
+    with _readable(path):
+        found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _named(source: Source, split: str) -> Source:
-    """The source, each of whose rows knows where it is from and what it is for."""
-    rows = (replace(row, origin=replace(row.origin, source=source.name), split=split) for row in source.rows)
-    rejected = (replace(line, origin=replace(line.origin, source=source.name)) for line in source.rejected)
-    return replace(source, rows=tuple(rows), rejected=tuple(rejected))
+def _listed(rows: Sequence[dict[str, Any]], wanted: Wanted | None) -> Items:
+    chosen = enumerate(rows) if wanted is None else ((place, rows[place]) for place in np.flatnonzero(wanted).tolist())
+    for place, values in chosen:
+        yield place, SourceRow(origin=Origin(line=place + 1), values=values)
+    return len(rows)
 
 
-def _read_jsonl(path: Path) -> Source:
-    rows: list[SourceRow] = []
-    rejected: list[Quarantined] = []
-    with path.open("rb") as file:
-        for origin, line, is_whole in _lines(file):
+def _joined(parts: Sequence[tuple[str, Source]], wanted: Wanted | None) -> Items:
+    start = 0
+    for split, source in parts:
+        items = source.read(None if wanted is None else wanted[start:])
+        while True:
             try:
-                if not is_whole:
-                    raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
-                rows.append(SourceRow(origin=origin, values=parse_object(line)))
-            except ValueError as error:
-                text = excerpt(line[:400].decode("utf-8", "replace"))
-                rejected.append(Quarantined(origin=origin, field="", excerpt=text, reason=str(error)))
-    return Source(name=str(path), rows=tuple(rows), rejected=tuple(rejected))
+                place, item = next(items)
+            except StopIteration as end:
+                start += end.value
+                break
+            named = replace(item, origin=replace(item.origin, source=source.name))
+            yield start + place, replace(named, split=split) if isinstance(named, SourceRow) else named
+    return start
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[Origin, bytes, bool]]:
-    """Each line that is not blank, its first MB, and whether that is all of it."""
+def _jsonl_items(path: Path, wanted: Wanted | None) -> Items:
+    place = 0
+    with _readable(path), path.open("rb") as file:
+        for number, offset, line, is_whole in _lines(file):
+            if wanted is None or (place < len(wanted) and wanted[place]):
+                yield place, _item(Origin(line=number, offset=offset, digest=_sha256(line)), line, is_whole)
+            place += 1
+    return place
+
+
+def _item(origin: Origin, line: bytes, is_whole: bool) -> Item:
+    try:
+        if not is_whole:
+            raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+        return SourceRow(origin=origin, values=parse_object(line))
+    except ValueError as error:
+        text = excerpt(line[:400].decode("utf-8", "replace"))
+        return Quarantined(origin=origin, field="", excerpt=text, reason=str(error))
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes, bool]]:
+    """Number and offset of each line that is not blank, its first MB, and whether that is all of it."""
     offset, number = 0, 0
     while chunk := file.readline(MAX_LINE_BYTES + 2):
         number += 1
@@ -120,20 +175,28 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[Origin, bytes, bool]]:
         while not chunk.endswith(b"\n") and (chunk := file.readline(MAX_LINE_BYTES)):
             length += len(chunk)
         if line.strip():
-            origin = Origin(line=number, offset=offset, digest=hashlib.sha256(line).hexdigest())
-            yield origin, line, length <= MAX_LINE_BYTES + 2 and len(line) <= MAX_LINE_BYTES
+            yield number, offset, line, length <= MAX_LINE_BYTES + 2 and len(line) <= MAX_LINE_BYTES
         offset += length
 
 
-def _read_parquet(path: Path) -> Source:
-    with path.open("rb") as file:
-        table = pq.read_table(file)
-    table.validate(full=True)
-    rows = tuple(
-        SourceRow(origin=Origin(line=number, digest=_row_digest(values)), values=values)
-        for number, values in enumerate(table.to_pylist(), 1)
-    )
-    return Source(name=str(path), rows=rows)
+def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
+    start = 0
+    with (
+        _readable(path),
+        path.open("rb") as file,
+        pq.ParquetFile(file, pre_buffer=False, buffer_size=_PARQUET_BYTES) as table,
+    ):
+        for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+            mask = np.ones(len(batch), dtype=bool) if wanted is None else wanted[start : start + len(batch)]
+            if mask.any():
+                batch.validate(full=True)
+                values = batch.to_pylist()
+                for place in np.flatnonzero(mask).tolist():
+                    number = start + place
+                    origin = Origin(line=number + 1, digest=_row_digest(values[place]))
+                    yield number, SourceRow(origin=origin, values=values[place])
+            start += len(batch)
+    return start
 
 
 def _row_digest(values: dict[str, Any]) -> str:
@@ -141,4 +204,8 @@ def _row_digest(values: dict[str, Any]) -> str:
         spelled = canonical_json(values)
     except (TypeError, ValueError):  # a date or NaN: the adapter says which field; the digest only names the row
         spelled = repr(values).encode("utf-8", "replace")
-    return hashlib.sha256(spelled).hexdigest()
+    return _sha256(spelled)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -33,7 +33,7 @@ def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> 
         ModelError: it refuses such a conversation, or does not write each message once and in order.
     """
     messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
-    rendered = _render(backend, messages, add_generation_prompt=True)
+    rendered = render(backend, messages, add_generation_prompt=True)
     if _PLACEHOLDER.findall(rendered) != [message.content for message in messages]:
         raise ModelError(
             f"the chat template does not write each message of the roles {', '.join(roles)} once and in order",
@@ -51,16 +51,22 @@ def texts_as_rendered(
     Raises:
         ModelError: it rewrites a text.
     """
-    rendered = _render(backend, messages, add_generation_prompt=True)
+    rendered = render(backend, messages, add_generation_prompt=True)
+    return texts_within(rendered, messages, pieces, where=str(backend.name_or_path))
+
+
+def texts_within(rendered: str, messages: Sequence[Message], pieces: Sequence[str], *, where: str) -> list[str]:
+    """The texts of a rendered conversation: unchanged, or without the white space around them.
+
+    Raises:
+        ModelError: the template rewrote a text.
+    """
     texts = [message.content for message in messages]
     for candidate in (texts, [text.strip() for text in texts]):
         if "".join(map("".join, zip_longest(pieces, candidate, fillvalue=""))) == rendered:
             return candidate
-    raise ModelError(
-        f"the chat template rewrites the text of a message: {texts[-1][:80]!r}",
-        where=str(backend.name_or_path),
-        fix=TEMPLATE_FIX,
-    )
+    what = f"the chat template rewrites the text of a message: {texts[-1][:80]!r}"
+    raise ModelError(what, where=where, fix=TEMPLATE_FIX)
 
 
 def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
@@ -71,8 +77,8 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
     """
     user = Message(role="user", content=_placeholder(0))
     assistant = Message(role="assistant", content=_placeholder(1))
-    prompt = _render(backend, [user], add_generation_prompt=True)
-    demonstration = _render(backend, [user, assistant], add_generation_prompt=False)
+    prompt = render(backend, [user], add_generation_prompt=True)
+    demonstration = render(backend, [user, assistant], add_generation_prompt=False)
     head, _, tail = demonstration.partition(assistant.content)
     thought = _OPEN_THOUGHT.search(prompt.rpartition(user.content)[2])
     prefill = thought.group() if thought else ""
@@ -92,7 +98,12 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
     return prefill, tail_ids[: end + 1]
 
 
-def _render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+def render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    """A conversation as its template writes it.
+
+    Raises:
+        ModelError: the template refuses the conversation.
+    """
     turns = [{"role": message.role, "content": message.content} for message in messages]
     try:
         text: str = backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)

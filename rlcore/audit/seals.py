@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import weights_digest
-from rlcore.sampling.base import Sampler, members_of
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
@@ -76,36 +75,6 @@ def require_restored(live: Mapping[str, Mapping[str, Tensor]], folder: Path) -> 
                 where=str(folder),
                 fix="the run must not go on from here; report it with the versions of torch and of this library",
             )
-
-
-def require_served(engine: Sampler, model: Path) -> None:
-    """Every engine serves the weights that lie in ``model``, in its own precision.
-
-    Raises:
-        StorageError: names the parts that differ.
-    """
-    state: dict[str, Tensor] = {}
-    for path in sorted(model.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as stored:
-            state |= {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
-    for member in members_of(engine):
-        differing = member.differing_parts(_Tied(state))
-        if differing:
-            raise StorageError(
-                f"the engine serves other weights than the model's in {', '.join(differing[:4])}",
-                where=str(model),
-                fix="nothing has been sampled; see the engine's log",
-            )
-
-
-class _Tied(dict[str, Tensor]):
-    """Weights of a file, in which a tied head is the embedding."""
-
-    def __missing__(self, name: str) -> Tensor:
-        embeddings = [tensor for known, tensor in self.items() if "embed" in known or "wte" in known]
-        if not name.endswith("lm_head.weight") or not embeddings:
-            raise KeyError(name)
-        return embeddings[0]
 
 
 def fingerprint(tokenizer: ChatTokenizer) -> str:

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 
 from rlcore.errors import StorageError
 
+GROUP_ROWS = 16_384  # of a table that is written in parts
 _FIXES = {
     errno.ENOSPC: "free some space on that disk, or move the state folder to another one",
     errno.EDQUOT: "the quota is used up: free some space, or move the state folder to another disk",
@@ -33,13 +36,49 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
         StorageError: a column mixes types, or the disk refuses.
     """
     buffer = pa.BufferOutputStream()
-    try:
-        pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), buffer)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise StorageError(
-            f"the table cannot be stored: {error}", where=str(path), fix="give each column values of one type"
-        ) from error
+    pq.write_table(_arrow(frame, path), buffer)
     write_bytes(buffer.getvalue().to_pybytes(), path)
+
+
+@contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+    """A function that takes a table's frames one after another; the file is there when the block ends without an error.
+
+    Memory holds one group of rows. A table of one group has the bytes of :func:`write_table`.
+
+    Raises:
+        StorageError: a column mixes types, or the disk refuses.
+    """
+    with _whole_file(path) as file, ExitStack() as stack:
+        waiting: list[pd.DataFrame] = []
+        writer: pq.ParquetWriter | None = None
+
+        def flush() -> None:
+            nonlocal writer
+            table = _arrow(pd.concat(waiting, ignore_index=True), path, writer.schema if writer else None)
+            writer = writer or stack.enter_context(pq.ParquetWriter(file, table.schema))
+            writer.write_table(table)
+            waiting.clear()
+
+        def add(frame: pd.DataFrame) -> None:
+            waiting.append(frame)
+            if sum(map(len, waiting)) >= GROUP_ROWS:
+                flush()
+
+        yield add
+        if waiting:
+            flush()
+
+
+def read_column(path: Path, name: str) -> Iterator[list[Any]]:
+    """The values of one column of a Parquet file, some thousands at a time.
+
+    Raises:
+        StorageError: missing, not permitted, or damaged.
+    """
+    with _readable(path), path.open("rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
+            yield batch.column(0).to_pylist()
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -48,16 +87,8 @@ def read_table(path: Path) -> pd.DataFrame:
     Raises:
         StorageError: missing, not permitted, or damaged.
     """
-    try:
-        with path.open("rb") as file:
-            table = pq.read_table(file)
-    except (OSError, pa.ArrowInvalid) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise _refusal("read", path, error) from error
-        # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
-        raise StorageError(
-            f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"
-        ) from error
+    with _readable(path), path.open("rb") as file:
+        table = pq.read_table(file)
     columns = {
         name: pd.Series(column.to_pylist(), dtype=object)
         if pa.types.is_nested(column.type)
@@ -100,20 +131,8 @@ def write_bytes(content: bytes, path: Path) -> None:
     Raises:
         StorageError: the disk refuses; the old file, if any, is untouched and no temporary file is left.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise _refusal("write", path, error) from error
+    with _whole_file(path) as file:
+        file.write(content)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -129,6 +148,47 @@ def link_or_copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, target)
     except OSError as error:
         raise _refusal("write", target, error) from error
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A temporary file that takes the place of ``path`` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _refusal("write", path, error) from error
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise _refusal("read", path, error) from error
+        # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
+        raise StorageError(
+            f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"
+        ) from error
+
+
+def _arrow(frame: pd.DataFrame, path: Path, schema: pa.Schema | None = None) -> pa.Table:
+    try:
+        return pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise StorageError(
+            f"the table cannot be stored: {error}", where=str(path), fix="give each column values of one type"
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:

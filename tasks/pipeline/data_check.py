@@ -30,7 +30,11 @@ OWN_ADAPTERS: Mapping[ContractName, str] = {
 _ANY_LENGTH = 10**9
 _EXAMPLES = 5  # quarantined rows that are shown
 _TOKENS = TokenView(
-    encode=lambda text: tuple(text.encode("utf-8", "replace")), special_tokens=(), prompt_length=lambda messages: 1
+    encode=lambda texts: [text.encode("utf-8", "replace") for text in texts],
+    prompt_lengths=lambda conversations: [1] * len(conversations),
+    prompt_bounds=lambda conversations: [1] * len(conversations),
+    text_bound=len,
+    special_tokens=(),
 )
 
 

@@ -36,6 +36,12 @@ class DatasetConfig:
     Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
     ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
     ``system``: the system prompt of conversations that have none; empty: the model's.
+
+    ``compare``: when two texts count as the same, for leaks and contradictions. ``loose``: what typing adds does not
+    count (case, blanks, invisible characters, punctuation beside words, lookalikes); operators and numbers do.
+    ``exact``: every character counts, as it may in code. ``near_duplicates``: what becomes of training prompts that are
+    nearly a prompt which is evaluated on, by a word, or hold one in their history. ``apart``: they are held out too,
+    or quarantined where the source divides its rows. ``ignore``: they are not looked for.
     """
 
     contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
@@ -49,6 +55,8 @@ class DatasetConfig:
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
     max_quarantined: Fraction = 0.01  # largest share of rows that may break the contract
     system: str = ""
+    compare: Literal["loose", "exact"] = "loose"
+    near_duplicates: Literal["apart", "ignore"] = "apart"
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

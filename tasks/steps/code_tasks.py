@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from data_contracts.code_tasks import Trial, broken_tests
-from data_contracts.convert import reject_rows
-from data_contracts.gate import Candidates
+from data_contracts.row_rules import Screen
 from rlcore.sandbox.base import Limits, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
 
 _LIMITS = Limits(wall_seconds=10.0, cpu_seconds=60)
 
 
-def without_broken_tests(candidates: Candidates) -> Candidates:
-    """The candidates without tasks whose own solution fails, or whose tests a stub passes, in the sandbox.
+@contextmanager
+def tests_screen() -> Iterator[Screen]:
+    """A look at references: reasons against tasks whose own solution fails, or whose tests a stub passes, in a sandbox.
 
     Raises:
         SandboxError: programs cannot be isolated on this machine.
     """
     with SandboxPool() as sandbox:
-        reasons = broken_tests(candidates.frame["reference"].tolist(), lambda trials: _passes(sandbox, trials))
-    return reject_rows(candidates, reasons, field="reference")
+        yield lambda references: broken_tests(references, lambda trials: _passes(sandbox, trials))
 
 
 def _passes(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[bool]:

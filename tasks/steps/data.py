@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from data_contracts import code_tasks, convert, gate
 from data_contracts.adapters import Kind
 from data_contracts.budget import TokenMeter
 from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
-from data_contracts.gate import Candidates, GateLimits, GateReport, GateResult
+from data_contracts.fields import Messages
+from data_contracts.gate import GateLimits, GateReport, GateResult
 from data_contracts.reading import Source, joined, read_source, require_file, source_of
+from data_contracts.stream import RowStream
 from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.home.artifacts import file_sha256
-from tasks.home.storage import write_bytes, write_json, write_table
+from tasks.home.storage import table_writer, write_bytes, write_json
 from tasks.preset.data import HUB, POLICY, DatasetConfig
-from tasks.steps.code_tasks import without_broken_tests
+from tasks.steps.code_tasks import tests_screen
 
 DatasetKind = Kind
 GENERATED = "generated"
@@ -33,15 +37,18 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """What the gate needs to know of a tokenizer.
+    """What the gate needs to know of a tokenizer; see :class:`data_contracts.budget.TokenMeter`.
 
-    ``encode``: token ids of a text, control tokens never among them. ``special_tokens``: the control tokens, as text.
-    ``prompt_length``: number of tokens of a conversation, with its template and generation prompt.
+    ``encode``: token ids of each text, control tokens never among them. ``prompt_lengths``: numbers of tokens of
+    conversations, with their template and generation prompt; ``prompt_bounds``, ``text_bound``: what these numbers
+    surely do not exceed. ``special_tokens``: the control tokens, as text.
     """
 
-    encode: Callable[[str], Sequence[int]]
+    encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
+    prompt_lengths: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
+    prompt_bounds: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
+    text_bound: Callable[[str], int]
     special_tokens: Sequence[str]
-    prompt_length: Callable[[Sequence[Message]], int]
 
 
 def prepare_dataset(
@@ -51,12 +58,12 @@ def prepare_dataset(
     seed: int,
     tokens: TokenView,
     folder: Path,
-    forbidden_prompts: frozenset[str] = frozenset(),
+    evaluated: Sequence[Messages] = (),
 ) -> GateReport:
     """Rows, gated: ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
 
-    ``forbidden_prompts``: hashes of prompts that another dataset evaluates on (``prompt_hashes.py``). Where we divide
-    the rows they are held out; a source that has them in its own ``train`` split is refused.
+    ``evaluated``: prompts that another dataset evaluates on. Where we divide the rows they are held out; a source that
+    has them in its own ``train`` split is refused.
 
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
@@ -64,20 +71,24 @@ def prepare_dataset(
         StorageError: the folder cannot be written.
     """
     check_options(kind, config)
+    adapter = resolve_adapter(config)
+    # Made-up problems are all different, and like each other.
+    keeps_apart = config.near_duplicates == "apart" and not convert.is_generator(adapter)
     limits = GateLimits(
         num_train=config.num_train,
         num_eval=config.num_eval,
         max_tokens=config.max_tokens,
         max_quarantined=config.max_quarantined,
-        forbidden_prompts=forbidden_prompts,
+        evaluated=evaluated,
         seed=seed,
+        is_exact=is_exact(config),
+        keeps_apart=keeps_apart,
     )
-    adapter = resolve_adapter(config)
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
         contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
-        candidates = convert.candidates(source, kind, limits, adapter=adapter, system=config.system)
-    return _prepare(candidates, contract, limits, tokens=tokens, folder=folder)
+        stream = convert.stream_of(source, kind, adapter=adapter, system=config.system)
+    return _prepare(stream, contract, limits, tokens=tokens, folder=folder)
 
 
 def prepare_source(
@@ -85,20 +96,42 @@ def prepare_source(
 ) -> GateReport:
     """Gate rows that are already read or made; raises what :func:`prepare_dataset` raises."""
     with _contract_errors():
-        candidates = convert.candidates(source, kind, limits, adapter=adapter)
+        stream = convert.stream_of(source, kind, adapter=adapter)
         contract = convert.contract_of(adapter, kind)
-    return _prepare(candidates, contract, limits, tokens=tokens, folder=folder)
+    return _prepare(stream, contract, limits, tokens=tokens, folder=folder)
+
+
+def is_exact(config: DatasetConfig) -> bool:
+    """Whether every character counts where texts of a data set are compared."""
+    adapter = resolve_adapter(config)
+    return config.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
 
 
 def _prepare(
-    candidates: Candidates, contract: Contract, limits: GateLimits, *, tokens: TokenView, folder: Path
+    stream: RowStream, contract: Contract, limits: GateLimits, *, tokens: TokenView, folder: Path
 ) -> GateReport:
-    with _contract_errors():
-        if contract is code_tasks.CONTRACT:
-            candidates = without_broken_tests(candidates)
-        result = gate.check(candidates, contract, limits, meter=_meter(tokens))
-    _write(result, folder)
+    """Write the snapshot as its rows go by; the report and the refused rows always, the rows if the gate has passed."""
+    with ExitStack() as stack, _contract_errors():
+        screen = stack.enter_context(tests_screen()) if contract is code_tasks.CONTRACT else None
+        add = {split: stack.enter_context(table_writer(folder / f"{split}.parquet")) for split in ("train", "eval")}
+
+        def sink(frame: pd.DataFrame) -> None:
+            for split, write in add.items():
+                write(frame[frame["split"] == split])
+
+        result = gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=screen)
+        _write_account(result, folder)
     return result.report
+
+
+def _write_account(result: GateResult, folder: Path) -> None:
+    lines = [json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in result.quarantine]
+    write_bytes("".join(lines).encode("utf-8"), folder / "quarantine.jsonl")
+    write_json(result.report.to_json(), folder / "report.json")
+    result.report.require_passed(
+        where=result.report.source,
+        fix=f"the refused rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
+    )
 
 
 def resolve_adapter(config: DatasetConfig) -> str:
@@ -198,7 +231,7 @@ def _read_hub(path: str) -> Source:
             where=path,
             fix="check the name, the revision and the network, or download it and set path to the file",
         ) from error
-    return source_of(path, list(loaded))
+    return source_of(path, loaded)  # rows are read from the disk as they are asked for
 
 
 def hub_parts(path: str) -> dict[str, str]:
@@ -219,24 +252,16 @@ def hub_parts(path: str) -> dict[str, str]:
 
 
 def _meter(tokens: TokenView) -> TokenMeter:
-    def prompt_length(messages: list[dict[str, str]]) -> int:
-        return tokens.prompt_length([Message(role=turn["role"], content=turn["content"]) for turn in messages])  # type: ignore[arg-type]  # roles passed the contract
+    def conversations(found: Sequence[Messages]) -> list[list[Message]]:
+        return [[Message(role=turn["role"], content=turn["content"]) for turn in one] for one in found]  # type: ignore[arg-type]  # roles passed the contract
 
-    return TokenMeter(encode=tokens.encode, prompt_length=prompt_length, special_tokens=tokens.special_tokens)
-
-
-def _write(result: GateResult, folder: Path) -> None:
-    """Write the report and the refused rows; the accepted rows only if the gate has passed."""
-    lines = [json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in result.quarantine]
-    write_bytes("".join(lines).encode("utf-8"), folder / "quarantine.jsonl")
-    write_json(result.report.to_json(), folder / "report.json")
-    with _contract_errors():
-        result.report.require_passed(
-            where=result.report.source,
-            fix=f"the refused rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
-        )
-    for split in ("train", "eval"):
-        write_table(result.kept[result.kept["split"] == split], folder / f"{split}.parquet")
+    return TokenMeter(
+        encode=tokens.encode,
+        prompt_lengths=lambda found: tokens.prompt_lengths(conversations(found)),
+        prompt_bounds=lambda found: tokens.prompt_bounds(conversations(found)),
+        text_bound=tokens.text_bound,
+        special_tokens=tokens.special_tokens,
+    )
 
 
 @contextmanager

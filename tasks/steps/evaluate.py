@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from data_contracts import evaluations as contract
-from rlcore.audit.seals import require_sealed, require_served
+from rlcore.audit.seals import require_sealed
+from rlcore.canaries.served import require_served
 from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, score_each, ungraded
@@ -47,7 +48,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
                 progress=context.progress,
             )
         )
-        require_served(engine, model / MODEL)
+        require_served(engine, model / MODEL, prompts, runtime, seed=derive_seed(context.seed, "served"))
         sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)

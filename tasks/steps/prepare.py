@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from data_contracts.fields import Messages
 from data_contracts.gate import GateReport
+from data_contracts.text import prompt_key
 from rlcore.errors import DataError
+from rlcore.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
 from rlcore.tokenization import ChatTokenizer
+from tasks.home.storage import read_column
 from tasks.preset.data import DatasetConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, source_digest
-from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rows import read_prompts
+from tasks.steps.data import DatasetKind, TokenView, is_exact, prepare_dataset, source_digest
 
 DATASET_KINDS: Mapping[str, DatasetKind] = {
     "prompts": "prompts",
@@ -40,13 +43,13 @@ def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...]) 
 
 def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, held_out: tuple[str, ...]) -> StageResult:
     """Gate a data set into a snapshot; the prompts that the stages ``held_out`` evaluate on are kept out of it."""
-    forbidden = held_out_hashes(context, held_out)
+    evaluated = evaluated_prompts(context, held_out)
     kind = DATASET_KINDS[config.contract]
     view = token_view(ChatTokenizer.load(tokenizer))
     # In the work folder first: when the gate refuses, quarantine and report stay where the error says.
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
-    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, forbidden_prompts=forbidden)
+    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, evaluated=evaluated)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     record(context, report)
     return StageResult(
@@ -64,20 +67,27 @@ def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, he
 
 def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
     """Refuse a data set whose evaluation prompts are training prompts of a data set prepared earlier."""
-    kept = prompt_hashes(read_prompts(context.folder / "eval.parquet"))
+    exactly = is_exact(context.config.data[name])
+    kept = {prompt_key(messages, is_exact=exactly) for messages in _prompts(context.folder / "eval.parquet")}
     for stage in stages:
-        if shared := kept & prompt_hashes(read_prompts(context.inputs[stage] / "train.parquet")):
+        train = _prompts(context.inputs[stage] / "train.parquet")
+        if shared := kept & {prompt_key(messages, is_exact=exactly) for messages in train}:
             raise DataError(
-                f"{len(shared)} evaluation prompts are training prompts of another data set ({stage})",
+                f"{len(shared)} evaluation prompts are training prompts of another data set ({stage}); "
+                f"the first is {min(shared)[:120]!r}",
                 where=f"data.{name}",
                 fix="take other rows for one of the two, or name this data set before the other",
             )
 
 
-def held_out_hashes(context: StageContext, stages: Sequence[str]) -> frozenset[str]:
-    """Hashes of the prompts that these stages keep for evaluation."""
-    paths = [context.inputs[stage] / "eval.parquet" for stage in stages]
-    return frozenset[str]().union(*(prompt_hashes(read_prompts(path)) for path in paths))
+def evaluated_prompts(context: StageContext, stages: Sequence[str]) -> list[Messages]:
+    """The prompts that these stages keep for evaluation."""
+    return [messages for stage in stages for messages in _prompts(context.inputs[stage] / "eval.parquet")]
+
+
+def _prompts(path: Path) -> Iterator[Messages]:
+    for some in read_column(path, "messages"):
+        yield from some
 
 
 def record(context: StageContext, report: GateReport) -> None:
@@ -94,9 +104,11 @@ def record(context: StageContext, report: GateReport) -> None:
 def token_view(tokenizer: ChatTokenizer) -> TokenView:
     """What the gate needs to know of a tokenizer."""
     return TokenView(
-        encode=tokenizer.encode,
+        encode=partial(encode_all, tokenizer),
+        prompt_lengths=partial(prompt_lengths, tokenizer),
+        prompt_bounds=partial(prompt_bounds, tokenizer),
+        text_bound=text_bound,
         special_tokens=tuple(tokenizer.special_tokens),
-        prompt_length=lambda messages: len(tokenizer.render_prompt(messages)),
     )
 
 

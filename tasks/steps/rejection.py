@@ -20,7 +20,7 @@ from rlcore.types import Prompt
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import prepare_source
-from tasks.steps.prepare import held_out_hashes, record, token_view
+from tasks.steps.prepare import evaluated_prompts, record, token_view
 from tasks.steps.sampled_answers import answer_name, chunk_paths, read_candidates, sample_chunks
 from tasks.steps.tokens import read_prompt_sets
 
@@ -90,7 +90,7 @@ def write_demonstrations(
         num_eval=num_eval,
         max_tokens=max(data.max_tokens for data in context.config.data.values()) + config.sampling.max_new_tokens,
         max_quarantined=MAX_QUARANTINED,
-        forbidden_prompts=held_out_hashes(context, held_out),
+        evaluated=evaluated_prompts(context, held_out),
         seed=context.seed,
     )
     snapshot = context.work / "snapshot"  # when the gate refuses, quarantine and report stay where the error says

@@ -32,10 +32,17 @@ DRIVEN_BY = {
     ),
     "data_contracts/test_gate": (
         "data_contracts/budget",
+        "data_contracts/details",
+        "data_contracts/entries",
         "data_contracts/fields",
+        "data_contracts/kept",
+        "data_contracts/lookup",
         "data_contracts/records",
         "data_contracts/report",
+        "data_contracts/row_rules",
         "data_contracts/rules",
+        "data_contracts/settle",
+        "data_contracts/survey",
     ),
     "data_contracts/test_reading": ("data_contracts/strict_json",),
     "flows/command/test_app": (

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from data_contracts import convert
 from data_contracts.adapters import ADAPTERS, CONTRACTS, Kind
 from data_contracts.contract import complaints
 from data_contracts.errors import ContractError, RowFault
-from data_contracts.gate import GateLimits
-from data_contracts.reading import read_source, source_of
+from data_contracts.reading import Source, read_source, source_of
+from data_contracts.stream import Batch
 
 ASK = [{"role": "user", "content": "Why?"}]
-LIMITS = GateLimits(num_train=2, num_eval=1, max_tokens=64, max_quarantined=0.0)
 PAIR = {"pair_id": "1", "messages": ASK, "chosen": "good", "rejected": "bad", "source": "me"}
 ALPACA = {"id": "ae-1", "prompt": "Why?", "chosen": "good", "rejected": "bad", "annotator": "judge", "source": "koala"}
 GSM8K = {"question": "Clips?", "answer": "She sold 48/2 = <<48/2=24>>24 clips.\nIn all 1,048.\n#### 1,048"}
@@ -62,6 +62,17 @@ def adapt(adapter: str, kind: Kind, row: Mapping[str, Any]) -> list[dict[str, An
     return convert.row_function(adapter, kind)(row)
 
 
+def batch_of(source: Source, kind: Kind, adapter: str) -> Batch:
+    """The rows of a small source."""
+    (batch,) = convert.stream_of(source, kind, adapter=adapter).batches()
+    return batch
+
+
+def frame_of(batch: Batch, kind: Kind) -> pd.DataFrame:
+    """The rows, each with a split."""
+    return pd.DataFrame([{"split": "train", **row} for row in batch.rows], columns=list(CONTRACTS[kind].columns))
+
+
 def test_every_adapter_of_files_has_an_example_here() -> None:
     assert set(ROWS) == {name for name, adapter in ADAPTERS.items() if adapter.rows}
 
@@ -69,10 +80,10 @@ def test_every_adapter_of_files_has_an_example_here() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_every_adapter_gives_rows_that_fulfil_the_contract(name: str) -> None:
     for kind in ADAPTERS[name].rows:
-        found = convert.candidates(source_of("test", [dict(ROWS[name])]), kind, LIMITS, adapter=name)
-        assert len(found.frame) == len(found.origins) > 0
+        found = batch_of(source_of("test", [dict(ROWS[name])]), kind, name)
+        assert len(found.rows) == len(found.origins) > 0
         assert not found.rejected
-        assert complaints(found.frame, convert.contract_of(name, kind)) == []
+        assert complaints(frame_of(found, kind), convert.contract_of(name, kind)) == []
 
 
 @pytest.mark.parametrize("name", [name for name, adapter in ADAPTERS.items() if adapter.generators])
@@ -80,10 +91,10 @@ def test_every_generator_makes_rows_that_fulfil_the_contract(name: str) -> None:
     for kind in ADAPTERS[name].generators:
         options = {option: value.default for option, value in ADAPTERS[name].generators[kind].options.items()}
         made = convert.generate(kind, name, num_train=20, num_eval=4, seed=3, options=options)
-        found = convert.candidates(made, kind, LIMITS, adapter=name)
-        assert len(found.frame) == 24
+        found = batch_of(made, kind, name)
+        assert len(found.rows) == 24
         assert not found.rejected
-        assert complaints(found.frame, convert.contract_of(name, kind)) == []
+        assert complaints(frame_of(found, kind), convert.contract_of(name, kind)) == []
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -246,39 +257,26 @@ def test_bad_rows_are_set_aside_and_the_origins_of_the_others_stay_with_them(tmp
     path = tmp_path / "pairs.jsonl"
     lines = [json.dumps(PAIR), "{", json.dumps({**PAIR, "chosen": 3}), json.dumps({**PAIR, "pair_id": "2"})]
     path.write_text("\n".join(lines))
-    found = convert.candidates(read_source(path), "preferences", LIMITS, adapter="preferences")
+    found = batch_of(read_source(path), "preferences", "preferences")
     assert [origin.line for origin in found.origins] == [1, 4]
-    assert found.frame["pair_id"].tolist() == ["1", "2"]
+    assert [row["pair_id"] for row in found.rows] == ["1", "2"]
     assert [(one.origin.line, one.field) for one in found.rejected] == [(2, ""), (3, "chosen")]
-    assert found.lines_read == 4
-
-
-def test_equal_rows_are_one_row_and_rows_that_share_an_id_alone_are_not() -> None:
-    rows = [PAIR, PAIR, {**PAIR, "chosen": "better"}]
-    found = convert.candidates(source_of("test", rows), "preferences", LIMITS, adapter="preferences")
-    assert found.frame["chosen"].tolist() == ["good", "better"]
-    assert found.merged == 1
-
-
-def test_the_prompts_of_a_file_of_pairs_come_once() -> None:
-    rows = [{**ALPACA, "id": name, "prompt": prompt} for name, prompt in ("1A", "2A", "3B")]
-    found = convert.candidates(source_of("test", rows), "prompts", LIMITS, adapter="alpaca_eval")
-    assert [messages[0]["content"] for messages in found.frame["messages"]] == ["A", "B"]
-    assert (found.lines_read, found.merged) == (3, 1)
+    assert found.num_lines == 4
 
 
 def test_generated_rows_fulfil_their_contract_for_every_generator_and_kind() -> None:
     for name, adapter in ADAPTERS.items():
         for kind in adapter.generators:
             source = convert.generate(kind, name, num_train=2, num_eval=1, seed=0, options={})
-            found = convert.candidates(source, kind, LIMITS, adapter=name)
-            assert complaints(found.frame, CONTRACTS[kind]) == []
-            assert sorted(found.frame["split"]) == ["eval", "train", "train"]
+            found = frame_of(batch_of(source, kind, name), kind)
+            assert complaints(found, CONTRACTS[kind]) == []
+            assert sorted(found["split"]) == ["eval", "train", "train"]
 
 
 def test_generated_rows_follow_the_seed() -> None:
     first, again, other = (
-        convert.generate("prompts", "arithmetic", num_train=5, num_eval=1, seed=seed, options={}) for seed in (0, 0, 1)
+        convert.generate("prompts", "arithmetic", num_train=5, num_eval=1, seed=seed, options={}).rows
+        for seed in (0, 0, 1)
     )
     assert first == again
     assert first != other

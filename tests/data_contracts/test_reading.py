@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_contracts.errors import ContractError
-from data_contracts.reading import MAX_LINE_BYTES, read_source
+from data_contracts.reading import MAX_LINE_BYTES, joined, read_source, source_of
+from data_contracts.records import SourceRow
 from data_contracts.strict_json import MAX_DEPTH, parse_object
 
 JSON_VALUES = st.recursive(
@@ -90,7 +92,6 @@ def test_bad_lines_are_set_aside_with_their_place_and_the_others_are_read(tmp_pa
     (bad,) = source.rejected
     assert (bad.origin.line, bad.origin.offset, bad.excerpt) == (3, 10, '{"a": NaN}}')
     assert bad.origin.digest == hashlib.sha256(b'{"a": NaN}}').hexdigest()
-    assert source.num_lines == 3
 
 
 @given(st.lists(st.binary(max_size=12), max_size=12))
@@ -101,7 +102,7 @@ def test_every_line_is_a_row_or_set_aside_whatever_the_bytes(
     path.write_bytes(b"\n".join(lines))
     source = read_source(path)
     filled = [line for line in path.read_bytes().split(b"\n") if line.strip()]
-    assert source.num_lines == len(filled)
+    assert len(source.rows) + len(source.rejected) == len(filled)
     content = path.read_bytes()
     for one in source.rejected:
         line = content[one.origin.offset :].split(b"\n")[0].rstrip(b"\r")
@@ -155,7 +156,7 @@ def test_parquet_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"a": text}), path)
     with pytest.raises(ContractError, match="not a readable Parquet file"):
-        read_source(path)
+        assert read_source(path).rows
 
 
 def test_a_missing_file_and_an_unknown_format_say_what_to_give(tmp_path: Path) -> None:
@@ -196,6 +197,37 @@ def test_a_byte_order_mark_costs_no_row(tmp_path: Path) -> None:
     source = read_source(path)
     assert [(row.values, row.origin.offset) for row in source.rows] == [({"a": 1}, 0), ({"a": 2}, 12)]
     assert source.rows[0].origin.digest == hashlib.sha256(b'{"a": 1}').hexdigest()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_source_gives_the_lines_that_are_asked_for_with_their_places(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(f'{{"a": {n}}}\n\n' for n in range(3000)))
+    else:
+        pq.write_table(pa.table({"a": list(range(3000))}), path)
+    wanted = np.zeros(3000, dtype=bool)
+    wanted[[0, 1500, 2999]] = True
+    source = read_source(path)
+    assert [(place, item.values) for place, item in source.read(wanted) if isinstance(item, SourceRow)] == [
+        (place, {"a": place}) for place in (0, 1500, 2999)
+    ]
+    both = joined(source, source_of("more", [{"a": 1}, {"a": 2}]))
+    found = [item for _, item in both.read(np.append(wanted, [False, True])) if isinstance(item, SourceRow)]
+    assert [(one.values["a"], one.split, one.origin.source) for one in found[2:]] == [
+        (2999, "train", str(path)),
+        (2, "eval", "more"),
+    ]
+
+
+def test_a_source_knows_when_its_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}')
+    source = read_source(path)
+    before = source.state()
+    assert source.state() == before
+    path.write_text('{"a": 10}')
+    assert source.state() != before
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Sequence
 
-import pandas as pd
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_contracts.errors import ContractError
-from data_contracts.splits import assign, held_out_prompts, is_held_out, select
+from data_contracts.ledger import EVAL, TRAIN
+from data_contracts.splits import assign, held_out_prompts, is_held_out, representatives, select
 
-HASHES = st.lists(st.sampled_from([hashlib.sha256(bytes([n])).hexdigest() for n in range(20)]), min_size=1, max_size=60)
+
+def held_out(hashes: Sequence[int], *, num_train: int, num_eval: int, first: Collection[int] = ()) -> set[int]:
+    """The prompts that are held out, by their hashes."""
+    found = np.array(hashes, dtype=np.uint64)
+    mask = held_out_prompts(found, num_train=num_train, num_eval=num_eval, first=np.isin(found, list(first)))
+    return set(found[mask].tolist())
 
 
 def test_one_hash_in_ten_is_held_out() -> None:
@@ -19,47 +26,45 @@ def test_one_hash_in_ten_is_held_out() -> None:
 
 
 def test_the_smallest_hashes_are_held_out_and_reserved_prompts_before_them() -> None:
-    hashes = ["d", "a", "b", "a", "c", "e"]
-    assert held_out_prompts(hashes, num_train=4, num_eval=2) == {"a", "b"}
-    assert held_out_prompts(hashes, num_train=4, num_eval=2, first=["e", "unknown"]) == {"a", "e"}
-    assert held_out_prompts(hashes, num_train=4, num_eval=1, first=["d", "e"]) == {"d", "e"}
+    hashes = [4, 1, 2, 1, 3, 5]
+    assert held_out(hashes, num_train=4, num_eval=2) == {1, 2}
+    assert held_out(hashes, num_train=4, num_eval=2, first=[5, 9]) == {1, 5}
+    assert held_out(hashes, num_train=4, num_eval=1, first=[4, 5]) == {4, 5}
 
 
 def test_a_source_that_is_too_small_is_shared_in_the_proportion_that_was_asked_for() -> None:
     # 10 prompts; 30 for training and 10 held out were asked for: a quarter, 10 * 10 // 40 = 2.
-    assert held_out_prompts(list("abcdefghij"), num_train=30, num_eval=10) == {"a", "b"}
+    assert held_out(range(10), num_train=30, num_eval=10) == {0, 1}
 
 
-@given(HASHES, st.integers(1, 10), st.integers(1, 40))
-def test_no_prompt_is_on_both_sides(hashes: list[str], num_eval: int, num_train: int) -> None:
-    held = held_out_prompts(hashes, num_train=num_train, num_eval=num_eval)
-    splits = assign([None] * len(hashes), hashes, held, where="")
-    sides: dict[str, set[str]] = {}
-    for digest, split in zip(hashes, splits, strict=True):
-        sides.setdefault(digest, set()).add(split)
-    assert all(len(side) == 1 for side in sides.values())
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=60), st.integers(1, 10), st.integers(1, 40))
+def test_no_prompt_is_on_both_sides(hashes: list[int], num_eval: int, num_train: int) -> None:
+    prompts = np.array(hashes, dtype=np.uint64)
+    mask = held_out_prompts(prompts, num_train=num_train, num_eval=num_eval, first=prompts < 0)
+    splits = assign(np.zeros(len(prompts), dtype=np.int8), mask, where="")
+    assert not set(prompts[splits == TRAIN].tolist()) & set(prompts[splits == EVAL].tolist())
+
+
+def test_prompts_that_ask_the_same_stand_behind_the_one_with_the_smallest_hash() -> None:
+    keys, spellings = np.array([7, 3, 7, 7], dtype=np.uint64), np.array([30, 20, 10, 40], dtype=np.uint64)
+    assert representatives(keys, spellings).tolist() == [2, 1, 2, 2]
 
 
 def test_a_split_of_the_source_is_kept_and_half_a_split_is_refused() -> None:
-    assert assign(["train", "eval"], ["a", "b"], frozenset({"a"}), where="") == ["train", "eval"]
+    none = np.array([True, False])
+    assert assign(np.array([TRAIN, EVAL]), none, where="").tolist() == [TRAIN, EVAL]
     with pytest.raises(ContractError, match="1 of 2 rows have no 'split'"):
-        assign(["train", None], ["a", "b"], frozenset(), where="rows.jsonl")
+        assign(np.array([TRAIN, 0]), none, where="rows.jsonl")
 
 
 def test_each_prompt_gives_one_row_before_any_gives_a_second() -> None:
-    frame = pd.DataFrame({"name": list("abcdef"), "split": ["eval"] * 6})
-    kept = select(frame, ["x", "x", "x", "y", "y", "z"], num_train=1, num_eval=4, seed=0)
-    # Turns: a d f are first rows (x y z), b e second rows, c the third: four rows are a d f and b.
-    assert kept["name"].tolist() == ["a", "b", "d", "f"]
+    prompts = np.array([1, 1, 1, 2, 2, 3])
+    kept = select(np.full(6, EVAL), prompts, prompts.astype(np.uint64), num_train=1, num_eval=4)
+    # Turns: rows 0, 3 and 5 are the first of their prompts, 1 and 4 the second, 2 the third: those four and row 1.
+    assert np.flatnonzero(kept).tolist() == [0, 1, 3, 5]
 
 
-def test_the_seed_chooses_training_prompts_and_never_evaluation_prompts() -> None:
-    names = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(40)]
-    frame = pd.DataFrame({"name": names, "split": ["train", "eval"] * 20})
-    first, second = (select(frame, names, num_train=5, num_eval=5, seed=seed) for seed in (0, 1))
-    of = {
-        split: [set(kept.loc[kept["split"] == split, "name"]) for kept in (first, second)] for split in frame["split"]
-    }
-    assert of["train"][0] != of["train"][1]
-    assert of["eval"][0] == of["eval"][1]
-    assert [len(side[0]) for side in of.values()] == [5, 5]
+def test_the_rows_that_come_first_are_kept_on_each_side_and_all_where_there_are_no_more() -> None:
+    split = np.array([TRAIN, EVAL] * 4)
+    order = np.array([5, 0, 1, 0, 2, 0, 9, 0], dtype=np.uint64)
+    assert np.flatnonzero(select(split, np.arange(8), order, num_train=2, num_eval=9)).tolist() == [1, 2, 3, 4, 5, 7]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import environment, flows_command, run_flows, states_of
+from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
 
 USAGE_ERROR, FAILURE = 2, 1
 BEFORE_RL = ("import_sft", "prepare_prompts", "prepare_demonstrations", "sft", "prepare_preferences", "reward_model")
@@ -119,20 +119,32 @@ def test_a_state_folder_that_cannot_be_written_is_named() -> None:
     refused(run_flows("run", Path("/proc/rlcore")), "/proc/rlcore", "RLCORE_HOME")
 
 
-FULL_DISK = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
+# A small file system that somebody else fills as soon as a path is there.
+FULL_DISK = """
+mount -t tmpfs -o size=64m tmpfs "$1" && cd "$1"
+(until ls $2 > /dev/null; do sleep 0.02; done; cat /dev/zero > filled) 2> /dev/null &
+filler=$!
+shift 2 && cd "$1" && shift && "$@"
+code=$?
+kill $filler 2> /dev/null
+exit $code
+"""
 
 
-def on_small_disk(folder: Path, size: str, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run with ``folder`` on a file system of that size, which only this process sees."""
-    wrapped = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL_DISK, "sh", size, str(folder)]
+def on_full_disk(folder: Path, after: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run with ``folder`` on a small disk, which only this process sees; it is full when ``after`` is there."""
+    wrapped = ["unshare", "--user", "--map-root-user", "--mount"]
+    wrapped += ["sh", "-c", FULL_DISK, "sh", str(folder), after, str(ROOT)]
     return subprocess.run(
         [*wrapped, *command], capture_output=True, text=True, env=environment(folder / "home"), check=False
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["200k", "1500k", "4m"])
-def test_a_full_disk_is_said_whatever_is_being_written(tmp_path: Path, size: str) -> None:
-    if on_small_disk(tmp_path, "100k", [sys.executable, "-c", ""]).returncode:
+@pytest.mark.parametrize(
+    "after", ["home/mlflow.db", "home/cache/import_sft", "home/cache/sft", "home/work/*/checkpoints"]
+)
+def test_a_disk_that_becomes_full_is_said_whatever_is_being_written(tmp_path: Path, after: str) -> None:
+    if on_full_disk(tmp_path, "home", [sys.executable, "-c", ""]).returncode:
         pytest.skip("mounting a small file system in a user namespace is not allowed on this machine")
-    refused(on_small_disk(tmp_path, size, flows_command("run")), "full", str(tmp_path))
+    refused(on_full_disk(tmp_path, after, flows_command("run")), "full", str(tmp_path))

@@ -140,6 +140,7 @@ def _become(request: Request, database: Path) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    sys.path.insert(0, request["cwd"])
     for number, path in enumerate((os.devnull, *request["outputs"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
     home = Path(request["env"]["RLCORE_HOME"])

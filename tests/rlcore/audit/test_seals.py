@@ -13,14 +13,11 @@ from rlcore.audit.seals import (
     require_restored,
     require_saved,
     require_sealed,
-    require_served,
     write_seal,
 )
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.loop import train
 from rlcore.models.loading import load_policy, save_model
-from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
 from rlcore.training import checkpoint
 from tests.rlcore.loop.conftest import KilledError, MakeParts, Tape, make_parts, start  # noqa: F401
 
@@ -77,19 +74,6 @@ def test_a_tensor_that_is_missing_on_either_side_is_named(tmp_path: Path) -> Non
     require_restored({"policy": {"a": torch.ones(2)}}, tmp_path)
     with pytest.raises(CheckpointError, match="1 of 1 tensors of policy"):
         require_restored({"policy": {"a": torch.ones(2), "b": torch.ones(1)}}, tmp_path)
-
-
-def test_an_engine_that_serves_another_model_than_it_was_asked_for_is_found(
-    start: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    model, tokenizer = load_policy(start, **CPU), ChatTokenizer.load(start)
-    engine = NativeSampler(model, tokenizer)
-    require_served(engine, start)
-    model.get_input_embeddings().weight.data.mul_(1.5)
-    save_model(model, start, tmp_path / "other")
-    with pytest.raises(StorageError, match="the engine serves other weights"):
-        require_served(engine, tmp_path / "other")
 
 
 def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -10,12 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
-from tasks.home.storage import read_json, read_table, write_bytes, write_json, write_table
+from tasks.home import storage
+from tasks.home.storage import (
+    read_column,
+    read_json,
+    read_table,
+    table_writer,
+    write_bytes,
+    write_json,
+    write_table,
+)
 
 TURNS = [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7 ✓"}]
 
@@ -88,6 +98,36 @@ def test_an_index_is_not_stored_and_an_empty_table_keeps_its_columns(tmp_path: P
     assert read_table(path).index.tolist() == [0, 1]
     write_table(pd.DataFrame({"a": [1], "b": [[1]]}).iloc[:0], path)
     assert list(read_table(path).columns) == ["a", "b"]
+
+
+def test_a_table_in_parts_is_the_whole_table_and_of_one_group_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = pd.DataFrame({"name": [str(number) for number in range(50)], "messages": [TURNS] * 50, "value": 0.5})
+    write_table(frame, tmp_path / "whole.parquet")
+    with table_writer(tmp_path / "parts.parquet") as add:
+        for start in range(0, 50, 7):
+            add(frame.iloc[start : start + 7])
+    assert (tmp_path / "parts.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+    monkeypatch.setattr(storage, "GROUP_ROWS", 10)
+    with table_writer(tmp_path / "groups.parquet") as add:
+        for start in range(0, 50, 7):
+            add(frame.iloc[start : start + 7])
+    assert pq.ParquetFile(tmp_path / "groups.parquet").num_row_groups == 4
+    pd.testing.assert_frame_equal(read_table(tmp_path / "groups.parquet"), frame)
+    assert [one for some in read_column(tmp_path / "groups.parquet", "messages") for one in some] == [TURNS] * 50
+
+
+def test_a_table_in_parts_that_is_given_up_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), table_writer(path) as add:
+        add(pd.DataFrame({"a": [1]}))
+        raise RuntimeError
+    assert [entry.name for entry in tmp_path.iterdir()] == ["table.parquet"]
+    assert path.read_bytes() == b"old"
+    with pytest.raises(StorageError, match="cannot be stored"), table_writer(path) as add:
+        add(pd.DataFrame({"a": ["x", 1]}))
 
 
 def test_a_column_of_mixed_types_is_refused(tmp_path: Path) -> None:

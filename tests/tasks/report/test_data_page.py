@@ -2,18 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
-from data_contracts import gate
-from data_contracts.adapters import CONTRACTS
-from data_contracts.budget import TokenMeter
-from data_contracts.gate import Candidates, GateLimits
-from data_contracts.records import Origin
+from data_contracts.reading import source_of
 from tasks.home.storage import write_json
 from tasks.pipeline.pages import Result
 from tasks.report.data_page import data_page
-
-METER = TokenMeter(encode=lambda text: [1], prompt_length=lambda messages: 1, special_tokens=())
+from tests.data_contracts.gating import gate_source
 
 
 def test_the_page_says_how_many_rows_are_used_over_and_set_aside_and_what_warns(tmp_path: Path) -> None:
@@ -27,14 +20,7 @@ def test_the_page_says_how_many_rows_are_used_over_and_set_aside_and_what_warns(
         }
         for number in range(8)
     ]
-    candidates = Candidates(
-        source="rows.jsonl",
-        frame=pd.DataFrame(rows),
-        origins=[Origin(line=number + 1) for number in range(8)],
-        lines_read=8,
-    )
-    limits = GateLimits(num_train=4, num_eval=3, max_tokens=8, max_quarantined=0.5)
-    report = gate.check(candidates, CONTRACTS["prompts"], limits, meter=METER).report
+    report = gate_source(source_of("rows.jsonl", rows), "prompts", num_train=4, num_eval=3).report
     write_json(report.to_json(), tmp_path / "report.json")
     page = data_page(Result(preset="mine", stage="prepare_sums", confidence=0.95, data=tmp_path, inputs={}), tmp_path)
     assert page.startswith("**4 for training, 1 held out, 2 over, 1 quarantined**")

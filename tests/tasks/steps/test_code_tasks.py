@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.preset.data import DatasetConfig
-from tasks.steps.data import TokenView, prepare_dataset
+from tasks.steps.data import prepare_dataset
 from tasks.steps.rows import read_prompts
 from tests.rlcore.sandbox.conftest import require_bubblewrap
-
-TOKENS = TokenView(encode=lambda text: list(range(len(text))), special_tokens=(), prompt_length=lambda messages: 4)
+from tests.tasks.steps.token_views import words_view
 
 
 def task(number: int, **changes: Any) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     )
     folder = tmp_path / "snapshot"
     folder.mkdir()
-    report = prepare_dataset("prompts", config, seed=0, tokens=TOKENS, folder=folder)
+    report = prepare_dataset("prompts", config, seed=0, tokens=words_view(4), folder=folder)
     assert (report.contract, report.accepted, report.quarantined) == ("code_tasks/v1", 4, 3)
     assert report.reasons == {
         "its solution does not pass its tests": 2,

@@ -14,24 +14,17 @@ from data_contracts.gate import GateReport
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.preset.data import DatasetConfig
-from tasks.steps.data import DatasetKind, TokenView, prepare_dataset, resolve_adapter, source_digest
+from tasks.steps.data import DatasetKind, prepare_dataset, resolve_adapter, source_digest
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
+from tests.tasks.steps.token_views import words_view
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def prompt_length(messages: Sequence[Message]) -> int:
-    return 4 + sum(len(message.content.split()) for message in messages)
-
-
-# One token a word, four for the template.
-TOKENS = TokenView(
-    encode=lambda text: [hash(word) for word in text.split()],
-    special_tokens=("<|im_start|>", "<|im_end|>"),
-    prompt_length=prompt_length,
-)
+# Four tokens for the template.
+TOKENS = words_view(4, special_tokens=("<|im_start|>", "<|im_end|>"))
 
 
 def config(**changes: Any) -> DatasetConfig:
@@ -40,10 +33,9 @@ def config(**changes: Any) -> DatasetConfig:
     )
 
 
-def prepare(
-    kind: DatasetKind, folder: Path, dataset: DatasetConfig, forbidden: frozenset[str] = frozenset()
-) -> GateReport:
-    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, forbidden_prompts=forbidden)
+def prepare(kind: DatasetKind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
+    prompts = [[{"role": turn.role, "content": turn.content} for turn in row.messages] for row in evaluated]
+    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, evaluated=prompts)
 
 
 def pairs_file(path: Path, num_prompts: int, **extra: Any) -> Path:
@@ -100,9 +92,9 @@ def test_the_report_on_disk_is_the_report_returned(tmp_path: Path) -> None:
 
 def test_demonstrations_of_generators_never_hold_an_evaluation_prompt(tmp_path: Path) -> None:
     prepare("prompts", tmp_path / "prompts", config(num_eval=200))
-    forbidden = prompt_hashes(read_prompts(tmp_path / "prompts" / "eval.parquet"))
+    evaluated = read_prompts(tmp_path / "prompts" / "eval.parquet")
     for kind in ("demonstrations", "preferences"):
-        assert prepare(kind, tmp_path / kind, config(num_train=2000), forbidden).quarantined == 0
+        assert prepare(kind, tmp_path / kind, config(num_train=2000), evaluated).quarantined == 0
 
 
 def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
@@ -137,7 +129,7 @@ def test_foreign_evaluation_prompts_are_held_out_of_a_file_that_we_divide(tmp_pa
         for n in range(4)
     ]
     dataset = config(adapter="preferences", path=str(path), num_train=60, num_eval=5)
-    prepare("preferences", tmp_path / "out", dataset, prompt_hashes(rows))
+    prepare("preferences", tmp_path / "out", dataset, rows)
     texts = {row.messages[0].content for row in read_pairs(tmp_path / "out" / "train.parquet")}
     assert not texts & {f"question {n}" for n in range(4)}
 
@@ -156,7 +148,7 @@ def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_trainin
     dataset = config(adapter="preferences", path=str(path), num_train=9, num_eval=3)
     assert prepare("preferences", tmp_path / "clean", dataset).num_train == 9
     with pytest.raises(DataError, match="train_holds_no_foreign_eval_prompt: 1, the first is 'question 2'"):
-        prepare("preferences", tmp_path / "out", dataset, prompt_hashes([row]))
+        prepare("preferences", tmp_path / "out", dataset, [row])
 
 
 def prompts_file(path: Path, numbers: Sequence[int], **extra: Any) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import pandas as pd
 import pytest
 
 from data_contracts.sketches import sketch
-from rlcore.types import Message
 from tasks.home.storage import write_json
 from tasks.preset.data import DatasetConfig
 from tasks.preset.retrain import DriftConfig
 from tasks.report.drift_page import render
-from tasks.steps.data import TokenView, prepare_dataset
+from tasks.steps.data import prepare_dataset
 from tasks.steps.drift import compare_snapshots
+from tests.tasks.steps.token_views import words_view
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 CALM, MOVED = "a" * 64, "b" * 64
@@ -93,15 +92,6 @@ def test_many_sources_without_drift_pass_and_pairs_of_one_prompt_do_not_count_as
         assert compare_snapshots("prepare_preferences", folders[1], folders[0], DriftConfig()).level == "calm"
 
 
-def prompt_length(messages: Sequence[Message]) -> int:
-    return 4 + sum(len(message.content.split()) for message in messages)
-
-
-WORDS = TokenView(
-    encode=lambda text: [hash(word) for word in text.split()], special_tokens=(), prompt_length=prompt_length
-)
-
-
 def prepared(folder: Path, rows: list[dict[str, Any]]) -> Path:
     source = folder.with_suffix(".jsonl")
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -114,7 +104,7 @@ def prepared(folder: Path, rows: list[dict[str, Any]]) -> Path:
         num_eval=200,
         max_tokens=2048,
     )
-    prepare_dataset("preferences", settings, seed=0, tokens=WORDS, folder=folder)
+    prepare_dataset("preferences", settings, seed=0, tokens=words_view(4), folder=folder)
     return folder
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from rlcore.errors import DataError
 from tasks.home.storage import write_table
-from tasks.steps.prepare import _refuse_leaks, held_out_hashes
+from tasks.preset.data import DatasetConfig
+from tasks.steps.prepare import _refuse_leaks, evaluated_prompts
 
 
 def snapshot(folder: Path, *, train: list[str], held_out: list[str]) -> Path:
@@ -33,10 +34,19 @@ def snapshot(folder: Path, *, train: list[str], held_out: list[str]) -> Path:
 def test_evaluation_prompts_that_an_earlier_data_set_trains_on_are_refused_by_name(tmp_path: Path) -> None:
     first = snapshot(tmp_path / "first", train=["1+1", "1+2"], held_out=["1+3"])
     clean = snapshot(tmp_path / "clean", train=["2+1"], held_out=["2+2"])
-    leaking = snapshot(tmp_path / "leaking", train=["2+1"], held_out=["1+2", "2+2"])
-    context: Any = SimpleNamespace(folder=clean, inputs={"prepare_first": first})
+    leaking = snapshot(tmp_path / "leaking", train=["2+1"], held_out=["1 + 2 ?", "2+2"])
+    settings = SimpleNamespace(data={"second": dataset("prompts")})
+    context: Any = SimpleNamespace(folder=clean, inputs={"prepare_first": first}, config=settings)
     _refuse_leaks(context, "second", ("prepare_first",))
-    assert len(held_out_hashes(context, ("prepare_first",))) == 1
+    assert len(evaluated_prompts(context, ("prepare_first",))) == 1
     context.folder = leaking
-    with pytest.raises(DataError, match=r"1 evaluation prompts .* \(prepare_first\)(?s:.*)data\.second"):
+    with pytest.raises(DataError, match=r"1 evaluation prompts .* \(prepare_first\); .*1 \+ 2(?s:.*)data\.second"):
         _refuse_leaks(context, "second", ("prepare_first",))
+    settings.data["second"] = dataset("prompts", compare="exact")
+    _refuse_leaks(context, "second", ("prepare_first",))
+    settings.data["second"] = dataset("reasoning_gym")  # whose puzzles are made of signs
+    _refuse_leaks(context, "second", ("prepare_first",))
+
+
+def dataset(adapter: str, **changes: Any) -> DatasetConfig:
+    return DatasetConfig(contract="prompts", adapter=adapter, num_train=2, num_eval=1, max_tokens=9, **changes)

@@ -1,0 +1,264 @@
+"""What is wrong with a row by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from tests.attack.bad_data.case import (
+    LOOSE,
+    OWN_ADAPTERS,
+    Case,
+    Contract,
+    Expected,
+    Quarantined,
+    Refused,
+    Row,
+    Sound,
+    ask,
+    row,
+    rows,
+)
+from tests.attack.bad_data.typed import INVISIBLE, TYPED
+
+TEXTS: Mapping[Contract, tuple[str, ...]] = {
+    "prompts": ("prompt_id", "task"),
+    "demonstrations": ("demonstration_id", "task", "completion"),
+    "preference_pairs": ("pair_id", "set_id", "source", "chosen", "rejected"),
+}
+RANKED: Row = {"set_id": "s", "messages": ask("Which is best?"), "completions": ["a", "b", "c"], "ranks": [0, 1, 2]}
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    yield from _invisible()
+    yield from _alike()
+    yield from _misspelt()
+    yield from _other_contract()
+    yield from _numbers()
+    yield from _rankings()
+    yield from _controls()
+    yield from _types()
+
+
+def _bad(family: str, name: str, contract: Contract, bad: Row | bytes, *expected: Expected, adapter: str = "") -> Case:
+    """A bad row between sound ones, in line 5."""
+    good = rows(contract)
+    return Case(
+        family=family,
+        name=name,
+        contract=contract,
+        adapter=adapter,
+        lines=[*good[:4], bad, *good[4:]],
+        expected=expected,
+        settings=LOOSE,
+    )
+
+
+def _invisible() -> Iterator[Case]:
+    for kind, text in INVISIBLE.items():
+        for contract, names in TEXTS.items():
+            for name in names:
+                bad = row(contract, "bad", "Is this a question of its own?", **{name: text})
+                found = Quarantined(line=5, field=name, reason="must not be blank")
+                yield _bad("nothing to see", f"{kind} as {name} of {contract}", contract, bad, found)
+            for turn in ("user", "system"):
+                question = [{"role": "system", "content": text}, *ask("Why so?")] if turn == "system" else ask(text)
+                bad = row(contract, "bad", "", messages=question)
+                found = Quarantined(line=5, field="messages", reason="must be filled turns")
+                yield _bad("nothing to see", f"{kind} as {turn} turn of {contract}", contract, bad, found)
+        if text:
+            bad = row("prompts", "bad", "Is this a question of its own?", reference=text)
+            found = Quarantined(line=5, field="reference", reason="must be empty or something that a reader sees")
+            yield _bad("nothing to see", f"{kind} as reference", "prompts", bad, found)
+        bad = {**RANKED, "completions": ["a", text, "c"]}
+        found = Quarantined(line=1, field="completions.1", reason="must not be blank")
+        yield _ranked("nothing to see", f"{kind} in a ranking", bad, found)
+
+
+def _alike() -> Iterator[Case]:
+    answer = "The caf\u00e9 opens at 9 and closes late."
+    unseen = (
+        "zero-width space",
+        "zero-width joiners",
+        "word joiner",
+        "byte order mark",
+        "soft hyphens",
+        "tag characters",
+    )
+    looks = (
+        "direction marks",
+        "Cyrillic letters",
+        "Greek letters",
+        "doubled blanks",
+        "hard blanks",
+        "decomposed accents",
+    )
+    for name in (*unseen, *looks, "variation selector", "grapheme joiner", "control character"):
+        bad = row("preference_pairs", "bad", "When?", chosen=answer, rejected=TYPED[name](answer))
+        found = Quarantined(line=5, field="rejected", reason="chosen and rejected look the same")
+        yield _bad("sides that look the same", name, "preference_pairs", bad, found)
+    for name, other in {"a blank at the end": answer + " ", "a line end": answer + "\n", "nothing": answer}.items():
+        bad = row("preference_pairs", "bad", "When?", chosen=answer, rejected=other)
+        found = Quarantined(line=5, field="", reason="chosen and rejected")
+        yield _bad("sides that look the same", name, "preference_pairs", bad, found)
+    for name in ("capitals", "no mark at the end", "bold", "another mark"):
+        fine = row("preference_pairs", "bad", "When?", chosen=answer, rejected=TYPED[name](answer))
+        yield _bad("sides that differ in style", name, "preference_pairs", fine, Sound())
+
+
+def _misspelt() -> Iterator[Case]:
+    spellings = {
+        "split": ("splits", "splitt", "Split", "SPLIT", "spilt", "split "),
+        "margin": ("margins", "margn", "Margin", "marjin"),
+        "probability": ("probabilty", "probabilities", "Probability", "propability"),
+        "weight": ("weigth", "wieght", "weights", "Weight"),
+        "set_id": ("setid", "set-id", "sets_id", "Set_ID"),
+        "contract": ("contracts", "contarct"),
+    }
+    for name, misspelt in spellings.items():
+        for field in misspelt:
+            bad = row("preference_pairs", "bad", "Why not?", **{field: 0.75})
+            found = Quarantined(line=5, field=field, reason=f"{name!r} is: rename it")
+            yield _bad("a misspelt field", f"{field} for {name}", "preference_pairs", bad, found)
+    for contract in ("prompts", "demonstrations"):
+        bad = row(contract, "bad", "Why not?", spilt="train")
+        yield _bad(
+            "a misspelt field",
+            f"spilt in {contract}",
+            contract,
+            bad,
+            Quarantined(line=5, field="spilt", reason="rename"),
+        )
+    fine = row("preference_pairs", "fine", "Why not?", difficulty=3, url="x", annotator_id="z")
+    yield _bad("a misspelt field", "columns of another purpose", "preference_pairs", fine, Sound())
+
+
+def _other_contract() -> Iterator[Case]:
+    for contract in TEXTS:
+        adapter = OWN_ADAPTERS[contract]
+        for named in ("prompts/v9", "rollouts/v1", "v2", 2, None, ""):
+            bad = {**row(contract, "bad", "Why not?"), "contract": named}
+            found = Quarantined(line=5, field="contract", reason="the row is of another contract")
+            yield _bad("another contract", f"{named!r} in {adapter}", contract, bad, found)
+    fine = {**row("preference_pairs", "fine", "Why not?"), "contract": "preference_pairs/v2"}
+    yield _bad("another contract", "the right one", "preference_pairs", fine, Sound())
+
+
+def _numbers() -> Iterator[Case]:
+    wrong = {
+        "margin": ("1e300", "100.1", "-0.5", "-1e300", "true", '"1"', "null", "[]", "1e999", "NaN"),
+        "probability": ("0.5", "0.4", "1.0001", "-1", "0", '"high"', "null", "1e308"),
+        "weight": ("0", "-1", "1.5", "1e300", '"1"', "null", "Infinity"),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            text = json.dumps(row("preference_pairs", "bad", "Why not?", **{name: "VALUE"})).replace('"VALUE"', value)
+            # What is no JSON at all has no field.
+            field = "" if value in ("NaN", "Infinity", "1e999") else name
+            found = Quarantined(line=5, field=field, reason="")
+            yield _bad("a number out of bounds", f"{name} = {value}", "preference_pairs", text.encode(), found)
+    for name, value in {"margin": 100, "probability": 1, "weight": 1e-9}.items():
+        fine = row("preference_pairs", "fine", "Why not?", **{name: value})
+        yield _bad("a number out of bounds", f"{name} = {value} is within", "preference_pairs", fine, Sound())
+
+
+def _ranked(family: str, name: str, bad: Row, *expected: Expected) -> Case:
+    good = [{**RANKED, "set_id": f"s{place}", "messages": one["messages"]} for place, one in enumerate(rows("prompts"))]
+    return Case(
+        family=family,
+        name=name,
+        contract="preference_pairs",
+        adapter="ranked_sets",
+        lines=[bad, *good],
+        expected=expected,
+        settings=LOOSE,
+    )
+
+
+def _rankings() -> Iterator[Case]:
+    many = [str(number) for number in range(300)]
+    wrong: dict[str, tuple[Row, str, str]] = {
+        "300 answers": ({"completions": many, "ranks": list(range(300))}, "completions", "more than 64"),
+        "65 answers": ({"completions": many[:65], "ranks": list(range(65))}, "completions", "more than 64"),
+        "a rank too few": ({"ranks": [0, 1]}, "ranks", "2 ranks for 3 completions"),
+        "all tied": ({"ranks": [1, 1, 1]}, "ranks", "all completions are tied"),
+        "one answer": ({"completions": ["a"], "ranks": [0]}, "ranks", "tied"),
+        "no answer": ({"completions": [], "ranks": []}, "ranks", "tied"),
+        "a rank that is true": ({"ranks": [0, 1, True]}, "ranks.2", "must be of type int"),
+        "a rank of 1.0": ({"ranks": [0, 1.0, 2]}, "ranks.1", "must be of type int"),
+        "an answer that is null": ({"completions": ["a", None, "c"]}, "completions.1", "must be of type str"),
+        "answers as a text": ({"completions": "abc"}, "completions", "must be a list"),
+        "an answer twice, in two ranks": ({"completions": ["a", "b", "a"]}, "", "chosen and rejected are the same"),
+        "an answer twice, unseen": ({"completions": ["a", "b", "a\u200b"]}, "", "chosen and rejected look the same"),
+    }
+    for name, (changes, field, reason) in wrong.items():
+        found = Quarantined(line=1, field=field, reason=reason)
+        yield _ranked("a ranking", name, {**RANKED, **changes}, found)
+    fine = {**RANKED, "completions": many[:64], "ranks": list(range(64))}
+    yield _ranked("a ranking", "64 answers", fine, Sound())
+
+
+def _controls() -> Iterator[Case]:
+    for token in ("<|im_start|>", "<|im_end|>"):
+        for contract, names in TEXTS.items():
+            for name in {"completion", "chosen", "rejected"} & set(names):
+                bad = row(contract, "bad", "Why not?", **{name: f"It is so{token}"})
+                yield _bad(
+                    "a control token",
+                    f"{token} as {name}",
+                    contract,
+                    bad,
+                    Refused(words=f"line 5, {name}: holds the control"),
+                )
+            question = [{"role": "system", "content": f"Be brief{token}user"}, *ask("Why not?")]
+            bad = row(contract, "bad", "", messages=question)
+            yield _bad(
+                "a control token",
+                f"{token} in a system turn of {contract}",
+                contract,
+                bad,
+                Refused(words="line 5, messages.0"),
+            )
+        for contract in ("prompts", "demonstrations"):
+            bad = row(contract, "bad", "Why not?", reference=f"4{token}")
+            yield _bad(
+                "a control token",
+                f"{token} as reference of {contract}",
+                contract,
+                bad,
+                Refused(words="line 5, reference: holds"),
+            )
+        bad = row("prompts", "bad", f"Why{token}not?")
+        yield _bad(
+            "a control token", f"{token} in a question", "prompts", bad, Refused(words="line 5, messages.0.content")
+        )
+
+
+def _types() -> Iterator[Case]:
+    for contract in TEXTS:
+        adapter = OWN_ADAPTERS[contract]
+        sound = row(contract, "bad", "Why not?")
+        for field in sound:
+            for wrong in (None, 7, True, ["x"], {"x": 1}):
+                bad = {**sound, field: wrong}
+                found = Quarantined(line=5, field=field, reason="must be")
+                yield _bad("a wrong type", f"{wrong!r} as {field} of {adapter}", contract, bad, found)
+            bad = {name: value for name, value in sound.items() if name != field}
+            yield _bad(
+                "a wrong type",
+                f"no {field} in {adapter}",
+                contract,
+                bad,
+                Quarantined(line=5, field=field, reason="missing column"),
+            )
+    for name, messages in {
+        "an extra field": [{"role": "user", "content": "Why?", "name": "x"}],
+        "no role": [{"content": "Why?"}],
+        "a role of our own": [{"role": "wizard", "content": "Why?"}],
+        "an answer last": [*ask("Why?"), {"role": "assistant", "content": "So."}],
+        "a system turn within": [*ask("Why?"), {"role": "system", "content": "Be brief."}, *ask("And?")],
+        "no turn": [],
+    }.items():
+        bad = row("prompts", "bad", "", messages=messages)
+        yield _bad("a conversation", name, "prompts", bad, Quarantined(line=5, field="messages", reason="must be"))

@@ -1,0 +1,115 @@
+"""Files that hypothesis damages, and rows that it makes up: the gate takes, sets aside or refuses them, and counts."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_contracts import convert
+from data_contracts.adapters import ADAPTERS, CONTRACTS, Kind
+from data_contracts.contract import complaints
+from data_contracts.errors import ContractError, RowFault
+from data_contracts.reading import read_source
+from tests.attack.bad_data.case import CONTRACTS as NAMES
+from tests.attack.bad_data.case import Contract, rows
+from tests.data_contracts.gating import gate_source
+from tests.data_contracts.test_adapters import ROWS
+
+KINDS: Mapping[Contract, Kind] = {
+    "prompts": "prompts",
+    "demonstrations": "demonstrations",
+    "preference_pairs": "preferences",
+}
+LOOSE: dict[str, Any] = {"max_tokens": 200, "max_quarantined": 1.0}
+NO_TEXTS = st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400)
+TEXTS = st.text() | st.sampled_from(["\u200b", "\0", "<|end|>", "train", "1e999", "preference_pairs/v9"])
+VALUES = st.recursive(
+    NO_TEXTS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+PIECES = st.binary(max_size=8) | st.sampled_from([b"\n", b"\r\n", b"\xef\xbb\xbf", b"\0", b'"', b"\\ud800", b"[" * 50])
+DAMAGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), PIECES), min_size=1, max_size=4)
+
+
+def damaged(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> bytes:
+    """Other bytes in the place of some, more or fewer."""
+    for share, size, piece in damages:
+        start = int(share * len(content))
+        content = content[:start] + piece + content[start + size :]
+    return content
+
+
+def require_an_account(path: Path, contract: Contract) -> int | None:
+    """The number of lines, all accounted for, or None where the file is refused in words."""
+    try:
+        report = gate_source(read_source(path), KINDS[contract], **LOOSE).report
+    except ContractError as error:
+        assert error.what
+        return None
+    assert report.accepted + report.quarantined == report.rows_read == report.lines_read - report.merged
+    return report.lines_read
+
+
+@settings(deadline=None, max_examples=40)
+@given(contract=st.sampled_from(NAMES), damages=DAMAGES)
+def test_every_line_of_a_damaged_file_is_accounted_for(
+    tmp_path_factory: pytest.TempPathFactory, contract: Contract, damages: list[tuple[float, int, bytes]]
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "rows.jsonl"
+    path.write_bytes(damaged(b"\n".join(json.dumps(row).encode() for row in rows(contract)), damages))
+    lines = [line.removeprefix(b"\xef\xbb\xbf").strip() for line in path.read_bytes().split(b"\n")]
+    assert require_an_account(path, contract) in (len([line for line in lines if line]), None)
+
+
+@settings(deadline=None, max_examples=60)
+@given(contract=st.sampled_from(NAMES), damages=DAMAGES)
+def test_a_damaged_table_is_refused_or_accounted_for(
+    tmp_path_factory: pytest.TempPathFactory, contract: Contract, damages: list[tuple[float, int, bytes]]
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows(contract)), path, compression="none")
+    path.write_bytes(damaged(path.read_bytes(), damages))
+    require_an_account(path, contract)
+
+
+@st.composite
+def changed_rows(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """An adapter, and a row of it in which a value at any depth is another one."""
+    adapter = draw(st.sampled_from(sorted(ROWS)))
+    row = copy.deepcopy(dict(ROWS[adapter]))
+    node: Any = row
+    while True:
+        keys = sorted(node) if isinstance(node, dict) else range(len(node))
+        key = draw(st.sampled_from(keys))
+        if not isinstance(node[key], dict | list) or not node[key] or draw(st.booleans()):
+            node[key] = draw(VALUES)
+            return adapter, row
+        node = node[key]
+
+
+@settings(deadline=None, max_examples=150)
+@given(changed_rows())
+def test_an_adapter_names_the_fault_of_a_row_or_makes_rows_that_can_be_judged(
+    found: tuple[str, dict[str, Any]],
+) -> None:
+    adapter, row = found
+    for kind in ADAPTERS[adapter].rows:
+        try:
+            made = convert.row_function(adapter, kind)(row)
+        except RowFault as fault:
+            assert fault.field
+            assert fault.reason
+            continue
+        frame = pd.DataFrame([{"split": "train", **one} for one in made], columns=list(CONTRACTS[kind].columns))
+        assert all(one.row >= 0 and one.reason for one in complaints(frame, convert.contract_of(adapter, kind)))

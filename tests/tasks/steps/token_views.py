@@ -1,0 +1,23 @@
+"""What the gate needs to know of a tokenizer that counts words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlcore.types import Message
+from tasks.steps.data import TokenView
+
+
+def words_view(template: int, *, special_tokens: Sequence[str] = ()) -> TokenView:
+    """One token a word, and ``template`` tokens more for a prompt."""
+
+    def lengths(conversations: Sequence[Sequence[Message]]) -> list[int]:
+        return [template + sum(len(message.content.split()) for message in one) for one in conversations]
+
+    return TokenView(
+        encode=lambda texts: [[hash(word) for word in text.split()] for text in texts],
+        prompt_lengths=lengths,
+        prompt_bounds=lengths,
+        text_bound=lambda text: len(text.split()),
+        special_tokens=special_tokens,
+    )
