@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rlcore.packing import TokenSequence, balanced
 from rlcore.ranks import ONE, Ranks
@@ -98,6 +99,13 @@ def _gather(prompt_ids: tuple[int, ...], pairs: Sequence[TokenPair]) -> Preferen
         for pair in pairs
     ]
     return PreferenceSet(prompt_ids=prompt_ids, completions=tuple(places), comparisons=tuple(comparisons))
+
+
+def places_of(sets: Sequence[PreferenceSet]) -> tuple[list[int], list[int]]:
+    """Where the better and where the worse side of each comparison stands among the completions of all sets."""
+    starts = accumulate((len(each.completions) for each in sets), initial=0)
+    placed = [(start, one) for start, each in zip(starts, sets, strict=False) for one in each.comparisons]
+    return [start + one.better for start, one in placed], [start + one.worse for start, one in placed]
 
 
 def microbatches(sets: Sequence[PreferenceSet], budget: int, ranks: Ranks = ONE) -> list[list[PreferenceSet]]:

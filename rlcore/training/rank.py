@@ -25,8 +25,8 @@ WEIGHTS = "weights.safetensors"
 """What an export leaves in the folder of a group that has one."""
 
 _METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
-_SFT_METHODS = ("step", "mean_loss", "save_model")
-_REWARD_METHODS = ("features", "states", "set_heads", "begin", "step", "scores", "save_model")
+_SFT_METHODS = ("step", "mean_loss", "pairing", "save_model")
+_REWARD_METHODS = ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model")
 
 
 class Rank:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlcore.audit.data import require_last_token
 from rlcore.config import RewardModelConfig, TrunkConfig
 from rlcore.models.batches import share_for
 from rlcore.models.heads import ScalarModel
@@ -18,7 +19,7 @@ from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import keep_layers, last_states, raw_scores, save_members, share_frozen
 from rlcore.models.runtime import Runtime
-from rlcore.models.sharded import like, ranks_of, whole_state
+from rlcore.models.sharded import like, ranks_of, whole_pass, whole_state
 from rlcore.packing import TokenSequence
 from rlcore.seeding import derive_seed, generator
 from rlcore.training.label_audit import audit_features
@@ -60,6 +61,14 @@ class RewardHandle(Protocol):
         """Scores as the heads give them: float32 [M, S]."""
         ...
 
+    def probe(self, sequences: Sequence[TokenSequence]) -> None:
+        """See whether a few completions have their scores at their last token.
+
+        Raises:
+            TrainingError: they are read elsewhere.
+        """
+        ...
+
     def save_model(self, start: Path, folder: Path) -> None:
         """Write trunk and members, with the tokenizer of ``start``, which they came from."""
         ...
@@ -97,6 +106,11 @@ class RewardLearner:
             return raw_scores(self.members, mine, tokens_per_microbatch=self._budget).T
 
         return self._shared(score, sequences).T.contiguous()
+
+    def probe(self, sequences: Sequence[TokenSequence]) -> None:
+        first = self.members[0]
+        scores = raw_scores((first,), sequences, tokens_per_microbatch=self._budget)[0]
+        whole_pass(first, partial(require_last_token, first, scores, sequences))
 
     def save_model(self, start: Path, folder: Path) -> None:
         trunk = self.members[0].backbone

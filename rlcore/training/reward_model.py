@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 
 import torch
 
@@ -18,7 +17,7 @@ from rlcore.out_of_memory import fit, longest_of
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
-from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, preference_sets
+from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, places_of, preference_sets
 
 Report = Callable[[int, Mapping[str, float]], None]
 
@@ -138,6 +137,5 @@ def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) 
     batches = pack_for(model.backbone, sequences, tokens_per_microbatch=budget)
     scores = torch.cat([model.sequence_scores(batch.to(model.backbone.device)) for batch in batches])
     scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
-    starts = list(accumulate((len(group.completions) for group in sets), initial=0))
-    placed = [(start, one) for start, group in zip(starts, sets, strict=False) for one in group.comparisons]
-    return scores[[start + one.better for start, one in placed]], scores[[start + one.worse for start, one in placed]]
+    better, worse = places_of(sets)
+    return scores[better], scores[worse]

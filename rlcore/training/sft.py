@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.audit.pairing import Pairing, pairing_of
 from rlcore.audit.seals import require_saved
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
@@ -44,6 +45,10 @@ class SftHandle(Protocol):
         """Mean negative log-likelihood per token of the assistant, in nats."""
         ...
 
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+        """What answers of different prompts lose when they change places."""
+        ...
+
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         """Write the model as a checkpoint with the tokenizer of ``start``, which it came from."""
         ...
@@ -73,6 +78,9 @@ class SftLearner:
 
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         return mean_loss(self.model, demonstrations, self._tokens)
+
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+        return pairing_of(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         state = whole_state(self.model)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from rlcore.audit.pairing import Pairing
 from rlcore.config import RewardModelConfig, SftConfig, to_dict
 from rlcore.config.placement import PlacementConfig
 from rlcore.demonstrations import Demonstration
@@ -122,6 +123,10 @@ class SftGroup(_Group):
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         return float(self._ask("mean_loss", demonstrations))
 
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+        found: Pairing = self._ask("pairing", demonstrations, seed=seed)
+        return found
+
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         self._ask("save_model", start.absolute(), folder.absolute(), like_start=like_start)
 
@@ -149,6 +154,9 @@ class RewardGroup(_Group):
     def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
         found: Tensor = self._ask("scores", sequences)
         return found
+
+    def probe(self, sequences: Sequence[TokenSequence]) -> None:
+        self._ask("probe", sequences)
 
     def save_model(self, start: Path, folder: Path) -> None:
         self._ask("save_model", start.absolute(), folder.absolute())

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from rlcore import errors
+from rlcore.audit.pairing import Pairing
 from rlcore.audit.second_pass import Examined
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import RlcoreError
@@ -39,6 +40,7 @@ _KINDS = {
         FailedRollout,
         Footprint,
         Message,
+        Pairing,
         Passes,
         PreferenceSet,
         Prompt,

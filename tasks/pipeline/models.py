@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Record, describe_machine
-from tasks.pipeline.stages import PipelineRun, Stage
+from tasks.pipeline.stage_runs import PipelineRun
+from tasks.pipeline.stages import Stage
 from tasks.steps.base import MODEL
 from tasks.tracking.card import write_cards
 from tasks.tracking.described import describe, refresh_cards
@@ -30,9 +31,8 @@ def register(
     tags = _tags(record, inputs) | {"preset": preset}
     cards = write_cards(run.home, read_records(run.home), record, name=name, tags=tags)
     package = Package(checkpoint=run.store.path(ref) / MODEL, cards=cards, facts=tags)
-    version = register_model(made_by, package, name=name, tags=tags)
+    version = register_model(made_by, package, name=name, tags=tags, metrics=record.metrics)
     describe(run.tracker, version, cards.model)
-    made_by.log_model_metrics(version.model_id, record.metrics)
 
 
 def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from rlcore.audit.data import label_noise, require_labels
 from rlcore.config import RewardModelConfig
-from rlcore.errors import DataError, TrainingError
+from rlcore.errors import TrainingError
 from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
@@ -22,35 +22,32 @@ from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_m
 from rlcore.training.reward_model import Report
 from rlcore.training.supervised_ranks import RewardGroup, SupervisedPlan
 from tasks.home.storage import write_json, write_table
-from tasks.preset.data import DatasetConfig
-from tasks.steps.base import MODEL, StageContext, StageResult, prepared
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.pair_data import PairData, read_pair_data
 from tasks.steps.ranks import open_ranks_alone
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
-from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.steps.texts import tokenize_pairs
 
 TABLES = ("reliability.json", "label_audit.parquet")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Data:
-    rows: list[PairRow]
-    train: list[TokenPair]
-    held_out: list[TokenPair]
+NUM_PROBES = 4  # completions whose score is read a second way
 
 
 def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
-    data = _read(context, checkpoint)
+    data = read_pair_data(context, ChatTokenizer.load(checkpoint))
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         with _learner(context, checkpoint, runtime) as learner:
             fitted = fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
+            noise = label_noise([suspect.margin for suspect in fitted.suspects])
+            if fitted.suspects:
+                context.progress(str(noise))
+            require_labels(noise, config.max_label_noise)
             held_out, scales = _judge(learner, fitted, data, config, seed=context.seed)
+            learner.probe(held_out.sequences[:NUM_PROBES])
             learner.save_model(checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
     found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
@@ -68,26 +65,6 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     context.progress(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
     _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
-
-
-def _read(context: StageContext, start: Path) -> _Data:
-    data: Mapping[str, DatasetConfig] = context.config.data
-    tokenizer = ChatTokenizer.load(start)
-    rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
-    pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
-    for name, config in data.items():
-        for split in rows:
-            found = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
-            rows[split] += found
-            pairs[split] += tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
-    for split, number in (("train", "num_train"), ("eval", "num_eval")):
-        if not rows[split]:
-            raise DataError(
-                f"there are no preference pairs to {'train' if split == 'train' else 'evaluate'} on",
-                where=", ".join(f"data.{name}.{number}" for name in data),
-                fix="add pairs with more different prompts: all pairs of a prompt are on the same side of the split",
-            )
-    return _Data(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
 
 
 @contextmanager
@@ -128,7 +105,7 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
 
 
 def _judge(
-    learner: RewardHandle, fitted: Fitted, data: _Data, config: RewardModelConfig, *, seed: int
+    learner: RewardHandle, fitted: Fitted, data: PairData, config: RewardModelConfig, *, seed: int
 ) -> tuple[HeldOut, RewardScales]:
     """Scores of the held-out completions, free of length where the preset asks for it; scales by the training set."""
     members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=seed)
@@ -149,6 +126,7 @@ def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
     return {
         "rm/audit_accuracy": sum(one.margin > 0.0 for one in suspects) / len(suspects),
         "rm/doubted_labels": doubted / len(suspects),
+        "rm/label_noise": label_noise([one.margin for one in suspects]).share,
     }
 
 

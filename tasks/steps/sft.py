@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from rlcore.audit.data import require_demonstrations
+from rlcore.audit.pairing import mates_of, require_mates, require_pairing
 from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import SftConfig
+from rlcore.demonstrations import Demonstration
 from rlcore.models.check import check_model
 from rlcore.models.runtime import Runtime
 from rlcore.tokenization import ChatTokenizer
@@ -33,7 +36,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         [
             demonstration
             for folder in folders
-            for demonstration in tokenize_demonstrations(read_demonstrations(folder / f"{split}.parquet"), tokenizer)
+            for demonstration in _read(folder / f"{split}.parquet", tokenizer, min_mates=config.min_mates)
         ]
         for split in ("train", "eval")
     )
@@ -52,11 +55,23 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     ):
         teach(learner, train, held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        pairing = learner.pairing(held_out, seed=context.seed)
+        context.progress(str(pairing))
+        require_pairing(pairing, config.min_pairing)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"memory/peak_gib": memory})
+    return StageResult(metrics=result | {"sft/pairing": pairing.gap, "memory/peak_gib": memory})
+
+
+def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
+    """The demonstrations of a split, each as its row says, and beside its own prompt."""
+    rows = read_demonstrations(path)
+    made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    require_demonstrations(said, made, tokenizer)
+    require_mates(mates_of(said), min_mates)
+    return made
 
 
 @contextmanager

@@ -67,6 +67,7 @@ DRIVEN_BY = {
         "tasks/steps/reward_model",
         "tasks/steps/sft",
     ),
+    "flows/test_dpo": ("tasks/steps/dpo", "tasks/steps/pair_data"),
     "flows/test_presets": ("flows/kinds", "flows/stages"),
     "flows/test_promote": ("flows/rollback", "tasks/pipeline/promotion", "tasks/steps/promote"),
     "flows/test_report": (
@@ -144,6 +145,7 @@ DRIVEN_BY = {
         "tasks/pipeline/unusual",
     ),
     "tasks/tracking/test_card": ("tasks/tracking/described",),
+    "tasks/tracking/test_runs": ("tasks/tracking/datasets",),
     "tasks/tracking/test_packaged": ("tasks/tracking/reward_flavour",),
     "rlcore/rewards/test_language": ("rlcore/rewards/language_identifier",),
     "rlcore/test_placement": ("rlcore/config/placement",),

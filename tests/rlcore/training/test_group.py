@@ -171,6 +171,8 @@ def test_a_plan_arrives_as_it_was(start: Path) -> None:
     config = strategies.rl_config("ppo", sampling=SamplingConfig(max_new_tokens=6), kl=KlConfig(coefficient=0.1))
     plan = LearnerPlan(start=start, critic_start=start / "other", config=config, seed=3)
     assert LearnerPlan.from_json(plan.to_json()) == plan
+    taught = dataclasses.replace(plan, reference=start / "teacher")
+    assert LearnerPlan.from_json(taught.to_json()) == taught
 
 
 def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

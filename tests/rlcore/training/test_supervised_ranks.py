@@ -102,7 +102,7 @@ def open_group(start: Path, config: SftConfig | RewardModelConfig) -> tuple[Any,
 
 
 def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Path) -> None:
-    train, losses = demonstrations(9), dict[str, list[float]]()
+    train, losses, gaps = demonstrations(9), dict[str, list[float]](), list[float]()
     group, _ = open_group(start, CONFIG)
     with closing(group):
         one = SftLearner(load_policy(start, device=CPU, dtype=torch.float32), CONFIG)
@@ -110,6 +110,8 @@ def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Pat
             losses[name] = []
             teach(learner, train, train, CONFIG, seed=0, report=lambda _, m, n=name: losses[n].append(m["sft/loss"]))
             learner.save_model(start, tmp_path / name)
+            gaps.append(learner.pairing(train, seed=0).gap)
+    assert gaps[0] == pytest.approx(gaps[1], rel=1e-2, abs=1e-3)
     assert losses["ranks"] == pytest.approx(losses["one"], rel=1e-4)
     ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -238,6 +240,7 @@ def test_a_reward_model_of_ranks_is_saved_as_one_process_saves_it(
             loaded = load_reward_model(load_policy(tmp_path / name, device=CPU, dtype=torch.float32), tmp_path / name)
             found[name] = loaded.rewards(sides_of(pairs), tokens_per_microbatch=64)
             torch.testing.assert_close(found[name], learner.scores(sides_of(pairs)), rtol=1e-5, atol=1e-5)
+            learner.probe(sides_of(pairs)[:2])
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]
     assert names[0] == names[1]
     torch.testing.assert_close(found["ranks"], found["one"], rtol=1e-3, atol=1e-4)
