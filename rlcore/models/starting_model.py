@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlcore.errors import ModelError
@@ -208,5 +208,8 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
 
 
 def _numbers_in(path: Path) -> int:
-    with safe_open(path, framework="pt") as file:
-        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 - no dict
+    try:
+        with safe_open(path, framework="pt") as file:
+            return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 - no dict
+    except SafetensorError as error:
+        raise ModelError(f"the weights cannot be read: {error}", where=str(path), fix=_AGAIN) from error

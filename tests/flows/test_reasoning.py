@@ -150,14 +150,14 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     shutil.copytree(home, copy)
     shutil.rmtree(copy / "cache" / "rejection")
     shutil.rmtree(copy / "artifacts" / "dataset" / str(record(home, "rejection")["ref"]["sha256"]))
-    kill_when(copy, "work/*/chunks/chunk-00000.parquet", [sys.executable, "-c", code])
+    kill_when(copy, "work/*/chunks-digests/chunk-00000.parquet", [sys.executable, "-c", code])
     assert not (copy / "cache" / "rejection").exists()
     (first,) = copy.glob("work/*/chunks/chunk-00000.parquet")
     written = first.stat().st_mtime_ns
 
     resumed = run(arguments_of("run"), copy)
     assert resumed.returncode == 0, resumed.stderr
-    assert "goes on after" in resumed.stderr
+    assert "goes on with 1 of 3 chunks" in resumed.stderr
     assert record(copy, "rejection")["ref"]["sha256"] == record(home, "rejection")["ref"]["sha256"]
     kept = folder(copy, "rejection") / "rollouts" / "chunk-00000.parquet"
     assert kept.stat().st_mtime_ns >= written  # copied from the work folder, never sampled again: see the bytes above
