@@ -22,7 +22,8 @@ MODEL ?= tiny-grpo@champion
 # Through the environment, so that a path with a blank, or a value with quotes, reaches the command as it was written.
 export PRESET SET MODEL VERSION REASON
 
-.PHONY: help setup demo plan run ui promote rollback lineage test check unit coverage test-machines test-slow bench-learning bench-precision mutation bench-rewards bench-ppo-vs-grpo recipes sandbox bench-sandbox bench-memory clean peers test-peers bench-grpo bench-promotion bench-drift bench-canary engine test-engine services services-stop services-migrate test-services bench-growth bench-mismatch bench-engines bench-sync retrain reproduce peers-ppo bench-ppo bench-ppo-memory bench-rm bench-sft bench-rollout bench-gpu test-gpu bench-overhead docs settings test-scale test-first-hour bench-scaling attack-data bench-data-gate
+# Every target in small letters is a command, and no file of that name.
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +90,9 @@ test-machines: setup  ## the fast tests as on other processors, half-precision u
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
 
+chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (half an hour)
+	$(BIN)/python -m tests.chaos.run $(CHAOS)
+
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
 	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
@@ -127,6 +131,17 @@ test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray clus
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
 
+attack: .venv/.services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
+
+sbom: setup  ## sbom.json: every package with version, licence and what it needs (CycloneDX; no network)
+	@$(BIN)/python -m infra.sbom
+
+audit-packages: setup  ## known faults of the pinned packages, asked of a service: needs the network
+	$(BIN)/uv tool run pip-audit==2.10.1 --strict --disable-pip --no-deps --requirement constraints.txt || { \
+	  echo "Not audited, or not clean: what is above says which. Without an answer of the service this is no audit." >&2; exit 1; }
+
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
 	$(BIN)/python -m pytest -m slow tests/first_hour
 
@@ -164,6 +179,9 @@ test-peers: peers  ## the same tensors through the peers' functions and ours; th
 
 bench-ppo-vs-grpo: setup  ## PPO against GRPO at equal samples and equal compute, over three seeds
 	$(BIN)/python -m benchmarks.ppo_vs_grpo
+
+bench-recipes: setup  ## what RL is worth: SFT, rejection sampling, DPO, PPO, GRPO and distillation from one start, three seeds
+	$(BIN)/python -m benchmarks.baselines
 
 recipes: setup  ## every recipe on the tiny model, one after another (under 25 minutes)
 	$(BIN)/python -m benchmarks.recipes
@@ -226,14 +244,25 @@ bench-data-gate: setup  ## rows per processor second and memory of the data gate
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
 
+attack-run: setup  ## inject 126 silent faults, one at a time, into small runs; count alarms in 2,000 sound iterations (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --results attack-run.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sound 2000 --results attack-run.jsonl
+
 bench-canary: setup engine  ## how often the sync canary stops a sound run, and how often it finds a fault (a quarter of an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.canary --python "$(abspath $(ENGINE))/bin/python"
 
 bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with failures (a minute)
 	$(BIN)/python -m benchmarks.scaling.fleets
 
+bench-ranks: setup  ## one, two and four ranks of this machine against what the simulation predicts (minutes, on an idle machine)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling.measured
+
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
+
+attack-many: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
+	@infra/install_sandbox.sh || true
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.many
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory

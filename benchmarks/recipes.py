@@ -23,11 +23,13 @@ from tasks.home.settings import configure_environment, find_home
 RECIPES = (
     "rlhf_ppo",
     "rlhf_grpo",
+    "rlhf_dpo",
     "rlvr_grpo",
     "rlvr_ppo",
     "r1_zero",
     "two_rl",
     "three_way",
+    "distil",
     "mixed",
     "reasoning",
     "agentic",

@@ -90,7 +90,7 @@ def make_rows(num: int, *, symbolic: float, evil: float, hostile: Sequence[str])
 
 def measure(rows: Sequence[tuple[Rollout, float]], *, num_workers: int) -> str:
     """Grade ``rows`` in batches of 512, the processes warm, and count what was wrong and what is left."""
-    reward = MathReward(MathOptions(num_workers=num_workers))
+    reward = MathReward(MathOptions(evaluated_only=False, num_workers=num_workers))
     reward([completion("x+x", "2x")])
     started, scores = time.perf_counter(), []
     for start in range(0, len(rows), 512):

@@ -20,7 +20,7 @@ from benchmarks.peers import work
 from benchmarks.peers.forced import ForcedLengths, decode_forced
 from rlcore.config import EngineConfig
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
-from rlcore.sampling.vllm.client import call
+from rlcore.sampling.vllm.client import Address, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec
 
 LARGEST, LONGEST = 256, 128  # completions at once, tokens of one
@@ -131,7 +131,7 @@ def vllm(model: LlamaForCausalLM) -> Iterator[Engine]:
             server.stop()
 
 
-def _ask(address: tuple[str, int], pool: ThreadPoolExecutor, task: Task) -> None:
+def _ask(address: Address, pool: ThreadPoolExecutor, task: Task) -> None:
     def one(number: int) -> None:
         length = int(task.lengths[number])
         settings = {"temperature": 1.0, "max_tokens": length, "ignore_eos": True, "seed": number, "logprobs": 0}

@@ -7,16 +7,17 @@ from functools import partial
 from types import MappingProxyType
 
 from tasks.pipeline.stages import Stage
-from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of
+from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
-from tasks.preset.stages import BASE, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
+from tasks.preset.stages import BASE, DpoStage, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
 from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_page import reward_page
-from tasks.report.training_pages import rl_page, sft_page
+from tasks.report.training_pages import dpo_page, rl_page, sft_page
 from tasks.steps.base import prepared
+from tasks.steps.dpo import run_dpo
 from tasks.steps.online_rl import run_online_rl
-from tasks.steps.recipe import unused_by_stage
+from tasks.steps.recipe import unused_by_stage, unused_by_training
 from tasks.steps.rejection import run_rejection
 from tasks.steps.reward_model import run_reward_model
 from tasks.steps.rl_parts import needed_reward_models, outside
@@ -47,7 +48,24 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         draw=sft_page,
         run=partial(run_sft, start=start, data=data),
         inputs=(start, *data),
-        sections=partial(_sections, name, ("hardware",), ()),
+        sections=partial(_sections, name, ("hardware", "placement"), ()),
+        unused=unused_by_training,
+    )
+
+
+def dpo_stage(name: str, config: RunConfig) -> Stage:
+    """A checkpoint trained on preference pairs."""
+    own = config.stage(name, DpoStage)
+    start = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        model=name,
+        draw=dpo_page,
+        run=partial(run_dpo, start=start),
+        inputs=(start, *stages_of_data(config, own.data)),
+        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
     )
 
 
@@ -63,7 +81,8 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         draw=reward_page,
         run=partial(run_reward_model, start=start),
         inputs=(start, *stages_of_data(config, own.data)),
-        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
+        sections=partial(_sections, name, ("confidence", "hardware", "placement"), own.data),
+        unused=unused_by_training,
     )
 
 
@@ -71,17 +90,17 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     """A policy trained by online RL; ``start`` replaces the preset's own starting stage."""
     own = config.stage(name, RlStage)
     start = start or stage_of_checkpoint(start_of(name, own))
-    evaluated = evaluated_data(config)
+    evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
-    earlier = num_earlier_rl(config, name)
+    reference = stage_of_checkpoint(teacher_of(name, own)) or start
     return Stage(
         name=name,
         version=1,
         kind="policy",
         model=name,
         draw=rl_page,
-        run=partial(run_online_rl, stage=name, start=start, evaluated=evaluated, earlier=earlier),
-        inputs=(start, *data, *needed_reward_models(own.settings)),
+        run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
+        inputs=tuple(dict.fromkeys((start, reference, *data, *needed_reward_models(own.settings)))),
         sections=partial(_sections, name, ("evaluation", "hardware", "health", "placement"), ()),
         external=outside,
         unused=unused_by_stage,
@@ -107,7 +126,13 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
 
 
 KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
-    {"sft": sft_stage, "reward_model": reward_model_stage, "rl": rl_stage, "rejection": rejection_stage}
+    {
+        "sft": sft_stage,
+        "dpo": dpo_stage,
+        "reward_model": reward_model_stage,
+        "rl": rl_stage,
+        "rejection": rejection_stage,
+    }
 )
 
 

@@ -16,6 +16,7 @@ from rlcore.config import HealthConfig, Limit
 History = Sequence[Mapping[str, float]]
 _BASELINE = 3  # iterations at the start of a run that its lengths are compared with
 _SMOOTHED = 5  # readings of a noisy metric that are averaged
+_LUCK = 2.0  # of two half widths at 95 %: more than five standard errors of their difference
 _EMPTY = 1e-6  # tokens; no completion is as short, and a ratio of such numbers leaves the floats
 
 
@@ -112,14 +113,26 @@ def length_ratio(history: History, place: int) -> float | None:
 
 
 def gamed_reward(history: History, place: int) -> float | None:
-    """Held-out accuracy lost since its best evaluation while the training reward has risen; 0 while it has not."""
+    """Held-out accuracy lost since its best evaluation while the training reward has risen; 0 while it has not.
+
+    0 also while chance explains the loss. The best of many evaluations is lucky, so a later one is lower as a rule,
+    with a hundred problems by a tenth: it has to be lower by twice the half widths of both intervals.
+    """
     if "eval/accuracy" not in history[place]:
         return None
     evaluated = [i for i in range(place + 1) if "eval/accuracy" in history[i]]
     best = max(evaluated, key=lambda i: history[i]["eval/accuracy"])
+    lost = history[best]["eval/accuracy"] - history[place]["eval/accuracy"]
+    if lost <= _LUCK * (_half_width(history[best]) + _half_width(history[place])):
+        return 0.0
     if _mean_of_last(history, place, "reward/mean") <= _mean_of_last(history, best, "reward/mean"):
         return 0.0
-    return history[best]["eval/accuracy"] - history[place]["eval/accuracy"]
+    return lost
+
+
+def _half_width(row: Mapping[str, float]) -> float:
+    """Of the interval of an evaluation; 0 where a history has no intervals."""
+    return (row.get("eval/accuracy_high", 0.0) - row.get("eval/accuracy_low", 0.0)) / 2.0
 
 
 RULES: tuple[Rule, ...] = (
@@ -168,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         metric="eval/accuracy",
         reading=gamed_reward,
         lag=0,
-        says="The reward (mean of five iterations) is above that of the best evaluation, and accuracy has fallen.",
+        says="The reward (mean of five) is above that of the best evaluation, and accuracy has fallen beyond chance.",
         fix="reward hacking: read the completions with the highest reward; fix the reward; raise kl.coefficient",
     ),
     Rule(

@@ -51,7 +51,8 @@ class Footprint:
 class Plan:
     """Which models a run holds. ``num_adapter``: parameters of one adapter, 0 where all of the policy learns.
 
-    ``reference``: whether the KL needs one (``kl.coefficient`` > 0). ``reward_model_is_adapter``: of the policy's base.
+    ``reference``: whether the KL needs one (``kl.coefficient`` > 0); ``own_reference``: it is not the policy's start.
+    ``reward_model_is_adapter``: of the policy's base.
     ``engine``: whether the engine's copy lies beside the learner.
     """
 
@@ -60,6 +61,7 @@ class Plan:
     num_adapter: int = 0
     placement: Placement = "trunk"
     reference: bool = True
+    own_reference: bool = False
     reward_model_is_adapter: bool = False
     engine: bool = True
     frozen_bytes: int = FLOAT32  # per parameter of what does not learn
@@ -74,6 +76,7 @@ def expected(plan: Plan, *, activations: int = 0, kv_cache: int = 0) -> Footprin
     copies = 1 if plan.engine else 0
     # With an adapter the policy stands on a frozen base, and that base is the reference.
     copies += 1 if plan.num_adapter or plan.reference else 0
+    copies += 1 if plan.num_adapter and plan.reference and plan.own_reference else 0
     needs_judge = plan.recipe in ("ppo", "grpo")
     copies += 1 if needs_judge and not plan.reward_model_is_adapter else 0
     judge = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0

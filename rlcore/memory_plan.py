@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from rlcore.config import AdapterConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
+from rlcore.config import AdapterConfig, DpoConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
 from rlcore.memory import FLOAT32, Footprint, Plan, Recipe, expected
 from rlcore.models.adapter_targets import linear_names
 from rlcore.models.logprobs import CHUNK_SIZE
@@ -102,6 +102,22 @@ def sft_needs(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompu
     return _learning(size.num_parameters, config.optim, conditions.activations(size))
 
 
+def dpo_needs(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
+    """The footprint of DPO: all weights learn, or an adapter on frozen ones; the reference is no second model."""
+    adapter = config.adapter
+    conditions = Conditions(
+        compute_bytes=compute_bytes,
+        recompute=recompute,
+        tokens=config.tokens_per_microbatch,
+        is_adapter=adapter.rank > 0,
+    )
+    activations = conditions.activations(size)
+    if not adapter.rank:
+        return _learning(size.num_parameters, config.optim, activations)
+    learning = _learning(size.adapter_parameters(adapter), config.optim, activations)
+    return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
+
+
 def reward_model_needs(size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
     """The footprint of training a reward model: its members one after another, what does not learn held once."""
     trunk = config.trunk
@@ -133,8 +149,10 @@ def rl_needs(
     compute_bytes: int,
     recompute: bool,
     num_tokens: int,
+    own_reference: bool = False,
 ) -> Footprint:
-    """The footprint of an online-RL run. ``reward_model``: that of its rewards, ``num_tokens``: of a whole sequence.
+    """The footprint of an online-RL run. ``reward_model``: that of its rewards, ``num_tokens``: of a whole sequence,
+    ``own_reference``: whether KL is measured to another checkpoint than the start.
 
     ``config`` names the engine itself; without one it is the native one, whose copy and cache are in it. Those of vLLM
     are not: it takes what it is told to.
@@ -148,6 +166,7 @@ def rl_needs(
         num_adapter=size.adapter_parameters(adapter),
         placement=config.critic.placement,
         reference=config.kl.coefficient > 0.0,
+        own_reference=own_reference,
         reward_model_is_adapter=on_base,
         frozen_bytes=compute_bytes,
         moment_bytes=_MOMENT_BYTES[config.update.optim.kind],

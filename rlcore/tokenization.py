@@ -178,7 +178,14 @@ def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bo
     if declared is None:
         declared = _read_json(folder / "config.json").get("eos_token_id")
     ids = [*(declared if isinstance(declared, list) else [declared]), backend.eos_token_id]
-    unique = tuple(dict.fromkeys(number for number in ids if number is not None))
+    known = [number for number in ids if number is not None]
+    if not all(type(number) is int and number >= 0 for number in known):
+        raise ModelError(
+            f"eos_token_id has something else than token ids: {known}",
+            where=str(folder / "generation_config.json"),
+            fix="name whole numbers, 0 or more",
+        )
+    unique = tuple(dict.fromkeys(known))
     if not unique and not optional:
         raise ModelError(
             "no end-of-sequence id is declared, so no completion would ever end",

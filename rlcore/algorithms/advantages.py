@@ -101,6 +101,15 @@ def whiten(
     return whitened.masked_fill(~mask, 0.0).to(advantages.dtype)
 
 
+def immediate(episodes: Episodes) -> Float[Tensor, "completions time"]:
+    """Each token's own reward, without what comes after it: GAE at ``gamma = 0`` and no critic, [S, T].
+
+    With the KL to a teacher as the reward per token it is on-policy distillation (Agarwal et al. 2024, reverse KL; Lu
+    2025): ``A = ln π_teacher - ln π`` of the token that was sampled.
+    """
+    return episodes.token_rewards.masked_fill(~episodes.mask, 0.0).to(episodes.values.dtype)
+
+
 #: What a group's centred rewards are divided by: (its rewards, all rewards of the batch) -> scalar.
 SCALES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
     "group": lambda group, batch: group.std(unbiased=False) + STD_EPSILON,

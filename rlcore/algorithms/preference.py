@@ -1,4 +1,4 @@
-"""Reward-model loss on preferences."""
+"""The loss on preferences, of a reward model's scores and of a policy's implicit rewards (DPO)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def bradley_terry(
     as_labelled = F.logsigmoid(difference - margins)
     swapped = F.logsigmoid(-difference - margins)
     return -(weights * (probabilities * as_labelled + (1.0 - probabilities) * swapped)).sum()
+
+
+def implicit_rewards(
+    policy_logprobs: Float[Tensor, "completions"], ref_logprobs: Float[Tensor, "completions"], *, beta: float
+) -> Float[Tensor, "completions"]:
+    """``beta (ln π(y|x) - ln π_ref(y|x))`` of whole completions [S]: the reward for which a policy would be the best
+    one at a KL penalty of ``beta`` (Rafailov et al. 2023, eq. 5, without the term that all answers to x share).
+
+    :func:`bradley_terry` of them is the loss of DPO (eq. 7), and with :func:`smoothed` labels that of conservative DPO.
+    """
+    return beta * (policy_logprobs - ref_logprobs)
 
 
 def smoothed(probabilities: Float[Tensor, "pairs"], smoothing: float) -> Float[Tensor, "pairs"]:

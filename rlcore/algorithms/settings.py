@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from rlcore.algorithms.advantages import immediate
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.algorithms.weighting import WEIGHTINGS
 from rlcore.config import ObjectiveConfig, RlConfig
@@ -30,6 +31,12 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
             f"max_replacements means nothing for {rl.algorithm}: with a critic, groups of equal rewards teach too",
             where="sampling.max_replacements",
             fix="set it to 0, or choose an algorithm without a critic",
+        )
+    if ALGORITHMS[rl.algorithm].advantage is immediate and not (rl.kl.coefficient and rl.kl.placement == "reward"):
+        raise ConfigError(
+            f"{rl.algorithm} gives each token its own reward, and the KL to the reference is what each token has",
+            where="kl.placement",
+            fix="set kl.placement = 'reward' and kl.coefficient = 1.0",
         )
     critic = rl.critic
     run = {"gamma": critic.gamma, "lam": critic.lam, "constant_length": rl.sampling.max_new_tokens}

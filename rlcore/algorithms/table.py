@@ -13,6 +13,7 @@ from rlcore.algorithms.advantages import (
     group_centred,
     group_normalized,
     group_over_mean,
+    immediate,
     leave_one_out,
     policy_gae,
     value_gae,
@@ -68,6 +69,7 @@ _ROWS: dict[str, _Row] = {
     "sapo":        (group_normalized, token_ratio,      _SOFT_GATE,                 sequence_mean),
     "dppo_tv":     (group_normalized, token_ratio,      _clip(0.15, 0.15, dppo_tv), token_mean),
     "maxrl":       (group_over_mean,  token_ratio,      _clip(0.2, 0.2),            token_mean),
+    "distil":      (immediate,        token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
 _CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE}  # the rows that train a critic, and what makes its returns

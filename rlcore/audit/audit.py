@@ -128,9 +128,7 @@ class Audit:
             return None
         with self._timed():
             parts, config = self._parts, self._parts.config
-            if parts.learner.policy_version != iteration - 1:
-                wanted, found = f"{iteration - 1} updates", str(parts.learner.policy_version)
-                fault = Finding(what="where the learner stands", expected=wanted, found=found, fix=_RESUMED)
+            for fault in _place_faults(parts, iteration):
                 self._report(fault, iteration)
             in_reward = parts.learner.has_reference and config.kl.placement == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
@@ -267,6 +265,17 @@ class Audit:
         if kind not in self._said:
             self._said.add(kind)
             self._note(text)
+
+
+def _place_faults(parts: Parts, iteration: int) -> Iterator[Finding]:
+    """Whether the learner stands where the run does."""
+    learner, kl = parts.learner, parts.config.kl
+    if learner.policy_version != iteration - 1:
+        expected, found = f"{iteration - 1} updates", str(learner.policy_version)
+        yield Finding(what="where the learner stands", expected=expected, found=found, fix=_RESUMED)
+    if not kl.target and learner.kl_coefficient != kl.coefficient:  # a controller's may be any
+        expected, found = f"{kl.coefficient:g}", f"{learner.kl_coefficient:g}"
+        yield Finding(what="the coefficient of the KL", expected=expected, found=found, fix=_RESUMED)
 
 
 def _misdrawn(test: SamplingTest, level: float) -> Finding:

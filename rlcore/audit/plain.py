@@ -47,6 +47,7 @@ ROWS: Mapping[str, Row] = MappingProxyType({
     "sapo":        Row("group",         "token",      "sapo",      "sequence_mean"),
     "dppo_tv":     Row("group",         "token",      "dppo_tv",   "token_mean"),
     "maxrl":       Row("over_mean",     "token",      "clip",      "token_mean"),
+    "distil":      Row("own",           "token",      "clip",      "token_mean"),
 })
 # fmt: on
 
@@ -99,6 +100,9 @@ def expected(
     ]
     if row.advantage == "gae":
         return _with_critic(rewards, samples, masks, config)
+    if row.advantage == "own":
+        pairs = [zip(each, mask, strict=True) for each, mask in zip(rewards, masks, strict=True)]
+        return Expected(advantages=[[value if own else 0.0 for value, own in row] for row in pairs], returns=None)
     numbers = [number for number, _ in kept]
     of_completion = _relative([sum(each) for each in rewards], numbers, row.advantage)
     spread = [[value if own else 0.0 for own in mask] for value, mask in zip(of_completion, masks, strict=True)]

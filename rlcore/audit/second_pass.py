@@ -20,6 +20,7 @@ from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, activate
 from rlcore.models.precision import at_least_float32, autocast
 from rlcore.models.sharded import whole_pass
+from rlcore.packing import TokenSequence
 from rlcore.ranks import is_shard
 from rlcore.seeding import generator, shuffled
 from rlcore.training.learner import Learner
@@ -108,6 +109,18 @@ def plain_values(critic: ScalarModel, sample: TrainingSample, places: Sequence[i
         return critic.state_values(states)
 
     return whole_pass(critic, forward)
+
+
+@torch.no_grad()
+def plain_scores(model: ScalarModel, sequence: TokenSequence) -> float:
+    """A reward model's score of one completion, read at the last token of a plain forward pass."""
+    trunk: Any = model.backbone
+    if isinstance(trunk, AdaptedModel):
+        activate(trunk.base, trunk.name)
+    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=trunk.device)
+    with autocast(trunk):
+        states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
+    return float(model.state_values(states))
 
 
 def _drawn(sample: TrainingSample, seed: int, number: int) -> tuple[int, ...]:

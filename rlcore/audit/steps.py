@@ -37,11 +37,16 @@ class StepWitness:
         self._steps = {id(optimizer): 0 for optimizer in learner.optimizers}
         self._watched: set[int] = set()  # optimizers whose first step of this update was looked at
         self._followed: dict[int, _Followed] = {}
+        self._left: dict[int, tuple[nn.Parameter, Tensor]] = {}  # what a step has left of a tensor
         for optimizer in learner.optimizers:
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
         held = {id(p) for optimizer in learner.optimizers for p in parameters_of(optimizer)}
         self._say_missing([name for key, name in self._names.items() if key not in held], "are in no optimizer")
+
+    def forget(self) -> None:
+        """Weights were set from outside, as a resume does."""
+        self._left.clear()
 
     def take_faults(self) -> list[str]:
         """What was found since the last call; asked after each update."""
@@ -56,6 +61,10 @@ class StepWitness:
         if key in self._watched:
             return
         self._watched.add(key)
+        known, left = self._left.pop(key, (None, None))
+        if known is not None and left is not None and not torch.equal(left, _slice(known)):
+            name = self._names.get(id(known), "a tensor")
+            self._faults.append(f"{name} is another than its last step has left it: weights moved outside of steps")
         config = _config_of(self._learner, optimizer)
         self._check_norm(learning, config)
         chosen = next((p for p in reversed(learning) if not is_shard(p)), None)
@@ -64,6 +73,9 @@ class StepWitness:
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         followed = self._followed.pop(id(optimizer), None)
+        known = followed.parameter if followed else self._left.get(id(optimizer), (None,))[0]
+        if known is not None:
+            self._left[id(optimizer)] = known, _slice(known)
         if followed is None:
             return
         expected, found = followed.expected(_config_of(self._learner, optimizer)), _slice(followed.parameter)

@@ -25,7 +25,14 @@ from rlcore.config.rl import (
     SamplingConfig,
     UpdateConfig,
 )
-from rlcore.config.training import OptimConfig, PreferenceLossConfig, RewardModelConfig, SftConfig, TrunkConfig
+from rlcore.config.training import (
+    DpoConfig,
+    OptimConfig,
+    PreferenceLossConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrunkConfig,
+)
 from rlcore.strict import to_dict
 
 __all__ = [
@@ -36,6 +43,7 @@ __all__ = [
     "CriticConfig",
     "DeadlineConfig",
     "Decay",
+    "DpoConfig",
     "EngineConfig",
     "EpisodeConfig",
     "Fraction",

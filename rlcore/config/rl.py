@@ -150,6 +150,9 @@ class ObjectiveConfig:
             raise ConfigError("dual_clip must be above 1 (usual: 3), or 0 for off")
 
 
+DEADLINE_MINUTES = 60.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardTerm:
     """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
@@ -167,6 +170,7 @@ class RewardTerm:
     below_gate: float = 0.0
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    deadline_minutes: PositiveFloat = DEADLINE_MINUTES  # of one call of a function of one's own, with all its rollouts
 
     @property
     def module(self) -> str:
@@ -176,6 +180,8 @@ class RewardTerm:
     def __post_init__(self) -> None:
         if self.files and not self.module:
             raise ConfigError(f"only a function of one's own (module:function) takes files, not kind {self.kind!r}")
+        if self.deadline_minutes != DEADLINE_MINUTES and not self.module:
+            raise ConfigError(f"only a function of one's own takes deadline_minutes, not kind {self.kind!r}")
         if self.gate is None and self.below_gate != 0.0:
             raise ConfigError("below_gate needs a gate")
         if self.stage and self.kind != "reward_model":
@@ -223,7 +229,7 @@ class RlConfig:
     prompts_per_iteration: PositiveInt
     group_size: PositiveInt
     learning_rate: PositiveFloat
-    rewards: tuple[RewardTerm, ...]
+    rewards: tuple[RewardTerm, ...] = ()  # none: the KL to a teacher is all that is paid
     sampling: SamplingConfig
     update: UpdateConfig = field(default_factory=UpdateConfig)
     kl: KlConfig = field(default_factory=KlConfig)

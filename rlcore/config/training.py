@@ -1,4 +1,4 @@
-"""Settings of the supervised stages: SFT and the reward model."""
+"""Settings of the supervised stages: SFT, DPO and the reward model."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ class SftConfig:
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
+    min_mates: Fraction = 0.25  # share of answers beside the one prompt whose rare words they repeat; 0: not asked
+    min_pairing: NonNegativeFloat = 0.0  # nats per token that held-out answers cost more after other prompts
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoConfig:
+    """Direct preference optimization; the reference is the checkpoint that the stage starts from.
+
+    ``beta``: how dear it is to leave the reference; a smaller one allows more (Rafailov et al. 2023).
+    ``label_smoothing``: share of labels assumed to be wrong (conservative DPO). With ``adapter.rank`` > 0 an adapter
+    learns on the frozen checkpoint.
+    """
+
+    num_epochs: PositiveInt
+    batch_size: PositiveInt  # pairs per optimizer step; a ranked list counts as one
+    learning_rate: PositiveFloat
+    beta: PositiveFloat = 0.1
+    label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
+    tokens_per_microbatch: PositiveInt = 8192
+    eval_every: NonNegativeInt = 0
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -88,6 +110,7 @@ class RewardModelConfig:
     audit_folds: NonNegativeInt = 5
     tokens_per_microbatch: PositiveInt = 8192
     min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
+    max_label_noise: Fraction = 1.0  # the stage fails where more labels look wrong to the audit; 0.5: it guesses
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -20,6 +21,7 @@ from rlcore.loop.sync import baseline_notes, compare_engines, sync_idle
 from rlcore.loop.update import update_policy
 from rlcore.sampling.base import rest, take_metrics
 from rlcore.sampling.episodes import episode_metrics
+from rlcore.training.local import LocalLearner
 from rlcore.types import Rollout, ScoredRollout
 
 
@@ -42,7 +44,8 @@ def train(parts: Parts, recorder: Recorder | None = None) -> Outcome:
 def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
     """A run whose engines and rewards are proved sound. If it has a checkpoint, it resumes from the newest one.
 
-    On the way out the engine is idle, and the last checkpoint is on the disk.
+    On the way out the engine is idle, and the last checkpoint is on the disk. When the run is interrupted between two
+    updates, that is one of its last iteration.
 
     Raises:
         ConfigError: the run is to be evaluated, but has no held-out problems.
@@ -74,7 +77,11 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
             run.restore(state)
             recorder.note(f"goes on after iteration {run.done} of {config.num_iterations}")
             sync_idle(run)
-        yield run
+        try:
+            yield run
+        except KeyboardInterrupt:
+            _keep_iteration(run)
+            raise
 
 
 def iterate(run: Run) -> None:
@@ -111,6 +118,7 @@ def _iterate(run: Run) -> None:
     metrics = _rollout_metrics(parts, drawn)
     with timed(seconds, "update"):
         rest(parts.engine)
+        run.settled = ""
         metrics |= update_policy(run, drawn.groups, iteration, audit=run.audit)
     if _waits_for_engine(run, iteration):
         with timed(seconds, "rollout"):
@@ -205,6 +213,8 @@ def _record(run: Run, iteration: int, metrics: dict[str, float], drawn: Drawn[li
     run.recorder.rollouts(iteration, drawn)
     if run.stop is None and run.checkpoints.is_due(iteration):
         _checkpoint(run, spared=verdict.seen.values())
+    elif run.stop is None:
+        run.settled, run.spared = json.dumps(run.audit.state()), tuple(verdict.seen.values())
 
 
 def _checkpoint(run: Run, *, spared: Collection[int]) -> None:
@@ -213,6 +223,18 @@ def _checkpoint(run: Run, *, spared: Collection[int]) -> None:
     known_answers_canary(parts.reward, parts.prompts, prefill=parts.tokenizer.prefill)
     run.recorder.flush()  # a resumed run does not record this again
     run.checkpoints.save(run.done, run_state=run.state(), spared=spared)
+
+
+def _keep_iteration(run: Run) -> None:
+    """Write a checkpoint of the last iteration, if there is none and nothing has changed since.
+
+    Not where rollouts are sampled ahead, which takes longer than a user waits; nor where the learner is in processes
+    of its own, which the same signal reaches.
+    """
+    if run.settled and not run.parts.config.sampling.staleness and isinstance(run.parts.learner, LocalLearner):
+        run.recorder.flush()
+        state = {**run.state(), "audit": json.loads(run.settled)}
+        run.checkpoints.save(run.done, run_state=state, spared=run.spared)
 
 
 def _check_rewards(parts: Parts, samples: list[Rollout]) -> list[str]:

@@ -98,7 +98,8 @@ class Run:
 
     ``baselines``: what each engine showed before any update. ``served``: the policy version that the engine was given
     last, or will be before it samples on. ``findings`` of the health rules, as they came up, each with its iteration.
-    ``stop``: what ended the run early.
+    ``stop``: what ended the run early. ``settled``: the audit's state after the last iteration, as JSON; empty while
+    the learner changes, and when a checkpoint has it. ``spared``: the checkpoints that the health rules may go back to.
     """
 
     parts: Parts
@@ -112,6 +113,8 @@ class Run:
     history: list[dict[str, float]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     stop: Stop | None = None
+    settled: str = ""
+    spared: tuple[int, ...] = ()
 
     @property
     def is_over(self) -> bool:

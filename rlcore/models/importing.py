@@ -22,7 +22,8 @@ from rlcore.models.gguf import find_package_file, read_gguf
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.saving import files_digest, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.models.starting_tokenizer import control_token, with_arguments
+from rlcore.models.starting_model import look_at, read_config, require_template_ends
+from rlcore.models.starting_tokenizer import control_token, load_tokenizer, read_template, with_arguments
 from rlcore.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
@@ -63,13 +64,15 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
     with no_progress_bars(), new_folder(folder) as temporary:
         model, backend = _read_source(config, seed=seed)
         if config.chat_template:
-            backend.chat_template = _read_template(Path(config.chat_template))
+            backend.chat_template = read_template(Path(config.chat_template))
         elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
             backend.chat_template = backend.get_chat_template()
         if config.template_arguments:
             backend.chat_template = with_arguments(backend.chat_template or "", config.template_arguments)
+        if config.source != "scratch":
+            require_template_ends(backend)
         _write(model, backend, temporary, extra_eos=config.extra_eos)
-        tokenizer = ChatTokenizer.load(temporary)
+        tokenizer = load_tokenizer(temporary)
         _verify(temporary, model, tokenizer)
         card = _card(config, model, tokenizer, weights_sha256=weights_digest(temporary))
         (temporary / CARD).write_text(json.dumps(dataclasses.asdict(card), indent=1) + "\n", encoding="utf-8")
@@ -124,7 +127,7 @@ def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
             fix="correct model.path",
         )
     require_vocabulary(folder)
-    model = from_pretrained(folder, dtype="auto", local_files_only=True)
+    model = from_pretrained(folder, dtype="auto", config=look_at(folder), local_files_only=True)
     return model, _read_tokenizer(folder, local_files_only=True)
 
 
@@ -135,7 +138,9 @@ def _read_hub(name: str, revision: str) -> tuple[PreTrainedModel, PreTrainedToke
             where="model.revision",
             fix="name the 40 hexadecimal digits of a commit: branches and tags can be moved",
         )
-    return from_pretrained(name, dtype="auto", revision=revision), _read_tokenizer(name, revision=revision)
+    config = read_config(name, revision=revision)
+    model = from_pretrained(name, dtype="auto", config=config, revision=revision)
+    return model, _read_tokenizer(name, revision=revision)
 
 
 def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokenizerBase:
@@ -145,20 +150,14 @@ def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokeni
         raise ModelError(f"the model has no usable tokenizer: {error}", where=str(name)) from error
 
 
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"the chat template cannot be read: {error}", where=tried(str(path))) from error
-
-
 def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
+    # Fresh, because a model's own may ask for top-p or top-k, and an engine would then sample a filtered distribution.
+    model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     model.save_pretrained(folder)
     backend.save_pretrained(folder)
     extra = [control_token(backend, text) for text in extra_eos]
     eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
     ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
-    # Fresh, because a model's own may ask for top-p or top-k, and an engine would then sample a filtered distribution.
     GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +23,6 @@ from rlcore.models.saving import narrow_like, new_folder
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_LOAD_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, SafetensorError)
 
 
 def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
@@ -67,7 +67,7 @@ def save_model(
                 raise ModelError(f"the checkpoint has no {name}", where=str(tokenizer_folder))
 
 
-def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: str | bool) -> PreTrainedModel:
+def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
     """A causal language model from safetensors, whole and not quantized, of a class of transformers' own.
 
     Raises:
@@ -82,7 +82,7 @@ def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: st
             output_loading_info=True,
             **options,
         )
-    except _LOAD_FAULTS as error:
+    except Exception as error:  # whatever the files do to their reader
         raise ModelError(
             f"the model cannot be loaded: {error}",
             where=_damaged_file(name) or str(name),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from rlcore.config.data import tried
 from rlcore.errors import ModelError
-from rlcore.tokenization import special_tokens_of
+from rlcore.tokenization import ChatTokenizer, special_tokens_of
 
 _SHOWN = 12
 
@@ -33,6 +35,32 @@ def with_arguments(template: str, arguments: Mapping[str, str | int | float | bo
         literal = str(value).lower() if isinstance(value, bool) else ascii(value)
         lines.append(f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif -%}}\n")
     return "".join(lines) + template
+
+
+def read_template(path: Path) -> str:
+    """The text of a chat template's file.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the chat template cannot be read: {error}", where=tried(str(path))) from error
+
+
+def load_tokenizer(folder: Path) -> ChatTokenizer:
+    """The tokenizer of a checkpoint that somebody else made.
+
+    Raises:
+        ModelError: whatever it is that it or its chat template does.
+    """
+    try:
+        return ChatTokenizer.load(folder)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"the model's tokenizer cannot be used: {type(error).__name__}: {error}") from error
 
 
 def control_token(backend: PreTrainedTokenizerBase, text: str) -> int:

@@ -46,7 +46,8 @@ class MixedReward:
     and it counts also where a part behind it is unscored. Where a part is unscored or NaN otherwise, the total is
     unscored, with that part's error: a sum over the others would be another reward. An exception inside a part leaves
     the whole batch unscored by it, and :func:`check_error_rate` then stops the run. A part that is not on a rollout's
-    data set is as if it were not there. Use it in a ``with`` block to end the processes of its parts.
+    data set is as if it were not there; without any part, every total is 0. Use it in a ``with`` block to end the
+    processes of its parts.
     """
 
     name = "mix"
@@ -68,6 +69,8 @@ class MixedReward:
         Raises:
             RewardError: an infinite value, or a part that scored another number of rollouts than it was given.
         """
+        if not self._parts:
+            return [Score(value=0.0, parts={}) for _ in rollouts]
         columns = [_column(part, rollouts) for part in self._parts]
         return [self._total(row) for row in zip(*columns, strict=True)] if rollouts else []
 

@@ -15,12 +15,13 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rlcore.config import RewardTerm
+from rlcore.config.rl import DEADLINE_MINUTES
+from rlcore.deadlines import Deadline
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import graded, ungraded
 from rlcore.types import Rollout, Score
@@ -36,14 +37,16 @@ _MAX_TRIALS = 64
 class FunctionReward:
     """A user's function as a reward; its part has the function's name."""
 
-    def __init__(self, function: UserFunction, name: str) -> None:
+    def __init__(self, function: UserFunction, name: str, *, deadline_minutes: float = DEADLINE_MINUTES) -> None:
         self._function, self.name, self._file = function, name, _file_of(function)
+        self._seconds = 60.0 * deadline_minutes
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """
         Raises:
             RewardError: the function raised, returned another number of values than rollouts, or a value that is
                 neither a number nor None; names the function and the rollout.
+            DeadlineError: it did not come back in time.
         """
         if not rollouts:
             return []
@@ -61,12 +64,18 @@ class FunctionReward:
         return [self._score(_plain(value), rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
     def _call(self, rollouts: Sequence[Rollout]) -> Values:
-        outcome = self._function(rollouts)
+        first = rollouts[0]
+        deadline = Deadline(
+            seconds=self._seconds,
+            name=f"the reward function {self.name}",
+            where=f"{len(rollouts)} rollouts; the first is of prompt {first.prompt.prompt_id!r}: {first.text[:120]!r}",
+            setting="deadline_minutes of the reward",
+        )
+        outcome = deadline.within(partial(self._function, rollouts))
         if not inspect.isawaitable(outcome):
             return outcome
         # In a thread of its own: the caller's thread may be running an event loop already.
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            return thread.submit(asyncio.run, _finished(outcome)).result()
+        return deadline.aside(partial(asyncio.run, _finished(outcome)))
 
     def _failure(self, error: Exception, rollouts: Sequence[Rollout]) -> RewardError:
         frames = traceback.extract_tb(error.__traceback__)
@@ -133,7 +142,7 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
     if not callable(function):
         raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")
     _check_options(function, term, path)
-    return FunctionReward(partial(function, **term.options), name)
+    return FunctionReward(partial(function, **term.options), name, deadline_minutes=term.deadline_minutes)
 
 
 def _check_options(function: Callable[..., Any], term: RewardTerm, path: str) -> None:

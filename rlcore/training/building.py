@@ -31,17 +31,20 @@ Policy: TypeAlias = PreTrainedModel | AdaptedModel
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerPlan:
     """What learns, by which settings. ``start``: the policy's checkpoint; ``critic_start``: that of the critic's trunk
-    or adapter, ``start`` again unless it begins as a reward model."""
+    or adapter, ``start`` again unless it begins as a reward model; ``reference``: what KL is measured to, left out:
+    ``start``."""
 
     start: Path
     critic_start: Path
     config: RlConfig
     seed: int
+    reference: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain values, of which :meth:`from_json` makes it again."""
-        paths = {"start": str(self.start.absolute()), "critic_start": str(self.critic_start.absolute())}
-        return {**paths, "config": to_dict(self.config), "seed": self.seed}
+        paths = {"start": self.start, "critic_start": self.critic_start, "reference": self.reference}
+        named = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
+        return {**named, "config": to_dict(self.config), "seed": self.seed}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LearnerPlan:
@@ -49,6 +52,7 @@ class LearnerPlan:
         return cls(
             start=Path(values["start"]),
             critic_start=Path(values["critic_start"]),
+            reference=None if values["reference"] is None else Path(values["reference"]),
             config=build(RlConfig, json.loads(json.dumps(values["config"]))),
             seed=values["seed"],
         )
@@ -92,12 +96,17 @@ def make_share(
     roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
     if not isinstance(reference, AdaptedModel):
         roots.append(reference)
-    for model in (each for each in roots if each is not None):
+    spread([each for each in roots if each is not None], ranks, sharding, device=device)
+    return LocalLearner(_learner(plan, policy, critic), reference)
+
+
+def spread(models: Iterable[nn.Module], ranks: Ranks, sharding: Sharding | None, *, device: torch.device) -> None:
+    """Leave of each model this rank's shards on ``device``; without ``sharding`` each rank has all of it."""
+    for model in models:
         if sharding:
             shard(model, ranks, sharding, device=device)
         else:
             join(model, ranks)
-    return LocalLearner(_learner(plan, policy, critic), reference)
 
 
 def _learner(plan: LearnerPlan, policy: Policy, critic: ScalarModel | None) -> Learner:
@@ -109,6 +118,8 @@ def _others(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> tuple[Scalar
     critic = _critic(plan, policy, runtime) if resolve_algorithm(plan.config).uses_critic else None
     if plan.config.kl.coefficient == 0.0:
         return critic, None
+    if plan.reference is not None and plan.reference.absolute() != plan.start.absolute():
+        return critic, runtime.load_reference(plan.reference)
     # Of an adapted policy the reference is the base with every adapter off.
     is_adapted = isinstance(policy, AdaptedModel)
     return critic, AdaptedModel(policy.base, "") if is_adapted else runtime.load_reference(plan.start)

@@ -35,6 +35,7 @@ from rlcore.training.optim import parameters_of
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
+_ALWAYS = ("policy.safetensors", "optimizer.safetensors")
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -171,10 +172,15 @@ def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path 
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether every file of a checkpoint has the size and the SHA-256 that its manifest states."""
+    """Whether a checkpoint has the files that its manifest states, with their sizes and SHA-256, and no others.
+
+    Weights, optimizer and state have to be among them.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return STATE in manifest and all(_describe(folder / name) == entry for name, entry in manifest.items())
+        there = {path.name for path in folder.iterdir()} - {MANIFEST}
+        is_whole = {STATE, *_ALWAYS} <= manifest.keys() == there
+        return is_whole and all(_describe(folder / name) == entry for name, entry in manifest.items())
     except (OSError, ValueError, TypeError, AttributeError):
         return False
 

@@ -209,6 +209,17 @@ def lay_out_episodes(
     )
 
 
+def _without_signal(numbers: Sequence[int], samples: Sequence[TrainingSample], episodes: Episodes) -> list[bool]:
+    """Of each group whether it teaches nothing: its rewards are equal, or it is a completion alone with advantage 0."""
+    places: dict[int, list[int]] = {}
+    for place, number in enumerate(numbers):
+        places.setdefault(number, []).append(place)
+    return [
+        not has_signal(episodes.rewards[own]) if len(own) > 1 else not bool(samples[own[0]].advantages.any())
+        for own in places.values()
+    ]
+
+
 def _metrics(
     numbered: Sequence[tuple[int, ScoredRollout]],
     kept: Sequence[tuple[int, ScoredRollout]],
@@ -219,8 +230,7 @@ def _metrics(
 ) -> dict[str, float]:
     lengths = [len(item.rollout.completion_ids) for _, item in numbered]
     cut = [item.rollout.finish_reason == "length" for _, item in numbered]
-    numbers = torch.tensor([number for number, _ in kept])
-    without_signal = [not has_signal(episodes.rewards[numbers == number]) for number in set(numbers.tolist())]
+    without_signal = _without_signal([number for number, _ in kept], samples, episodes)
     advantages = torch.cat([sample.advantages[sample.loss_mask] for sample in samples])
     metrics = {
         "reward/errors": float(sum(not _is_scored(item) for _, item in numbered)),

@@ -157,6 +157,7 @@ class LocalLearner:
 
     def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
         self._writer.wait()
+        self._witness.forget()
         return load_newest(root, self.learner, identity=identity, up_to=up_to)
 
     def wait(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
+from tasks.home.disk import sync
 
 MANIFEST = "MANIFEST.json"
 _FORMAT = 1
@@ -66,23 +66,42 @@ class ArtifactStore:
         self.root = root
 
     def commit(self, folder: Path, *, kind: str, rows: int = 0, contract: str = "", stage_key: str = "") -> ArtifactRef:
-        """Move a finished folder into the store; when the same content is there already, drop the new copy.
+        """Seal a finished folder and place it in the store.
+
+        Raises:
+            StorageError: as :meth:`seal` and :meth:`place`.
+        """
+        ref = self.seal(folder, kind=kind, rows=rows, contract=contract, stage_key=stage_key)
+        self.place(folder, ref)
+        return ref
+
+    def seal(self, folder: Path, *, kind: str, rows: int = 0, contract: str = "", stage_key: str = "") -> ArtifactRef:
+        """Write the manifest of a finished folder, and have all of it on the disk; what it will be in the store.
+
+        Raises:
+            StorageError: an empty folder, a link, a special or a half-written file in it, or the disk refuses.
+        """
+        try:
+            digest, size = _seal(folder, kind)
+        except OSError as error:
+            raise _refusal(folder, error) from error
+        uri = f"artifacts/{kind}/{digest}"
+        return ArtifactRef(
+            kind=kind, uri=uri, sha256=digest, bytes=size, rows=rows, contract=contract, stage_key=stage_key
+        )
+
+    def place(self, folder: Path, ref: ArtifactRef) -> None:
+        """Move a sealed folder into the store; when the same content is there already, drop the new copy.
 
         ``folder`` must lie on the same disk as the home. After the return it no longer exists.
 
         Raises:
-            StorageError: an empty folder, a link or special file in it, or the disk refuses.
+            StorageError: the disk refuses.
         """
         try:
-            digest, size = _seal(folder, kind)
-            target = self.root / "artifacts" / kind / digest
-            self._place(folder, target, digest)
+            self._place(folder, self.root / ref.uri, ref.sha256)
         except OSError as error:
-            raise StorageError(f"cannot store the artifact: {error.strerror}", where=str(folder)) from error
-        uri = target.relative_to(self.root).as_posix()
-        return ArtifactRef(
-            kind=kind, uri=uri, sha256=digest, bytes=size, rows=rows, contract=contract, stage_key=stage_key
-        )
+            raise _refusal(folder, error) from error
 
     def faults(self, ref: ArtifactRef) -> tuple[str, ...]:
         """What is wrong with the files of ``ref``, found by hashing all of them; empty when they are intact."""
@@ -116,7 +135,7 @@ class ArtifactStore:
             if _folder_faults(target, digest):
                 raise
             shutil.rmtree(folder)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 def file_sha256(path: Path) -> str:
@@ -134,10 +153,14 @@ def _seal(folder: Path, kind: str) -> tuple[str, int]:
     manifest = {"format": _FORMAT, "kind": kind, "sha256": digest, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for path in [folder / MANIFEST, *(folder / entry["path"] for entry in files)]:
-        _sync(path)
+        sync(path)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _sync(path)
+        sync(path)
     return digest, sum(entry["bytes"] for entry in files)
+
+
+def _refusal(folder: Path, error: OSError) -> StorageError:
+    return StorageError(f"cannot store the artifact: {error.strerror}", where=str(folder))
 
 
 def _is_folder(path: Path) -> bool:
@@ -150,6 +173,12 @@ def _describe(folder: Path, path: Path) -> dict[str, Any]:
             "an artifact holds plain files alone, and this is a link or a special file",
             where=str(path),
             fix="copy the file instead of linking to it",
+        )
+    if path.name.startswith(".") and path.suffix == ".tmp":
+        raise StorageError(
+            "a file that was never finished is about to become part of a result",
+            where=str(path),
+            fix="remove it, then start the same command again",
         )
     return {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
@@ -183,11 +212,3 @@ def _is_intact(path: Path, sha256: str) -> bool:
         return path.is_file() and file_sha256(path) == sha256
     except OSError:  # a file that cannot be read is as good as lost, and is computed again
         return False
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

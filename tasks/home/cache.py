@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ from tasks.home.storage import read_json, write_json
 
 Ingredients = Mapping[str, Any]
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class StageCache:
         self.folder = folder
 
     def find(self, stage: str, key: str) -> Record | None:
+        """The record of a key; one that is damaged, or that is about another stage or key, counts as absent."""
         return _read(self.folder / stage / f"{key}.json")
 
     def records(self, stage: str) -> tuple[Record, ...]:
@@ -60,9 +63,8 @@ class StageCache:
 
     def write(self, stage: str, record: Record) -> None:
         values = {field.name: getattr(record, field.name) for field in fields(record)}
-        write_json(
-            {"format": _FORMAT, **values, "ref": record.ref.to_json()}, self.folder / stage / f"{record.key}.json"
-        )
+        document = {"format": _FORMAT, "stage": stage, **values, "ref": record.ref.to_json()}
+        write_json({**document, "seal": _seal(document)}, self.folder / stage / f"{record.key}.json")
 
 
 def now() -> str:
@@ -73,9 +75,17 @@ def now() -> str:
 def _read(path: Path) -> Record | None:
     try:
         document = read_json(path)
-        if document["format"] != _FORMAT:
+        seal = document.pop("seal")
+        is_ours = (document["format"], document["stage"], document["key"]) == (_FORMAT, path.parent.name, path.stem)
+        if not is_ours or seal != _seal(document):
             return None
         values = {field.name: document[field.name] for field in fields(Record)}
         return Record(**{**values, "ref": ArtifactRef.from_json(values["ref"])})
-    except (KeyError, TypeError, StorageError):
+    except (KeyError, TypeError, AttributeError, StorageError):
         return None
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    """A digest of everything else that a record says: no byte of it is believed that was not written so."""
+    as_read = json.loads(json.dumps(document))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

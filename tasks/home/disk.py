@@ -1,8 +1,9 @@
-"""What a full disk looks like from here, whoever was writing: the system, SQLite below MLflow, safetensors, Arrow."""
+"""What is on the disk for sure, and what a full one looks like, whoever was writing: the system, SQLite, Arrow."""
 
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,15 @@ from pathlib import Path
 from rlcore.errors import RlcoreError, StorageError
 
 _TEXTS = ("No space left on device", "database or disk is full", "Disk quota exceeded")  # of errors that hold only text
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk itself, so that a power cut cannot take them back."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

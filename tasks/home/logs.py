@@ -7,7 +7,8 @@ import logging
 from rlcore.errors import RlcoreError
 from tasks.home.disk import is_full_disk
 
-_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "mlflow.store.db.utils")
+_STORE = "mlflow.store.db.utils"
+_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", _STORE)
 
 
 class UserErrors(logging.Filter):
@@ -22,6 +23,8 @@ class UserErrors(logging.Filter):
         if isinstance(error, RlcoreError):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"{type(error).__name__}: {error}", ()
+        elif record.name == _STORE and "database is locked" in str(error):
+            return False  # who waits for it says so (tasks.tracking.patience)
         elif error is not None and is_full_disk(error):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"the disk is full ({type(error).__name__})", ()

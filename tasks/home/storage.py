@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlcore.errors import StorageError
+from tasks.home.artifacts import file_sha256
+from tasks.home.disk import sync
 
 GROUP_ROWS = 16_384  # of a table that is written in parts
 _FIXES = {
@@ -135,6 +137,27 @@ def write_bytes(content: bytes, path: Path) -> None:
         file.write(content)
 
 
+def note_digest(path: Path) -> None:
+    """Note beside a folder, in ``<folder>-digests``, what one of its files is: it has to be the same when it is used.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    write_bytes(file_sha256(path).encode(), _digest_file(path))
+
+
+def is_as_noted(path: Path) -> bool:
+    """Whether a file is there and still what :func:`note_digest` has noted."""
+    try:
+        return _digest_file(path).read_text(encoding="utf-8") == file_sha256(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_file(path: Path) -> Path:
+    return path.parent.with_name(f"{path.parent.name}-digests") / path.name
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file that nobody changes a second name; where the disk has no hard links, or is another one, copy it.
 
@@ -164,7 +187,7 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _refusal("write", path, error) from error
 
@@ -189,14 +212,6 @@ def _arrow(frame: pd.DataFrame, path: Path, schema: pa.Schema | None = None) -> 
         raise StorageError(
             f"the table cannot be stored: {error}", where=str(path), fix="give each column values of one type"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refusal(verb: str, path: Path, error: OSError) -> StorageError:

@@ -8,6 +8,7 @@ released. Process ids in a lease are for people: an id alone proves nothing.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -22,36 +23,57 @@ import psutil
 
 from tasks.home.locks import file_lock, locked_file
 from tasks.home.settings import Home, engine_name
+from tasks.home.storage import read_json, write_json
 from tasks.tracking import runs as tracking
 
+logger = logging.getLogger(__name__)
 _SERVER = "prefect.server.api.server:create_app"
 _LAUNCHER = "RLCORE_LAUNCHER"
+LEASE_TAG = "lease"  # of an MLflow run
+_UNSWEPT = "unswept"  # a file that says: a process died while others lived, so what it has left may still be there
+# Of tasks.home.storage, rlcore.models.saving, tasks.pipeline.pages and tasks.home.locks, tasks.home.artifacts, MLflow.
+_HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Which process runs what. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine."""
+    """Which process runs what. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine.
+
+    The MLflow runs of a pipeline are found by the name of its lease, in the tag ``lease``.
+    """
 
     host: str
     pid: int
-    mlflow_run_id: str
+    experiment: str
     flow_run_id: str
     attempt: int
 
 
 @contextmanager
-def hold_lease(home: Home, *, mlflow_run_id: str, flow_run_id: str = "", attempt: int = 0) -> Iterator[None]:
-    """Hold a lease while a pipeline runs; the kernel lets go of it when the process dies."""
-    lease = Lease(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        mlflow_run_id=mlflow_run_id,
-        flow_run_id=flow_run_id,
-        attempt=attempt,
-    )
-    with locked_file(home.leases / f"{uuid.uuid4().hex}.json", json.dumps(asdict(lease))):
+def starting(home: Home) -> Iterator[None]:
+    """Heal what dead processes have left, then let this process start in the block, while no other one does.
+
+    A process that writes in the home takes its lease in here. So what lies there without a living lease is nobody's.
+    """
+    with file_lock(home.leases / "starting.lock"):
+        for line in heal(home):
+            logger.warning("%s", line)
         yield
+
+
+@contextmanager
+def hold_lease(home: Home, *, experiment: str, flow_run_id: str = "", attempt: int = 0) -> Iterator[str]:
+    """Hold a lease while a pipeline runs, which the kernel lets go of when the process dies; yields its name.
+
+    The lease comes before the first MLflow run, which has its name as a tag from its first moment on.
+    """
+    name = uuid.uuid4().hex
+    lease = Lease(
+        host=socket.gethostname(), pid=os.getpid(), experiment=experiment, flow_run_id=flow_run_id, attempt=attempt
+    )
+    with locked_file(home.leases / f"{name}.json", json.dumps(asdict(lease))):
+        yield name
 
 
 def mark_launcher() -> None:
@@ -62,23 +84,44 @@ def mark_launcher() -> None:
 def heal(home: Home) -> tuple[str, ...]:
     """End in MLflow and Prefect what dead processes have left running; one line for each thing that was done.
 
-    The inline engine leaves leases of Prefect flow runs to the next run under Prefect, which has its API at hand.
+    Half-written files go when no process is alive that could be writing them. The inline engine leaves flow runs to the
+    next run under Prefect, which has its API at hand.
     """
     done: list[str] = []
     with ExitStack() as stack:
-        dead: list[Lease] = []
-        alive: list[Lease] = []
+        dead: dict[str, Lease | None] = {}
+        alive: list[Lease | None] = []
         for path in sorted(home.leases.glob("*.json")):
-            seen = _read(path)
-            if seen is None or (seen.flow_run_id and engine_name() == "inline"):
-                continue
             free = stack.enter_context(file_lock(path, wait=False))
-            lease = _read(path)  # again: it may have ended in good order between the two
-            if lease is not None:
-                (dead if free else alive).append(lease)
-        for lease in dead:
-            done += _end(lease, alive, home)
+            if path.exists():  # or it has ended in good order, between the two
+                lease = _read(path)
+                dead |= {path.stem: lease} if free else {}
+                alive += [] if free else [lease]
+        for name, lease in dead.items():
+            done += _end(name, lease, home) if lease else []
+        if engine_name() != "inline":
+            done += _crash_flow_runs(home, {lease.flow_run_id for lease in alive if lease})
+        unswept = home.leases / _UNSWEPT
+        if dead:
+            unswept.touch()
+        if not alive and unswept.exists():
+            sweep(home)
+            unswept.unlink()
     return (*done, *_remove_unfinished(home))
+
+
+def sweep(home: Home) -> None:
+    """Remove half-written files. Nobody may be writing in the home; each begins with a dot, or is a lock of nobody."""
+    stages = [each for each in home.work.iterdir() if each.is_dir() and not (each / "leases").exists()]  # no inner home
+    folders = (home.cache, home.pages, home.leases, home.artifacts, home.mlartifacts, home.root / "reports", *stages)
+    for remains in [path for folder in folders for pattern in _HALF_WRITTEN for path in folder.rglob(pattern)]:
+        if remains.is_dir():
+            shutil.rmtree(remains, ignore_errors=True)
+        else:
+            remains.unlink(missing_ok=True)
+    for lock in (*home.work.glob("*.lock"), *home.root.glob("*.lock")):
+        with file_lock(lock, wait=False):
+            pass  # its file goes with it
 
 
 def end_orphaned_servers(home: Home) -> tuple[str, ...]:
@@ -116,16 +159,27 @@ def crash_flow_run(flow_run_id: str, *, attempt: int, reason: str) -> bool:
         return True
 
 
-def _end(lease: Lease, alive: list[Lease], home: Home) -> list[str]:
+def _end(name: str, lease: Lease, home: Home) -> list[str]:
     who = f"process {lease.pid} on {lease.host} died"
-    done = []
-    if lease.mlflow_run_id not in {other.mlflow_run_id for other in alive}:
-        count = tracking.open_tracker(home).kill_runs(lease.mlflow_run_id)
-        done += [f"{who}: MLflow run {lease.mlflow_run_id} marked KILLED ({count} with its stages)"] if count else []
-    if lease.flow_run_id and lease.flow_run_id not in {other.flow_run_id for other in alive}:
-        marked = crash_flow_run(lease.flow_run_id, attempt=lease.attempt, reason=who)
-        done += [f"{who}: Prefect flow run {lease.flow_run_id} marked CRASHED"] if marked else []
+    tracker, done = tracking.open_tracker(home), []
+    for run in tracker.find_runs(lease.experiment, LEASE_TAG, name):
+        count = tracker.kill_runs(run)
+        done += [f"{who}: MLflow run {run} marked KILLED ({count} with its stages)"] if count else []
+    if lease.flow_run_id:
+        write_json(
+            {"flow_run_id": lease.flow_run_id, "attempt": lease.attempt, "who": who}, home.leases / f"{name}.flow"
+        )
     return done
+
+
+def _crash_flow_runs(home: Home, alive: set[str]) -> Iterator[str]:
+    """Mark the flow runs of dead processes as crashed, except those that another process goes on with."""
+    for path in sorted(home.leases.glob("*.flow")):
+        flow = read_json(path)
+        run, attempt, who = flow["flow_run_id"], flow["attempt"], flow["who"]
+        if run not in alive and crash_flow_run(run, attempt=attempt, reason=who):
+            yield f"{who}: Prefect flow run {run} marked CRASHED"
+        path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Lease | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import EngineConfig
@@ -15,13 +15,14 @@ from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
 from rlcore.memory import Footprint
-from rlcore.memory_plan import ModelSize, readable, reward_model_needs, rl_needs, sft_needs
+from rlcore.memory_plan import ModelSize, dpo_needs, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.scratch import make_config, make_tokenizer
+from rlcore.models.starting_model import read_config, require_files
 from rlcore.sampling.vllm.placement import Cards, is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.preset.run import RunConfig
-from tasks.preset.stages import RewardModelStage, RlStage, SftStage
+from tasks.preset.stages import DpoStage, RewardModelStage, RlStage, SftStage
 from tasks.steps.base import MODEL
 from tasks.steps.rollout_engine import place
 
@@ -75,6 +76,11 @@ def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]
             fixes = _moments(path, stage.settings.optim.kind)
             found = sft_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
             needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
+        elif isinstance(stage, DpoStage):
+            adapter = () if stage.settings.adapter.rank else (f"{path}.adapter.rank = 16",)
+            fixes = (*adapter, *_moments(path, stage.settings.optim.kind))
+            found = dpo_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
+            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
         elif isinstance(stage, RewardModelStage):
             adapter = () if stage.settings.trunk.adapter.rank else (f"{path}.trunk.adapter.rank = 16",)
             fixes = (*adapter, *_moments(path, stage.settings.optim.kind))
@@ -98,8 +104,8 @@ def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> 
 
 
 def _read(folder: Path) -> PretrainedConfig:
-    found: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return found
+    require_files(folder)
+    return read_config(folder, local_files_only=True)
 
 
 def memory_lines(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Collection[str]) -> list[str]:
@@ -156,6 +162,7 @@ def _rl_need(
         compute_bytes=dtype.itemsize,
         recompute=config.hardware.recompute_layers,
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
+        own_reference=bool(stage.reference),
     )
     if config.placement.is_sharded(adapted=rl.update.adapter.rank > 0):
         # An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Record, describe_machine
-from tasks.pipeline.stages import PipelineRun, Stage
+from tasks.pipeline.stage_runs import PipelineRun
+from tasks.pipeline.stages import Stage
 from tasks.steps.base import MODEL
 from tasks.tracking.card import write_cards
 from tasks.tracking.described import describe, refresh_cards
 from tasks.tracking.lineage import read_records
 from tasks.tracking.packaged import Package
-from tasks.tracking.registry import find_by_sha256, register_model
+from tasks.tracking.registration import register_model
+from tasks.tracking.registry import find_by_sha256
 
 
 def register(
@@ -30,9 +32,8 @@ def register(
     tags = _tags(record, inputs) | {"preset": preset}
     cards = write_cards(run.home, read_records(run.home), record, name=name, tags=tags)
     package = Package(checkpoint=run.store.path(ref) / MODEL, cards=cards, facts=tags)
-    version = register_model(made_by, package, name=name, tags=tags)
+    version = register_model(made_by, package, name=name, tags=tags, metrics=record.metrics)
     describe(run.tracker, version, cards.model)
-    made_by.log_model_metrics(version.model_id, record.metrics)
 
 
 def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:

@@ -64,8 +64,9 @@ def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> Non
     page = draw(result, unfinished)
     shutil.rmtree(folder, ignore_errors=True)  # of code that drew otherwise
     unfinished.rename(folder)
-    write_bytes(closure_digest(draw.__module__).encode(), _mark(folder))
     run.log_artifacts(folder, f"pages/{result.stage}")
+    # The mark is the last, so that a call that was killed is done again.
+    write_bytes(closure_digest(draw.__module__).encode(), _mark(folder))
     if page:
         report_markdown(result.stage, page)
 

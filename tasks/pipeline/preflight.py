@@ -36,9 +36,9 @@ from tasks.pipeline.sizes import disk_account, position_faults
 from tasks.pipeline.unusual import unusual
 from tasks.preset.data import HUB, POLICY
 from tasks.preset.evaluation import EvaluationConfig
-from tasks.preset.graph import asked_for, start_of
+from tasks.preset.graph import REGISTRY, asked_for
 from tasks.preset.run import RunConfig
-from tasks.preset.stages import BASE, RlStage, StageConfig, rewards_of, sampling_of
+from tasks.preset.stages import BASE, RlStage, StageConfig, reference_of, rewards_of, sampling_of
 from tasks.steps.base import MODEL
 from tasks.steps.data import check_options, hub_parts, resolve_adapter
 from tasks.steps.prepare import DATASET_KINDS
@@ -270,21 +270,24 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
 
 
 def _start(ready: Ready, name: str) -> Iterator[str]:
-    """A registered model that a stage starts from: whether it is there, and has the tokenizer of the run."""
+    """Registered models that a stage starts from or measures KL to: are they there, with the run's tokenizer?"""
     stage: StageConfig = ready.config.stages[name]
-    if start_of(name, stage) == stage.start:
-        return
-    key = f"stages.{name}.start = {stage.start!r}"
+    for setting, uri in (("start", stage.start), ("reference", reference_of(stage))):
+        if uri.startswith(REGISTRY):
+            yield from _registered(ready, f"stages.{name}.{setting} = {uri!r}", uri)
+
+
+def _registered(ready: Ready, key: str, uri: str) -> Iterator[str]:
     try:
-        tags = read_version(ready.home, stage.start.removeprefix("models:/"))
+        tags = read_version(ready.home, uri.removeprefix(REGISTRY))
     except RlcoreError as error:
-        yield f"{key}: {error.what}; train and register it first, or start from one of {BASE} and the preset's stages"
+        yield f"{key}: {error.what}; train and register it first, or name one of {BASE} and the preset's stages"
         return
     folders = list(
         ready.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
     )  # none where another home made it
     if folders and ready.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(ready.tokenizer):
         yield (
-            f"{key}: this model has another tokenizer than the run's; start from a model of the same family, or make "
+            f"{key}: this model has another tokenizer than the run's; take a model of the same family, or make "
             "it the base: model.source = 'registry'"
         )

@@ -11,18 +11,18 @@ from typing import Literal, Protocol
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.cache import StageCache, describe_machine, now
-from tasks.home.code_hash import code_version
+from tasks.home.cache import StageCache, describe_machine
 from tasks.home.locks import file_lock
 from tasks.home.settings import Home
-from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link, report_table, task
+from tasks.pipeline.bridge import report_table, task
 from tasks.pipeline.keys import key_of, why
-from tasks.pipeline.leases import heal, hold_lease
 from tasks.pipeline.models import complete_cards, register
+from tasks.pipeline.opening import opened
 from tasks.pipeline.pages import is_drawn, page_folder, show_pages
-from tasks.pipeline.stages import PipelineRun, Stage, ingredients_of, result_of, run_stage
+from tasks.pipeline.stage_runs import PipelineRun
+from tasks.pipeline.stages import Stage, ingredients_of, result_of, run_stage
 from tasks.preset.run import RunConfig
-from tasks.tracking.runs import RunTracker, Tracker, open_tracker
+from tasks.tracking.runs import RunTracker, open_tracker
 
 logger = logging.getLogger(__name__)
 START = "import_sft"  # the stage that makes the starting checkpoint
@@ -125,16 +125,10 @@ def run_pipeline(
         ConfigError: a stage needs more than the GPU has.
     """
     ordered, machine = order_stages(stages, targets), _machine(config)
-    for line in heal(home):
-        logger.warning("%s", line)
-    flow_run = current_flow_run()
     tracker = open_tracker(home)
-    parent = open_pipeline_run(tracker, experiment, config, flow_run)
-    flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
     refs: dict[str, ArtifactRef] = {}
-    started = now()
-    parent.set_tags({"machine": machine})
-    with hold_lease(home, mlflow_run_id=parent.run_id, flow_run_id=flow_run_id, attempt=attempt), parent:
+    with opened(home, tracker, experiment, config, targets) as parent:
+        parent.set_tags({"machine": machine})
         run = PipelineRun(
             home=home,
             store=ArtifactStore(home.root),
@@ -149,7 +143,7 @@ def run_pipeline(
                 _show_memory(config, home, refs, [each.name for each in ordered])
         complete_cards(ordered, refs, preset=config.name, run=run)
         if report is not None:
-            report(run, config, refs, started=started)
+            report(run, config, refs, started=parent.began)
     _report(refs, parent)
     return refs
 
@@ -227,29 +221,6 @@ def _plan_stage(
         reason = f"artifact missing or damaged: {faults[0]}"
         return PlanRow(stage=stage.name, state="run", reason=reason), None
     return PlanRow(stage=stage.name, state="cached", reason=""), record.ref
-
-
-def open_pipeline_run(tracker: Tracker, experiment: str, config: RunConfig, flow_run: FlowRun | None) -> RunTracker:
-    """The pipeline's MLflow run; a later attempt of the same flow run continues the first attempt's."""
-    values = to_dict(config)
-    attempt_of = f"{flow_run.flow_run_id}/{key_of(values)[:16]}" if flow_run else ""
-    if flow_run and flow_run.attempt > 1:
-        known = tracker.find_run(experiment, "attempt_of", attempt_of)
-        reopened = tracker.reopen_run(known) if known else None
-        if reopened is not None:
-            return reopened
-    tags = {"preset": config.name, "code": code_version()}
-    if flow_run:
-        tags |= {
-            "prefect.flow_run_id": flow_run.flow_run_id,
-            "prefect.flow_run_url": flow_run.url,
-            "attempt_of": attempt_of,
-        }
-    parent = tracker.start_run(experiment, flow_run.name if flow_run else config.name, tags=tags)
-    parent.log_params(values)
-    if parent.url:
-        report_link("mlflow run", parent.url)
-    return parent
 
 
 def _report(refs: Mapping[str, ArtifactRef], parent: RunTracker) -> None:

@@ -21,22 +21,29 @@ from typing import Any
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, RlcoreError, StorageError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.cache import Ingredients, Record, StageCache, describe_machine, now
+from tasks.home.cache import Ingredients, Record, now
 from tasks.home.code_hash import closure_digests, code_version
-from tasks.home.environment import pins, pins_digest
+from tasks.home.environment import pins_digest
 from tasks.home.locks import file_lock
 from tasks.home.settings import Home
-from tasks.home.storage import read_json, write_json
 from tasks.pipeline.bridge import as_task, report_progress
 from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
 from tasks.pipeline.interrupts import under_way
 from tasks.pipeline.keys import function_of, key_of, versions
 from tasks.pipeline.pages import Draw, Result, show_refusal
+from tasks.pipeline.stage_runs import (
+    Finished,
+    PipelineRun,
+    left_by_a_kill,
+    logged,
+    open_stage_run,
+    record_end,
+    tell_cached,
+)
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
-from tasks.tracking.runs import RunTracker, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -88,18 +95,6 @@ class Stage:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PipelineRun:
-    """What stages share in a run: the home with its store and cache, and the MLflow run of their pipeline."""
-
-    home: Home
-    store: ArtifactStore
-    cache: StageCache
-    tracker: Tracker
-    experiment: str
-    parent: RunTracker
-
-
 def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> Ingredients:
     """Everything that the stage's result depends on, as JSON values."""
     module, arguments = function_of(stage.run)
@@ -144,7 +139,8 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
     with file_lock(run.home.work / f"{key}.lock"):
         record = run.cache.find(stage.name, key)
         if record is not None and not run.store.faults(record.ref):
-            run.parent.set_tags({f"stage.{stage.name}": f"cached:{record.ref.mlflow_run_id}"})
+            shutil.rmtree(run.home.work / key, ignore_errors=True)  # of a process that was killed behind its record
+            tell_cached(stage.name, record.ref, run)
             logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
             return record.ref
         _require_intact(stage, inputs, run.store)
@@ -165,7 +161,7 @@ def _compute(
         exported(config, stage.name) as show,
         _folders(run.home, key) as (folder, work),
         under_way(stage.name, work),
-        _open_run(stage, key, work, run) as tracker,
+        open_stage_run(stage.name, key, work, run) as tracker,
     ):
         tracker.show = show
         context = StageContext(
@@ -182,14 +178,14 @@ def _compute(
             advance=report_progress,
             turn=as_task,
         )
-        tracker.log_params(_logged(ingredients))
-        result = _run_step(stage, config, context)
-        ref = _commit(stage, context, result, run.store, machine=ingredients["machine"])
+        tracker.log_params(logged(ingredients))
+        finished = left_by_a_kill(work, run.store) or _made(stage, config, context, run.store)
+        record_end(finished, context, machine=ingredients["machine"], with_packages=bool(stage.model))
     return Record(
         key=key,
-        ref=ref,
+        ref=finished.ref,
         ingredients=ingredients,
-        metrics=result.metrics,
+        metrics=finished.metrics,
         code=code_version(),
         environment=pins_digest(),
         created=now(),
@@ -237,22 +233,6 @@ def result_of(stage: Stage, config: RunConfig, data: Path, inputs: Mapping[str, 
     return Result(preset=config.name, stage=stage.name, confidence=level, data=data, inputs=inputs)
 
 
-def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
-    """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
-
-    The stage's own settings lose their ``stage``: the learning rates of two RL stages are one column.
-    """
-    own = section.get("stage")
-    others = {name: value for name, value in section.items() if name != "stage"}
-    return {**own, **others} if isinstance(own, Mapping) else section
-
-
-def _logged(ingredients: Ingredients) -> Mapping[str, object]:
-    machine = {name: value for name, value in ingredients["machine"].items() if value}
-    found = {**parameters(ingredients["config"]), "seed": ingredients["seed"]}
-    return found | {"machine": machine} if machine else found
-
-
 @contextmanager
 def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
     output, work = home.work / f"{key}.output", home.work / key
@@ -265,31 +245,14 @@ def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(output, ignore_errors=True)  # gone already when it has become an artifact
 
 
-def _open_run(stage: Stage, key: str, work: Path, run: PipelineRun) -> RunTracker:
-    """The stage's MLflow run: that of a killed attempt, so that its curves continue, or a new one."""
-    known = work / "mlflow_run.json"
-    parent = run.parent.run_id
-    tracker = run.tracker.reopen_run(read_json(known)["run_id"], parent=parent) if known.exists() else None
-    if tracker is None:
-        tags = {"stage": stage.name, "stage_key": key, "code": code_version()}
-        tracker = run.tracker.start_run(run.experiment, stage.name, tags=tags, parent=parent)
-        write_json({"run_id": tracker.run_id}, known)
-    run.parent.set_tags({f"stage.{stage.name}": f"run:{tracker.run_id}"})
-    return tracker
-
-
-def _commit(
-    stage: Stage, context: StageContext, result: StageResult, store: ArtifactStore, *, machine: Mapping[str, object]
-) -> ArtifactRef:
-    tracker = context.tracker
-    tracker.log_summary(result.metrics)
-    ref = store.commit(
+def _made(stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore) -> Finished:
+    """Run the step, and move what it left into the store; the work folder knows the result before the store has it."""
+    result = _run_step(stage, config, context)
+    ref = store.seal(
         context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=context.stage_key
     )
-    tags = {"sha256": ref.sha256, "artifact": ref.uri, "stage_key": ref.stage_key, "code": code_version()}
-    tags |= {"machine": describe_machine(machine)} if machine else {}
-    tracker.set_tags(tags)
-    if stage.model:
-        (context.work / "environment.txt").write_text(pins(), encoding="utf-8")
-        tracker.log_artifact(context.work / "environment.txt", "environment")
-    return dataclasses.replace(ref, mlflow_run_id=tracker.run_id)
+    ref = dataclasses.replace(ref, mlflow_run_id=context.tracker.run_id)
+    finished = Finished(ref=ref, metrics=result.metrics)
+    finished.note(context.work)
+    store.place(context.folder, ref)
+    return finished

@@ -27,6 +27,7 @@ from tasks.preset.stages import (
     StageConfig,
     critic_of,
     data_of,
+    reference_of,
     reward_models_of,
     rewards_of,
     sampling_of,
@@ -45,7 +46,8 @@ def graph_faults(config: RunConfig) -> list[str]:
     faults = [*_names(config), *_data(config)]
     for name, stage in config.stages.items():
         path = f"stages.{name}"
-        faults += [*_start(config, path, stage), *_reads(config, path, stage), *_rewards(config, path, stage)]
+        faults += [*_start(config, f"{path}.start", stage.start), *_reference(config, path, stage)]
+        faults += [*_reads(config, path, stage), *_rewards(config, path, stage)]
         faults += [*_shares(path, stage), *_critic(config, path, stage), *_turns(config, path, stage)]
     if cycle := cycle_in(needed_stages(config)):
         faults.append(f"stages.{cycle[0]}: the stages form a cycle: {' -> '.join(cycle)}; let one start elsewhere")
@@ -81,18 +83,35 @@ def _data(config: RunConfig) -> Iterator[str]:
             yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {_listed(_policies(config))}"
 
 
-def _start(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    start = stage.start
+def _start(config: RunConfig, key: str, start: str) -> Iterator[str]:
+    """Whether there is such a checkpoint; ``key``: the setting that names it."""
     if start in config.stages and config.stages[start].makes != "checkpoint":
         made = PRODUCTS[config.stages[start].makes]
         known = _listed(_policies(config))
-        yield f"{path}.start = {start!r}: this stage makes {made}, no policy; choose one of {known}"
+        yield f"{key} = {start!r}: this stage makes {made}, no policy; choose one of {known}"
     elif start.startswith(REGISTRY):
         if not _is_uri(start):
-            yield f"{path}.start = {start!r}: not a registered model; write models:/name@alias or models:/name/version"
+            yield f"{key} = {start!r}: not a registered model; write models:/name@alias or models:/name/version"
     elif start not in _policies(config):
         known = _listed(_policies(config))
-        yield f"{path}.start = {start!r}: no such checkpoint; choose one of {known}, or models:/name@alias"
+        yield f"{key} = {start!r}: no such checkpoint; choose one of {known}, or models:/name@alias"
+
+
+def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    named = reference_of(stage)
+    if not isinstance(stage, RlStage) or not named:
+        return
+    yield from _start(config, f"{path}.reference", named)
+    if stage.settings.kl.coefficient == 0.0:
+        yield (
+            f"{path}.reference = {named!r}: kl.coefficient is 0, so nothing is measured to it; set it above 0, or "
+            "leave reference out"
+        )
+
+
+def _is_taught(stage: StageConfig) -> bool:
+    """Whether the KL to a reference of its own is what a stage is paid by, with or without rewards."""
+    return isinstance(stage, RlStage) and bool(stage.reference) and stage.settings.kl.placement == "reward"
 
 
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
@@ -119,7 +138,7 @@ def _rows(config: RunConfig, wanted: Rows) -> list[str]:
 
 def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     terms, models = rewards_of(stage), _reward_models(config)
-    if sampling_of(stage) and not terms:
+    if sampling_of(stage) and not terms and not _is_taught(stage):
         yield f"{path}.rewards: names no reward; add one, such as {{ kind = 'math' }}"
     for place, term in enumerate(terms):
         at = f"{path}.rewards.{place}"

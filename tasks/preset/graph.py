@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from tasks.preset.stages import BASE, RlStage, StageConfig, data_of, reward_models_of
+from tasks.preset.stages import BASE, RlStage, StageConfig, data_of, reference_of, reward_models_of
 
 if TYPE_CHECKING:
     from tasks.preset.run import RunConfig
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 REGISTRY = "models:/"
 """What the URI of a registered model begins with, where ``start`` names one."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_TAKEN = (BASE, "policy", "critic", "import_sft", "compare", "champion", "drift", "reward_gate", "promote")
-_TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_")
+_TAKEN = (BASE, "policy", "critic", "reference", "import_sft", "compare", "champion", "drift", "reward_gate", "promote")
+_TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_", "reference_")
 
 
 def is_name(name: str) -> bool:
@@ -32,9 +32,20 @@ def start_of(stage: str, config: StageConfig) -> str:
     return f"start_{stage}" if config.start.startswith(REGISTRY) else config.start
 
 
+def teacher_of(stage: str, config: StageConfig) -> str:
+    """The reference of a stage, named as :func:`start_of` names a start; empty where that is the start itself."""
+    named = reference_of(config)
+    return f"reference_{stage}" if named.startswith(REGISTRY) else named
+
+
 def registered_starts(config: RunConfig) -> dict[str, str]:
     """The checkpoints that come from the registry, with their URIs."""
-    return {start_of(name, each): each.start for name, each in config.stages.items() if each.start.startswith(REGISTRY)}
+    named = [
+        pair
+        for name, each in config.stages.items()
+        for pair in ((start_of(name, each), each.start), (teacher_of(name, each), reference_of(each)))
+    ]
+    return {name: uri for name, uri in named if uri.startswith(REGISTRY)}
 
 
 def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
@@ -42,7 +53,7 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for name, stage in config.stages.items():
         policies = [config.data[each].policy for each in data_of(stage) if each in config.data]
-        named = (stage.start, *data_of(stage), *reward_models_of(stage), *policies)
+        named = (stage.start, reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies)
         found[name] = tuple(dict.fromkeys(each for each in named if each in config.stages))
     return found
 
@@ -61,16 +72,17 @@ def checkpoints(config: RunConfig) -> dict[str, StageConfig | None]:
     made: dict[str, StageConfig | None] = {BASE: None}
     for name in stage_order(config):
         stage = config.stages[name]
-        if start_of(name, stage) not in (*made, *config.stages):
-            made[start_of(name, stage)] = None
+        for each in (start_of(name, stage), teacher_of(name, stage)):
+            if each and each not in (*made, *config.stages):
+                made[each] = None
         if stage.makes == "checkpoint":
             made[name] = stage
     return made
 
 
 def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    """Which checkpoints are compared, the new one first: with what it started from, whose answers it learned from, and
-    those of its kind that started from the same."""
+    """Which checkpoints are compared, the new one first: with what it started from, its teachers, and those that
+    started from the same, however they learned: was RL worth more than DPO?"""
     made = checkpoints(config)
     pairs: list[tuple[str, str]] = []
     for name, stage in made.items():
@@ -78,12 +90,8 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
             continue
         start = start_of(name, stage)
         teachers = [config.stages[each].start for each in data_of(stage) if each in config.stages]
-        siblings = [
-            other
-            for other, its in made.items()
-            if its is not None and its.kind == stage.kind and start_of(other, its) == start
-        ]
-        older = dict.fromkeys((start, *teachers, *siblings[: siblings.index(name)]))
+        siblings = [other for other, its in made.items() if its is not None and start_of(other, its) == start]
+        older = dict.fromkeys((start, teacher_of(name, stage), *teachers, *siblings[: siblings.index(name)]))
         pairs += [(name, each) for each in older if each in made]
     return tuple(pairs)
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from rlcore.config.bounds import PositiveFloat
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
-from rlcore.config.training import RewardModelConfig, SftConfig
+from rlcore.config.training import DpoConfig, RewardModelConfig, SftConfig
 from rlcore.strict import INLINE, OneOf
 from tasks.preset.data import POLICY
 
@@ -49,6 +49,20 @@ class SftStage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DpoStage:
+    """Direct preference optimization. ``data``: data sets of preference pairs."""
+
+    makes: ClassVar[Product] = "checkpoint"
+    reads: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["dpo"]
+    start: str
+    data: tuple[str, ...]
+    settings: DpoConfig = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardModelStage:
     """Training of a reward model. ``data``: data sets of preference pairs."""
 
@@ -64,7 +78,10 @@ class RewardModelStage:
 
 @dataclass(frozen=True, kw_only=True)
 class RlStage:
-    """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``."""
+    """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``.
+
+    ``reference``: the checkpoint that KL is measured to, a teacher or the champion; left out: ``start``.
+    """
 
     makes: ClassVar[Product] = "checkpoint"
     reads: ClassVar[Rows] = "prompts"
@@ -73,6 +90,7 @@ class RlStage:
     kind: Literal["rl"]
     start: str
     prompts: Mapping[str, PositiveFloat]
+    reference: str = ""
     settings: RlConfig = field(metadata=INLINE)
 
 
@@ -90,9 +108,9 @@ class RejectionStage:
     settings: RejectionConfig = field(metadata=INLINE)
 
 
-StageConfig = SftStage | RewardModelStage | RlStage | RejectionStage
+StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage
 STAGE_KINDS: Mapping[str, type] = MappingProxyType(
-    {"sft": SftStage, "reward_model": RewardModelStage, "rl": RlStage, "rejection": RejectionStage}
+    {"sft": SftStage, "dpo": DpoStage, "reward_model": RewardModelStage, "rl": RlStage, "rejection": RejectionStage}
 )
 AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
 """A :data:`StageConfig`, as :func:`rlcore.strict.build` chooses it by its kind."""
@@ -118,6 +136,12 @@ def sampling_of(stage: StageConfig) -> SamplingConfig | None:
 def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
     """The reward terms by which a stage scores completions; none where it scores none."""
     found: tuple[RewardTerm, ...] = getattr(stage.settings, "rewards", ())
+    return found
+
+
+def reference_of(stage: StageConfig) -> str:
+    """The checkpoint that a stage measures KL to, where that is not its start; empty otherwise."""
+    found: str = getattr(stage, "reference", "")
     return found
 
 

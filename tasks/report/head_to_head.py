@@ -13,7 +13,7 @@ from tasks.report.levels import level
 from tasks.report.plots import COLOURS
 
 History = Sequence[Mapping[str, float]]
-Budget = Literal["samples", "seconds"]
+Budget = Literal["samples", "tokens", "seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)

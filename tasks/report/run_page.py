@@ -17,7 +17,7 @@ from tasks.home.markdown import code
 from tasks.home.storage import read_json
 from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
 from tasks.pipeline.keys import versions
-from tasks.pipeline.stages import PipelineRun
+from tasks.pipeline.stage_runs import PipelineRun
 from tasks.preset.graph import contrasts, evaluated_data
 from tasks.preset.run import RunConfig
 from tasks.report import run_data as data

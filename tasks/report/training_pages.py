@@ -15,6 +15,12 @@ def sft_page(result: Result, folder: Path) -> str:
     return ""
 
 
+def dpo_page(result: Result, folder: Path) -> str:
+    """Writes ``loss.png``."""
+    plots.loss_curve(read_json(result.data / "history.json"), "dpo/loss", folder / "loss.png", title=result.stage)
+    return ""
+
+
 def rl_page(result: Result, folder: Path) -> str:
     """Writes ``curves.png``; a run that a health rule has stopped says so."""
     history = read_json(result.data / "history.json")

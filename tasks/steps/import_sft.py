@@ -31,7 +31,7 @@ def run_import_sft(context: StageContext) -> StageResult:
 
 
 def run_start(context: StageContext, *, model: str) -> StageResult:
-    """The registered model ``model``, which a stage starts from, in place of the run's own starting checkpoint.
+    """The registered model ``model``, which a stage starts from or measures KL to, as a checkpoint of the run.
 
     Raises:
         ModelError: its tokenizer is another one, so that the data sets, cut to tokens of the base's, do not fit it.
@@ -43,8 +43,8 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
     if not own.is_same_as(base):
         raise ModelError(
             f"the model {model!r} has another tokenizer than the base",
-            where=f"stages.{context.stage.removeprefix('start_')}.start",
-            fix="start from a model of the same family, or make it the base: model.source = 'registry'",
+            where="stages.{1}.{0}".format(*context.stage.split("_", 1)),
+            fix="take a model of the same family, or make it the base: model.source = 'registry'",
         )
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 

@@ -22,19 +22,21 @@ from tasks.steps.runtime import open_runtime, peak_memory_gib
 
 
 def run_online_rl(
-    context: StageContext, *, stage: str, start: str, evaluated: tuple[str, ...], earlier: int = 0
+    context: StageContext, *, stage: str, start: str, reference: str, evaluated: tuple[str, ...], earlier: int = 0
 ) -> StageResult:
     """All iterations of one run, from the policy of the stage ``start`` or the run's newest checkpoint if there is one.
 
-    ``stage``: the name under which its progress is shown. ``evaluated``: data sets whose held-out problems are asked.
-    ``earlier``: how many RL stages came before it; one that builds on another draws prompts in another order.
+    ``stage``: the name under which its progress is shown. ``reference``: the stage whose policy KL is measured to.
+    ``evaluated``: data sets whose held-out problems are asked. ``earlier``: how many RL stages came before it; one that
+    builds on another draws prompts in another order.
 
     The artifact is the trained policy.
     """
     context = replace(context, seed=seed_after(context.seed, earlier))
-    require_sealed(context.inputs[start], stage=start, model=context.inputs[start] / MODEL)
+    for name in dict.fromkeys((start, reference)):
+        require_sealed(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        return _run(start_from(context, start), stage, evaluated, runtime)
+        return _run(start_from(context, start, reference), stage, evaluated, runtime)
 
 
 def seed_after(seed: int, earlier: int) -> int:
@@ -52,9 +54,10 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
                 context.advance(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
             outcome = conclude(run)
             recorder.flush()
+            recorder.keeper.require_intact()
             return _artifact(context, parts, outcome, runtime)
     except RewardError as error:
-        raise RewardError(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
+        raise type(error)(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
     finally:
         recorder.keeper.write()  # also of a run that fails: its rollouts may say why
 

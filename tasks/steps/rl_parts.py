@@ -16,13 +16,15 @@ from rlcore.cluster.scorers import open_scorers
 from rlcore.config import RlConfig
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
+from rlcore.models.reward_ensemble import RewardModel
 from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.building import LearnerPlan, make_learner, make_policy
-from rlcore.training.group import LearnerGroup, child_ranks
+from rlcore.training.children import child_ranks
+from rlcore.training.group import LearnerGroup
 from rlcore.training.handle import LearnerHandle
 from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
@@ -42,12 +44,13 @@ from tasks.steps.rewards import (
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
 from tasks.steps.tokens import check_context, read_prompt_sets
 
-START = "start"  # the input that a run starts from, whichever stage made it
+START, REFERENCE = "start", "reference"  # the inputs that a run starts from and measures KL to, whoever made them
 
 
-def start_from(context: StageContext, stage: str) -> StageContext:
-    """The context in which the artifact of ``stage`` is the input ``START``."""
-    return replace(context, inputs={**context.inputs, START: context.inputs[stage]})
+def start_from(context: StageContext, stage: str, reference: str) -> StageContext:
+    """The context in which the artifact of ``stage`` is the input ``START``, and that of ``reference`` REFERENCE."""
+    named = {START: context.inputs[stage], REFERENCE: context.inputs[reference]}
+    return replace(context, inputs={**context.inputs, **named})
 
 
 @contextmanager
@@ -110,10 +113,11 @@ def _learner_and_reward(
     """What learns and what scores: in this process on one base, or where the placement has them."""
     plan, placement = _plan(context, rl), context.config.placement
     policy = make_policy(plan, runtime) if placement.backend == "local" else None
-    budget = rl.update.tokens_per_microbatch
-    if cluster is not None and placement.ray.scorers:
+    budget, models = rl.update.tokens_per_microbatch, dict[str, RewardModel]()
+    if not rl.rewards:  # the KL to a teacher is all that is paid
+        reward = MixedReward(())
+    elif cluster is not None and placement.ray.scorers:
         folders = reward_model_folders(context, rl.rewards)
-        models = {}
         reward = stack.enter_context(
             open_scorers(cluster, rl.rewards, folders, runtime, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
         )
@@ -217,5 +221,5 @@ def _plan(context: StageContext, rl: RlConfig) -> LearnerPlan:
     """What learns: the policy from the stage's start, the critic from it too, or from a reward model."""
     source = rl.critic.initialise_from
     critic = START if source == "policy" else source
-    start, critic_start = (context.inputs[name] / MODEL for name in (START, critic))
-    return LearnerPlan(start=start, critic_start=critic_start, config=rl, seed=context.seed)
+    start, critic_start, reference = (context.inputs[name] / MODEL for name in (START, critic, REFERENCE))
+    return LearnerPlan(start=start, critic_start=critic_start, reference=reference, config=rl, seed=context.seed)

@@ -17,10 +17,11 @@ import pandas as pd
 
 from data_contracts import rollouts as contract
 from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.errors import StorageError
 from rlcore.loop import Stop, summary_line
 from rlcore.metrics import check_names
 from rlcore.types import ScoredRollout
-from tasks.home.storage import write_json, write_table
+from tasks.home.storage import is_as_noted, note_digest, write_json, write_table
 from tasks.steps.base import StageContext
 from tasks.tracking.runs import RunTracker
 
@@ -105,8 +106,23 @@ class RolloutKeeper:
             name = f"iteration-{iteration:05d}"
             table, sample = self.folder / f"{name}.parquet", self._samples / f"{name}.json"
             self._tracker.in_background(partial(write_table, part, table))
+            self._tracker.in_background(partial(note_digest, table))
             self._tracker.in_background(partial(write_sample, part, sample))
             self._tracker.log_table(sample, "samples")
+
+    def require_intact(self) -> None:
+        """The tables are to be those that were written, also those of an attempt that was killed days ago.
+
+        Raises:
+            StorageError: one has changed since.
+        """
+        for table in sorted(self.folder.glob("*.parquet")):
+            if not is_as_noted(table):
+                raise StorageError(
+                    "this table of rollouts is not what was written",
+                    where=str(table),
+                    fix=f"remove {self.folder.parent}, then start the same command again: the stage begins anew",
+                )
 
 
 def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:

@@ -24,7 +24,7 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
-from tasks.home.storage import read_json, read_table, write_json
+from tasks.home.storage import is_as_noted, note_digest, read_json, read_table, write_json
 from tasks.steps.base import StageContext
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import open_reward_models, reward_resources
@@ -47,9 +47,9 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
     config: RejectionConfig = context.config.stage.settings
     paths = chunk_paths(context, len(prompts))
-    done = sum(path.exists() for path in paths)
-    if done:
-        context.progress(f"goes on after {done} of {len(paths)} chunks")
+    intact = {path for path in paths if is_as_noted(path) and not _has_other_calls(path)}
+    if intact:
+        context.progress(f"goes on with {len(intact)} of {len(paths)} chunks")
     key = f"stages.{context.stage}.sampling.max_new_tokens"
     check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:
@@ -72,7 +72,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
         )
         sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
         for number, path in enumerate(paths):
-            if path.exists():
+            if path in intact:
                 continue
             chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
             seed = derive_seed(context.seed, "rejection", number)
@@ -81,8 +81,15 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
             if config.sampling.episodes.tools:
                 write_json(calls_of(groups), path.with_suffix(CALLS))
+                note_digest(path.with_suffix(CALLS))
             write_rollouts(path, number, groups)
+            note_digest(path)
             context.advance("rejection chunks", number + 1, len(paths))
+
+
+def _has_other_calls(path: Path) -> bool:
+    calls = path.with_suffix(CALLS)
+    return calls.exists() and not is_as_noted(calls)
 
 
 def sample_groups(

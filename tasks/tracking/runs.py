@@ -10,45 +10,38 @@ A loop does not wait for what it shows: metrics and tables are written in the ba
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.home.artifacts import file_sha256
 from tasks.home.background import BackgroundWriter
 from tasks.home.locks import file_lock
 from tasks.home.nested import flatten
 from tasks.home.settings import Home
+from tasks.tracking.database import make_database
+from tasks.tracking.datasets import LoggedDataset, describe_dataset
 from tasks.tracking.errors import or_none, unless_exists
 from tasks.tracking.moved import follow_move
+from tasks.tracking.patience import patient_client, patiently
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of 8000 characters at most: the interface looks there
 _MAX_TABLES = 100
 PARENT_TAG = "mlflow.parentRunId"  # what MLflow's interface nests runs by
-_MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
+_MAX_PARAM = 500  # MLflow's limit in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
 # Between two writes of metrics: one of fifty costs 30 ms of processor time, one of two hundred 40. Not MLflow's own
 # queue: it takes up to a second to stop, at the end of every run, and an error in it is a line in a log.
 _WRITE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggedDataset:
-    """A dataset as MLflow knows it."""
-
-    name: str
-    digest: str
 
 
 def open_tracker(home: Home) -> Tracker:
@@ -56,12 +49,13 @@ def open_tracker(home: Home) -> Tracker:
     uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
     from mlflow import MlflowClient
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # a new database tells of sixty migrations
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = patient_client(MlflowClient(tracking_uri=uri, registry_uri=uri))
     with file_lock(home.root / "mlflow.lock"):  # two processes that make the tables at once fail
+        if uri == home.tracking_uri:
+            make_database(home)
         client.search_experiments(max_results=1)
         if uri == home.tracking_uri:
-            follow_move(home)
+            patiently(follow_move, home)
     return Tracker(client, None if uri.startswith("http") else home.mlartifacts.as_uri())
 
 
@@ -76,31 +70,36 @@ class Tracker:
         """Begin a run; ``parent`` is the id of the run that it belongs to."""
         nested = {PARENT_TAG: parent} if parent else {}
         run = self.client.create_run(self._experiment_id(experiment), run_name=name, tags={**tags, **nested})
-        return RunTracker(self.client, run.info.run_id, run.info.experiment_id)
+        return RunTracker(self.client, run)
 
-    def reopen_run(self, run_id: str, *, parent: str = "") -> RunTracker | None:
+    def reopen_run(self, run_id: str, *, tags: Mapping[str, str] | None = None, parent: str = "") -> RunTracker | None:
         """Go on with a run that was interrupted, or None when MLflow no longer has it.
 
-        Metrics of steps that it has already are dropped from now on: MLflow would keep both.
+        It counts how often that was, in the tag ``restarts``. Metrics of steps that it has already are dropped from now
+        on: MLflow would keep both.
         """
         run = or_none(self.client.get_run, run_id)
         if run is None:
             return None
+        nested = {PARENT_TAG: parent} if parent else {}
+        again = RunTracker(self.client, run, resumed=True)
+        # Whose it is comes first: a kill between the two leaves nothing that is said to run and belongs to nobody.
+        again.set_tags({"restarts": str(1 + int(run.data.tags.get("restarts", 0))), **(tags or {}), **nested})
         self.client.update_run(run_id, status="RUNNING")
-        if parent:
-            self.client.set_tag(run_id, PARENT_TAG, parent)
-        return RunTracker(self.client, run_id, run.info.experiment_id, resumed=True)
+        return again
 
     def known_run(self, run_id: str) -> RunTracker | None:
         """A run as it is, to add to; None when MLflow has none of that id."""
         run = or_none(self.client.get_run, run_id) if run_id else None
-        return RunTracker(self.client, run_id, run.info.experiment_id) if run else None
+        return RunTracker(self.client, run) if run else None
 
-    def find_run(self, experiment: str, tag: str, value: str) -> str:
-        """The id of the newest run of an experiment with that tag, or an empty text."""
-        query = f"tags.`{tag}` = '{value}'"
-        found = self.client.search_runs([self._experiment_id(experiment)], query, max_results=1)
-        return str(found[0].info.run_id) if found else ""
+    def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
+        """The ids of an experiment's runs with that tag, the newest first.
+
+        ``status``: what it has to be (``= 'KILLED'``, ``!= 'FINISHED'``).
+        """
+        query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
+        return [run.info.run_id for run in self.client.search_runs([self._experiment_id(experiment)], query)]
 
     def run_metrics(self, run_id: str) -> Mapping[str, float]:
         """The last value of every metric of a run; none when MLflow no longer has it."""
@@ -131,8 +130,12 @@ class Tracker:
 class RunTracker:
     """One run: a pipeline's or a stage's. Use it as a context manager: leaving it ends the run with its status."""
 
-    def __init__(self, client: MlflowClient, run_id: str, experiment_id: str, *, resumed: bool = False) -> None:
-        self.client, self.run_id, self.experiment_id = client, run_id, experiment_id
+    def __init__(self, client: MlflowClient, run: Run, *, resumed: bool = False) -> None:
+        self.client = client
+        self.run_id: str = run.info.run_id
+        self.experiment_id: str = run.info.experiment_id
+        self.known_tags: Mapping[str, str] = run.data.tags  # when it was opened
+        self.began = datetime.fromtimestamp(run.info.start_time / 1000, UTC).isoformat(timespec="milliseconds")
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
         self._writer = BackgroundWriter()
@@ -227,41 +230,28 @@ class RunTracker:
     def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
         """Name a Parquet file as this run's data: under the SHA-256 of its bytes, with its columns and row count.
 
-        ``context`` says what for: ``train`` or ``eval``. MLflow cuts a digest at 36 characters; the tag has all.
+        ``context`` says what for: ``train`` or ``eval``.
         """
-        import pyarrow.parquet as parquet
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        digest = file_sha256(path)
-        described = parquet.read_metadata(path)
-        columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
-        dataset = Dataset(
-            name=name,
-            digest=digest[:_MAX_DIGEST],
-            source_type="local",
-            source=json.dumps({"uri": path.name}),
-            schema=json.dumps({"columns": columns}),
-            profile=json.dumps({"num_rows": described.num_rows}),
-        )
-        tags = [InputTag("mlflow.data.context", context), InputTag("sha256", digest)]
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
-        return LoggedDataset(name=name, digest=dataset.digest)
+        described = describe_dataset(path, name=name, context=context)
+        self.client.log_inputs(self.run_id, [described])
+        return LoggedDataset(name=name, digest=described.dataset.digest)
 
     def log_model_metrics(
         self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
     ) -> None:
         """Log what this run measured of a logged model, on which data: MLflow compares models by these.
 
-        MLflow shows these on the run's curves too, so each stands at the last step of its curve.
+        MLflow puts these on the run's curves too. So each is the last point of its curve, down to its moment, which
+        MLflow does not keep twice.
         """
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
         on = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
-        entries = [
-            Metric(name, float(value), now, max(0, self._last_step(name)), model_id=model_id, run_id=self.run_id, **on)
-            for name, value in metrics.items()
-        ]
+        entries = []
+        for name, value in metrics.items():
+            last = self._last_point(name)
+            step, moment = (last.step, last.timestamp) if last else (0, int(time.time() * 1000))
+            entries.append(Metric(name, float(value), moment, step, model_id=model_id, run_id=self.run_id, **on))
         self.client.log_batch(self.run_id, metrics=entries)
 
     def end(self, status: Status) -> None:
@@ -288,9 +278,10 @@ class RunTracker:
         if not self._resumed:
             return True
         if name not in self._last_steps:
-            self._last_steps[name] = self._last_step(name)
+            last = self._last_point(name)
+            self._last_steps[name] = last.step if last else -1
         return step > self._last_steps[name]
 
-    def _last_step(self, name: str) -> int:
+    def _last_point(self, name: str) -> Metric | None:
         history = or_none(self.client.get_metric_history, self.run_id, name) or []
-        return max((metric.step for metric in history), default=-1)
+        return max(history, key=lambda point: point.step, default=None)

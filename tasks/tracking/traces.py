@@ -6,12 +6,13 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.tracking.runs import Tracker
 
 _MILLISECOND = 1_000_000  # nanoseconds
+_OF_RUN, _NUMBER = "of_run", "number"  # tags: a trace is this one of its run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,11 @@ class Trace:
 def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     """Store the traces with the run; the interface, which has the newest first, lists them in this order.
 
-    One costs 60 ms of processor time, so they are a few, and belong behind a run and not into it.
+    One costs 60 ms of processor time, so they are a few, and belong behind a run and not into it. What a call that was
+    killed has stored already is not stored again.
     """
+    stored = _stored(tracker, run_id) if traces else {}
+    missing = [number for number in range(len(traces)) if str(number) not in stored]
     from mlflow.tracing import reset
 
     reset()  # type: ignore[no-untyped-call]  # it keeps the store that the process's first trace went to, and a home has its own
@@ -35,10 +39,26 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     latest = time.time_ns()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow warns of type hints of its own, when its tracing is imported
-        moments = [(latest - number * _MILLISECOND, trace) for number, trace in enumerate(traces)]
-        names = [_log(tracker, run_id, trace, moment) for moment, trace in reversed(moments)]
+        names = [
+            _log(tracker, run_id, replace(trace, tags={**trace.tags, **_place(run_id, n)}), latest - n * _MILLISECOND)
+            for n, trace in reversed(list(enumerate(traces)))
+            if n in missing
+        ]
+    names += stored.values()
     if any(names):  # MLflow logs what it could not store, and raises nothing
         tracker.client.link_traces_to_run([name for name in names if name], run_id)
+
+
+def _place(run_id: str, number: int) -> dict[str, str]:
+    return {_OF_RUN: run_id, _NUMBER: str(number)}
+
+
+def _stored(tracker: Tracker, run_id: str) -> dict[str, str]:
+    """The ids of the traces of a run that are stored, by their numbers."""
+    place = [tracker.client.get_run(run_id).info.experiment_id]
+    query = f"tags.{_OF_RUN} = '{run_id}'"
+    found = tracker.client.search_traces(locations=place, filter_string=query, include_spans=False)
+    return {trace.info.tags[_NUMBER]: trace.info.trace_id for trace in found}
 
 
 def _log(tracker: Tracker, run_id: str, trace: Trace, moment: int) -> str:

@@ -96,6 +96,17 @@ def test_every_file_that_a_document_names_exists(path: Path) -> None:
 
 
 @each_document
+def test_every_test_that_a_document_names_exists(path: Path) -> None:
+    named = {span for span in code_spans(path) if re.fullmatch(r"tests/[\w/]+\.py::\w+", span)}
+    missing = []
+    for each in sorted(named):
+        file, _, name = each.partition("::")
+        if not re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE):
+            missing.append(each)
+    assert missing == []
+
+
+@each_document
 def test_every_setting_that_a_document_names_can_be_set(path: Path) -> None:
     spans = (re.match(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+(?=$| = | > |=)", span) for span in code_spans(path))
     keys = {match[0] for match in spans if match and match[0].split(".")[0] in TABLES}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,17 @@ from flows.command.app import main
 from flows.reproduce import run_reproduce
 from flows.run import run_targets
 from rlcore.errors import ModelError
+from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tests.flows.homes import folder
 from tests.flows.retraining import write_data
 
 
 def edit_records(home: Home, stage: str, old: str, new: str) -> None:
-    for path in (home.cache / stage).glob("*.json"):
-        path.write_text(path.read_text().replace(old, new))
+    cache = StageCache(home.cache)
+    for record in cache.records(stage):
+        ingredients = json.loads(json.dumps(record.ingredients).replace(old, new))
+        cache.write(stage, replace(record, ingredients=ingredients))
 
 
 def scratch_homes(home: Home) -> list[Path]:

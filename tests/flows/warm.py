@@ -21,11 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
+from tests.chaos import killer
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a run imports, the last of it only when it is used.
 NEEDED = (
+    "flows.command.app",
     "flows.post_train",
+    "tests.chaos.toy",
     "tasks.pipeline.live_view",
     "tasks.report.summary",
     "mlflow.store.tracking.sqlalchemy_store",
@@ -47,23 +51,27 @@ NEEDED = (
 
 
 class Request(TypedDict):
-    """What a child is to become and do; ``outputs``: files for what it says and its errors."""
+    """What a child is to become and do; ``outputs``: files for what it says and its errors; ``call``: what it runs."""
 
     arguments: list[str]
     env: dict[str, str]
     cwd: str
     outputs: list[str]
+    call: str
 
 
-def run_warm(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """``python -m flows ARGUMENTS`` in a fork of the warm process."""
+def run_warm(
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, *, call: str = "flows.command.app:main"
+) -> subprocess.CompletedProcess[str]:
+    """``python -m flows ARGUMENTS`` in a fork of the warm process, or another function of arguments."""
     server = _start()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / name for name in ("stdout", "stderr")]
         request: Request = {
-            "arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "outputs": [*map(str, outputs)]
+            "arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "outputs": [*map(str, outputs)],
+            "call": call,
         }  # fmt: skip
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
@@ -86,8 +94,6 @@ def serve(folder: Path) -> None:
     """Fork for each request; answer with the child's exit code."""
     for module in NEEDED:
         importlib.import_module(module)
-    from flows.command.app import main
-
     _look_ahead()
     answers = os.fdopen(os.dup(1), "w")  # the children's output goes elsewhere
     _in_child(lambda: _make_database(folder))
@@ -96,7 +102,8 @@ def serve(folder: Path) -> None:
 
         def run(request: Request = request) -> int:
             _become(request, folder / "mlflow.db")
-            return main(request["arguments"])
+            module, _, function = request["call"].partition(":")
+            return int(getattr(importlib.import_module(module), function)(request["arguments"]))
 
         answers.write(f"{_in_child(run)}\n")
         answers.flush()
@@ -140,13 +147,16 @@ def _become(request: Request, database: Path) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    sys.path.insert(0, request["cwd"])
     for number, path in enumerate((os.devnull, *request["outputs"])):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
     home = Path(request["env"]["RLCORE_HOME"])
-    if not (home / database.name).exists():
+    if not (home / database.name).exists() and "TEST_NO_DATABASE" not in os.environ:
         with contextlib.suppress(OSError):  # a home that cannot be written is what a test is about
             home.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(database, home / database.name)
+    if plan := os.environ.get(killer.VARIABLE):
+        killer.install(home, plan)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,5 +56,9 @@ def let_in(
 
 
 @pytest.mark.parametrize("server", ["prefect", "mlflow"])
-def test_a_page_in_a_browser_is_refused(ports: dict[str, int], let_in: dict[str, str], server: str) -> None:
+def test_a_page_in_a_browser_is_refused(
+    ports: dict[str, int], let_in: dict[str, str], server: str, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("hostile", len(REFUSALS[server]) - 1)
+    record_property("sound", 1)  # its user
     assert refusals(ports[server], let_in) == REFUSALS[server]

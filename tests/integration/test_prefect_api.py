@@ -201,13 +201,13 @@ def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home
     @flow(name="toy")
     def toy() -> None: ...
 
-    run = open_tracker(tracked_home).start_run("toy", "pipeline", tags={})
+    open_tracker(tracked_home).start_run("toy", "pipeline", tags={"lease": "dead"})
     with get_client(sync_client=True) as client:
         identifier = client.create_flow_run(toy).id
         client.set_flow_run_state(identifier, Running())
         attempt = client.read_flow_run(identifier).run_count
         assert not crash_flow_run(str(identifier), attempt=attempt - 1, reason="died")  # it goes on as a later attempt
-        lease = {"host": "here", "pid": 1234, "mlflow_run_id": run.run_id, "flow_run_id": str(identifier)}
+        lease = {"host": "here", "pid": 1234, "experiment": "toy", "flow_run_id": str(identifier)}
         (tracked_home.leases / "dead.json").write_text(json.dumps(lease | {"attempt": attempt}))
         lines = heal(tracked_home)
         assert [f"Prefect flow run {identifier} marked CRASHED" in line for line in lines] == [False, True]

@@ -17,6 +17,7 @@ from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
@@ -44,6 +45,13 @@ def test_sampled_tokens_have_the_trainers_log_probabilities_and_end_with_eos_or_
             expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=temperature)
             probed = engine.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=temperature)
             assert probed == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weights", "/inference/v1/generate", "/v1/completions"])
+def test_who_does_not_know_the_token_reaches_no_route(engine: VllmSampler, path: str) -> None:
+    for token in ("", "another"):
+        assert call(engine.control.address._replace(token=token), path, {}, seconds=30.0)[0] == 401
+        assert call(engine.control.address._replace(token=token), "/health", None, seconds=30.0)[0] == 401
 
 
 def test_the_likeliest_completion_is_the_built_in_engines(

@@ -32,7 +32,7 @@ def test_an_error_keeps_its_kind_and_its_parts_when_it_crosses_processes(kind: t
 def test_the_tree_in_the_docstring_names_every_error() -> None:
     assert errors.__doc__ is not None
     assert all(kind.__name__ in errors.__doc__ for kind in KINDS)
-    assert len(KINDS) == 16
+    assert len(KINDS) == 17
 
 
 def test_special_errors_are_caught_with_their_family() -> None:

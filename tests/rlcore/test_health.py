@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlcore.config import LIMITS, HealthConfig, LimitConfig
 from rlcore.errors import ConfigError
+from rlcore.evaluation import accuracy
 from rlcore.health import RULES, judge
 from rlcore.metrics import METRICS, render
 from rlcore.strict import build
@@ -115,6 +117,39 @@ def test_a_run_that_was_never_within_a_bound_has_no_sound_checkpoint() -> None:
 def test_accuracy_that_falls_with_the_reward_is_not_gaming() -> None:
     rows = history(reward__mean=[0.5, 0.4, 0.3], eval__accuracy=[0.9, 0.5, 0.1])
     assert judge(rows, HealthConfig()).findings == ()
+
+
+def evaluations(accuracies: list[float], problems: int) -> list[dict[str, float]]:
+    """A history of evaluations with their intervals, while the reward rises."""
+    intervals = [accuracy([place < round(each * problems) for place in range(problems)]) for each in accuracies]
+    return [
+        {
+            "iteration": number,
+            "reward/mean": 0.01 * number,
+            "eval/accuracy": one.mean,
+            "eval/accuracy_low": one.low,
+            "eval/accuracy_high": one.high,
+        }
+        for number, one in enumerate(intervals, start=1)
+    ]
+
+
+@pytest.mark.parametrize("problems", [100, 300])
+def test_a_lucky_evaluation_followed_by_others_is_not_gaming(problems: int) -> None:
+    """A policy that neither gains nor loses, evaluated twenty times: the best lies a tenth above the last."""
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.binomial(torch.full((40, 20), float(problems)), torch.tensor(0.6), generator=generator) / problems
+    assert problems == 300 or float((shares.amax(1) - shares[:, -1]).mean()) > 0.08
+    for course in shares.tolist():
+        rows = evaluations(course, problems)
+        assert not any(judge(rows[:end], HealthConfig()).findings for end in range(1, 21))
+
+
+def test_accuracy_that_falls_beyond_chance_is_gaming() -> None:
+    findings = judge(evaluations([0.8, 0.4], 100), HealthConfig()).findings
+    assert [(finding.rule, finding.level) for finding in findings] == [("gaming", "alarm")]
+    assert judge(evaluations([0.8, 0.6], 100), HealthConfig()).findings == ()
+    assert judge(evaluations([0.8, 0.66], 1000), HealthConfig()).findings[0].level == "warn"
 
 
 def test_groups_without_signal_are_not_judged_where_there_is_a_critic() -> None:

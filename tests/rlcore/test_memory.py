@@ -41,6 +41,9 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
         # Adapters of 1 % on a frozen base, which is the reference as well: base and engine.
         ({"recipe": "rlvr_grpo", "num_adapter": 1}, 1 + 1 + 4 * 0.01),
         ({"recipe": "ppo", "num_adapter": 1, "placement": "adapter"}, 1 + 1 + 1 + 2 * 4 * 0.01),
+        # A teacher is a model of its own beside the base; where all weights learn it stands in place of the start.
+        ({"recipe": "rlvr_grpo", "num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
+        ({"recipe": "rlvr_grpo", "own_reference": True}, 4 + 1 + 1),
         (
             {"recipe": "ppo", "num_adapter": 1, "placement": "adapter", "reward_model_is_adapter": True},
             1 + 1 + 2 * 4 * 0.01 + 0.01,

@@ -12,6 +12,7 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import (
     AdapterConfig,
     CriticConfig,
+    DpoConfig,
     EngineConfig,
     KlConfig,
     OptimConfig,
@@ -22,7 +23,7 @@ from rlcore.config import (
     UpdateConfig,
 )
 from rlcore.memory import measuring, num_parameters, optimizer_bytes
-from rlcore.memory_plan import Conditions, ModelSize, readable, reward_model_needs, rl_needs, sft_needs
+from rlcore.memory_plan import Conditions, ModelSize, dpo_needs, readable, reward_model_needs, rl_needs, sft_needs
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.models.policy import completion_loss, completion_states
@@ -149,6 +150,17 @@ def test_moments_in_eight_bits_are_a_quarter() -> None:
     config = SftConfig(num_steps=1, batch_size=1, learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit"))
     found = sft_needs(SIZE, config, compute_bytes=4, recompute=False)
     assert (found.weights, found.gradients, found.optimizer) == (400, 400, 200)
+
+
+def test_dpo_holds_no_second_model_and_an_adapter_learns_on_frozen_weights() -> None:
+    def found(**settings: Any) -> Any:
+        config = DpoConfig(num_epochs=1, batch_size=1, learning_rate=1.0, **settings)
+        return dpo_needs(SIZE, config, compute_bytes=2, recompute=False)
+
+    whole, adapted = found(), found(adapter=AdapterConfig(rank=2))
+    assert (whole.weights, whole.gradients, whole.optimizer) == (400, 400, 800)
+    assert (adapted.weights, adapted.gradients, adapted.optimizer) == (200 + 80, 80, 160)
+    assert adapted.activations < whole.activations
 
 
 def reward(**settings: Any) -> RewardModelConfig:

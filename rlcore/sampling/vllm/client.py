@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from rlcore.errors import ConfigError, SamplingError
@@ -16,11 +16,22 @@ Result = TypeVar("Result")
 _SECONDS = 600.0  # of a weight update
 
 
+class Address(NamedTuple):
+    """Where a server is. ``token``: what it asks for, if it is one of ours; no message and no log shows it."""
+
+    host: str
+    port: int
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
 class EngineUnreachableError(ConnectionError):
     """The server did not answer: it is gone, it hangs, or it broke off."""
 
 
-def address_of(url: str) -> tuple[str, int]:
+def address_of(url: str) -> Address:
     """Host and port of ``http://host:port``.
 
     Raises:
@@ -29,10 +40,10 @@ def address_of(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.port is None:
         raise ConfigError(f"the engine's address {url!r} is not http://host:port", where="engine.urls")
-    return parts.hostname, parts.port
+    return Address(parts.hostname, parts.port)
 
 
-def call(address: tuple[str, int], path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
+def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
     """The HTTP status and the JSON of the answer, or its text; ``payload`` is posted as JSON, and None makes a GET.
 
     The connection is closed on the way out. The server then drops a request that still runs.
@@ -40,12 +51,13 @@ def call(address: tuple[str, int], path: str, payload: Mapping[str, Any] | None,
     Raises:
         EngineUnreachableError: the server was silent for ``seconds`` before its answer was complete.
     """
-    connection = http.client.HTTPConnection(*address, timeout=seconds)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=seconds)
+    headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
     try:
         if payload is None:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers)
         else:
-            connection.request("POST", path, json.dumps(payload), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(payload), headers | {"Content-Type": "application/json"})
         response = connection.getresponse()
         body = response.read()
         return response.status, _parsed(body)
@@ -58,7 +70,7 @@ def call(address: tuple[str, int], path: str, payload: Mapping[str, Any] | None,
 class EngineControl:
     """The routes of one server at ``address``; ``last_words`` gives what it logged last."""
 
-    def __init__(self, address: tuple[str, int], *, last_words: Callable[[], str]) -> None:
+    def __init__(self, address: Address, *, last_words: Callable[[], str]) -> None:
         self.address, self._last_words = address, last_words
 
     def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = _SECONDS) -> Any:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rlcore.sampling.vllm.client import EngineUnreachableError, call
+from rlcore.sampling.vllm.client import Address, EngineUnreachableError, call
 
 _EVERY_SECONDS = 0.25
 _PAGE_SECONDS = 5.0
@@ -35,7 +35,7 @@ class EngineWatch:
         self._seconds = 0.0
 
     @contextmanager
-    def over(self, address: Callable[[], tuple[str, int]]) -> Iterator[None]:
+    def over(self, address: Callable[[], Address]) -> Iterator[None]:
         """Watch a block in which the server samples; a server that is started again has another address."""
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
@@ -60,7 +60,7 @@ class EngineWatch:
         self.asked_again, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
         return metrics
 
-    def _watch(self, address: Callable[[], tuple[str, int]], done: threading.Event) -> None:
+    def _watch(self, address: Callable[[], Address], done: threading.Event) -> None:
         while not done.wait(_EVERY_SECONDS):
             page = read_page(address())
             for name, metric in _PEAKS.items():
@@ -77,7 +77,7 @@ class EngineWatch:
             self._counts[name] = self._counts.get(name, 0.0) + new
 
 
-def read_page(address: tuple[str, int]) -> dict[str, float]:
+def read_page(address: Address) -> dict[str, float]:
     """The server's figures by name, summed over its engines; empty if it does not answer or publishes none."""
     with contextlib.suppress(EngineUnreachableError):
         status, page = call(address, "/metrics", None, seconds=_PAGE_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,8 @@ from pathlib import Path
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
 from rlcore.sampling.vllm import guard
-from rlcore.sampling.vllm.client import EngineUnreachableError, call
+from rlcore.sampling.vllm.client import Address, EngineUnreachableError, call
+from rlcore.sampling.vllm.worker.gate import TOKEN, Gate
 
 ALONE = 0.85  # of a GPU's memory, for a server that shares it with nothing
 WORKER_FOLDER = Path(__file__).with_name("worker")
@@ -77,7 +79,7 @@ class ServerProcess:
             SamplingError: there is no such interpreter.
         """
         self.spec = spec
-        self.address = ("127.0.0.1", _free_port())
+        self.address = Address("127.0.0.1", _free_port(), secrets.token_urlsafe(24))
         self.folder = Path(tempfile.mkdtemp(prefix="rlcore-engine-"))
         self._log = self.folder / "engine.log"
         shutil.copytree(WORKER_FOLDER, self.folder / WORKER_PACKAGE)
@@ -104,7 +106,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(spec, self.folder),
+                env={**environment(spec, self.folder), TOKEN: self.address.token},
             )
 
     def wait_until_ready(self, progress: Callable[[str], None]) -> None:
@@ -155,7 +157,7 @@ class ServerProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def is_healthy(address: tuple[str, int]) -> bool:
+def is_healthy(address: Address) -> bool:
     """Whether a server answers at the address, and says that its engine runs."""
     try:
         return call(address, "/health", None, seconds=_HEALTH_SECONDS)[0] == 200
@@ -163,13 +165,14 @@ def is_healthy(address: tuple[str, int]) -> bool:
         return False
 
 
-def command(spec: ServerSpec, python: str, address: tuple[str, int]) -> list[str]:
+def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
     """The server's command line. The checkpoint's sampling defaults are not read: they may filter the distribution."""
     config = spec.config
     options = {
         "model": spec.model,
-        "host": address[0],
-        "port": address[1],
+        "host": address.host,
+        "port": address.port,
+        "middleware": f"{WORKER_PACKAGE}.gate.{Gate.__name__}",
         "dtype": spec.dtype,
         "max-model-len": spec.max_model_len,
         "max-num-seqs": spec.max_concurrent,

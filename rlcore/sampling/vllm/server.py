@@ -18,7 +18,7 @@ import torch
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm.client import ControlGroup, EngineControl, EngineUnreachableError, address_of, call
+from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.metrics import EngineWatch
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
@@ -202,7 +202,7 @@ class VllmSampler:
         except OSError as error:
             raise SamplingError(f"the weights did not reach the engine: {error}") from error
 
-    def _attach(self, address: tuple[str, int]) -> None:
+    def _attach(self, address: Address) -> None:
         self.control = EngineControl(address, last_words=self._last_words)
 
     def _revive(self) -> None:

@@ -21,6 +21,7 @@ from rlcore.algorithms.advantages import (
     group_over_mean,
     group_relative,
     has_signal,
+    immediate,
     leave_one_out,
     length_adaptive_gae,
     whiten,
@@ -53,6 +54,13 @@ def test_group_normalized_gives_the_worked_numbers() -> None:
     assert of_one_group(group_normalized, [1.0, 0.8, 0.4, 0.2]) == pytest.approx(
         [1.2649, 0.6325, -0.6325, -1.2649], abs=5e-5
     )
+
+
+def test_immediate_is_each_tokens_own_reward_and_nothing_that_comes_after_it() -> None:
+    # ln π_teacher - ln π of three tokens, the second of which is tool output: 0.5, masked, -2.
+    mask = torch.tensor([[True, False, True]])
+    own = torch.tensor([[0.5, 9.0, -2.0]], dtype=torch.float64)
+    assert immediate(strategies.episodes([7.5], mask=mask, token_rewards=own)).tolist() == [[0.5, 0.0, -2.0]]
 
 
 def test_group_centred_leaves_the_deviations_as_they_are() -> None:

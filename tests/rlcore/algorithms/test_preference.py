@@ -1,4 +1,4 @@
-"""Bradley-Terry: worked numbers, margin, soft labels, weights."""
+"""Bradley-Terry: worked numbers, margin, soft labels, weights; and of implicit rewards, which is DPO."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.algorithms.preference import bradley_terry, smoothed
+from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
 
 
 def loss_of(
@@ -81,3 +82,42 @@ def test_a_soft_label_is_fitted_by_its_own_log_odds() -> None:
 def test_smoothing_swaps_a_share_of_the_labels() -> None:
     # 1 * 0.9 + 0 * 0.1 = 0.9; 0.7 * 0.9 + 0.3 * 0.1 = 0.66
     assert smoothed(torch.tensor([1.0, 0.7]), 0.1).tolist() == pytest.approx([0.9, 0.66])
+
+
+def dpo_loss(policy: torch.Tensor, ref: torch.Tensor, beta: float, smoothing: float = 0.0) -> torch.Tensor:
+    """The mean loss of DPO from log-probabilities [2, P] of the chosen and the rejected sides."""
+    chosen, rejected = (implicit_rewards(*side, beta=beta) for side in zip(policy, ref, strict=True))
+    ones = torch.ones_like(chosen)
+    labels = smoothed(ones, smoothing)
+    return bradley_terry(chosen, rejected, margins=0.0 * ones, probabilities=labels, weights=ones / len(ones))
+
+
+def test_the_loss_of_dpo_is_worked_out_by_hand() -> None:
+    # Rewards: 0.1 (-10 + 12) = 0.2 and 0.1 (-11 + 10) = -0.1; their difference is 0.3.
+    # -ln σ(0.3) = ln(1 + e^-0.3) = ln 1.740818 = 0.554355
+    policy = torch.tensor([[-10.0], [-11.0]], dtype=torch.float64)
+    ref = torch.tensor([[-12.0], [-10.0]], dtype=torch.float64)
+    assert implicit_rewards(policy[0], ref[0], beta=0.1).tolist() == pytest.approx([0.2])
+    assert float(dpo_loss(policy, ref, 0.1)) == pytest.approx(0.554355, abs=1e-6)
+    # A tenth of the labels wrong: 0.9 * 0.554355 - 0.1 ln σ(-0.3) = 0.498920 + 0.1 * 0.854355 = 0.584355
+    assert float(dpo_loss(policy, ref, 0.1, 0.1)) == pytest.approx(0.584355, abs=1e-6)
+
+
+@given(st.lists(st.tuples(*[st.floats(-50, 0)] * 4), min_size=1, max_size=5), st.floats(0.01, 2), st.floats(0, 0.49))
+def test_dpo_is_what_trl_writes(logprobs: list[tuple[float, ...]], beta: float, smoothing: float) -> None:
+    # TRL's DPOTrainer, loss_type "sigmoid": the losses of pairs by the ratios of policy and reference.
+    columns = torch.tensor(logprobs, dtype=torch.float64).T
+    logratios, ref_logratios = columns[0] - columns[1], columns[2] - columns[3]
+    logits = (logratios - ref_logratios) * beta
+    theirs = -F.logsigmoid(logits) * (1 - smoothing) - F.logsigmoid(-logits) * smoothing
+    ours = dpo_loss(columns[:2], columns[2:], beta, smoothing)
+    assert float(ours) == pytest.approx(float(theirs.mean()), rel=1e-9, abs=1e-12)
+
+
+def test_the_gradient_of_dpo_is_that_of_the_paper() -> None:
+    # Section 4: -β σ(r_l - r_w) for the chosen side's log-probability, and as much up for the rejected side's.
+    policy = torch.tensor([[-10.0], [-11.0]], dtype=torch.float64, requires_grad=True)
+    dpo_loss(policy, torch.tensor([[-12.0], [-10.0]], dtype=torch.float64), 0.1).backward()
+    pull = 0.1 / (1.0 + math.exp(0.3))
+    assert policy.grad is not None
+    assert policy.grad.flatten().tolist() == pytest.approx([-pull, pull])

@@ -161,7 +161,9 @@ def test_a_better_completion_becomes_more_likely(name: str) -> None:
         targets = (table - probabilities[rows, None]).abs().argmin(1)
         return float(gain[rows, targets].mean())
 
-    assert of_targets(best) > 0.0 > of_targets(worst)
+    assert of_targets(best) > 0.0
+    if float(step.inputs.advantages.min()) < 0.0:  # a row without a baseline has none below 0 here
+        assert of_targets(worst) < 0.0
 
 
 @EVERY_ROW

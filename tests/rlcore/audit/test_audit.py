@@ -132,6 +132,13 @@ def test_a_reference_that_is_another_after_a_resume_is_found(make_parts: MakePar
         train(again, Tape())
 
 
+def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_parts: MakeParts) -> None:  # noqa: F811
+    parts = make_parts(config={"kl": KlConfig(coefficient=0.1)})
+    parts.learner.learner.kl = dataclasses.replace(parts.learner.learner.kl, coefficient=0.9)
+    with pytest.raises(CanaryError, match=r"the coefficient of the KL: expected 0\.1, found 0\.9"):
+        train(parts, Tape())
+
+
 def test_updates_that_oppose_the_advantages_end_the_run(make_parts: MakeParts) -> None:  # noqa: F811
     parts = make_parts(health=ALWAYS, config={"num_iterations": 40, "checkpoints": CheckpointConfig(iterations=1000)})
     for group in parts.learner.learner.optimizer.param_groups:

@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "kl in the reward": {"algorithm": "grpo", "kl": KlConfig(coefficient=0.2, placement="reward")},
     "kl in the reward of ppo": {"algorithm": "ppo", "kl": KlConfig(coefficient=0.2, placement="reward")},
+    "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, placement="reward")},
     "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated="mask")},
     "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated="zero")},
     "vapo": {"algorithm": "ppo", "critic": CriticConfig(lam=0.9, gae=GaeConfig(lam_alpha=0.5, lam_value=1.0))},

@@ -23,6 +23,7 @@ ENTROPY = UpdateConfig(optim=UNCLIPPED, entropy_coefficient=0.01)
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ALGORITHMS},
     **{kind: {"name": "grpo", "kl": KlConfig(coefficient=0.1, estimator=kind)} for kind in KL_LOSSES},
+    "distil": {"name": "distil", "kl": KlConfig(coefficient=1.0, placement="reward")},
     "sequence": {"name": "grpo", "update": dataclasses.replace(ENTROPY, mismatch=MismatchConfig(level="sequence"))},
     "mask": {"name": "dapo", "update": dataclasses.replace(ENTROPY, mismatch=MismatchConfig(mode="mask"))},
     "huber": {"name": "ppo", "critic": CriticConfig(huber_delta=0.1, clip_range=0.05)},

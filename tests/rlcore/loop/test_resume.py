@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from rlcore.config import CheckpointConfig, KlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CheckpointError
-from rlcore.loop import Outcome, train
+from rlcore.loop import Outcome, iteration, train
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
 
 HALF_SOLVED = {question: ["right"] if number % 2 else ANSWERS for number, question in enumerate(QUESTIONS)}
@@ -51,6 +52,29 @@ def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
         assert without_costs(outcome) == expected
         newest = max([n for n in range(1, killed_in) if n in (1, 4) or n % every == 0], default=0)
         assert [row["iteration"] for row in tape.rows] == list(range(newest + 1, 5))
+
+
+@pytest.mark.parametrize(("place", "kept"), [("draw_groups", 3), ("update_policy", 1)])
+def test_an_interrupted_run_keeps_its_last_iteration_unless_the_learner_was_changing(
+    make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch, place: str, kept: int
+) -> None:
+    config = PATHS["plain"] | {"checkpoints": CheckpointConfig()}  # by the clock: after the first iteration, then later
+    whole = make_parts(config=config, script=HALF_SOLVED, folder="whole")
+    expected = without_costs(train(whole, Tape()))
+    original, calls = getattr(iteration, place), count(1)
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return original(*given, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(iteration, place, interrupted)
+        train(make_parts(config=config, script=HALF_SOLVED), Tape())
+    again, tape = make_parts(config=config, script=HALF_SOLVED), Tape()
+    assert without_costs(train(again, tape)) == expected
+    assert torch.equal(weights(again), weights(whole))
+    assert [row["iteration"] for row in tape.rows] == list(range(kept + 1, 5))
 
 
 def test_a_run_that_is_done_does_nothing_when_it_is_started_again(make_parts: MakeParts) -> None:

@@ -207,8 +207,12 @@ def test_solutions_pass_and_stubs_fail_on_a_sample_of_humaneval(reward: CodeRewa
 
 
 @pytest.mark.slow
-def test_all_of_humaneval_judges_its_solutions_and_stubs_right(reward: CodeReward, make_rollout: Any) -> None:
+def test_all_of_humaneval_judges_its_solutions_and_stubs_right(
+    reward: CodeReward, make_rollout: Any, record_property: Callable[[str, object], None]
+) -> None:
     rows = humaneval()
+    record_property("hostile", len(rows))
+    record_property("sound", len(rows))
     assert len(rows) == 164
     assert values(reward, rows, solutions(rows), make_rollout) == [1.0] * 164
     assert values(reward, rows, stubs(rows), make_rollout) == [0.0] * 164

@@ -128,8 +128,10 @@ def reward() -> Iterator[MathReward]:
 
 
 def test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong(
-    reward: MathReward, make_rollout: Callable[..., Rollout]
+    reward: MathReward, make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
 ) -> None:
+    record_property("hostile", sum(not is_right for *_, is_right in ECHOES))
+    record_property("sound", sum(is_right for *_, is_right in ECHOES))
     rollouts = []
     for problem, reference, answer, _ in ECHOES:
         rollout = make_rollout(rf"It is \boxed{{{answer}}}.", reference)

@@ -78,6 +78,11 @@ def test_no_rollouts_have_no_scores() -> None:
     assert mixed(("math", 1.0, []))([]) == []
 
 
+def test_without_any_part_every_total_is_0_and_nothing_has_failed(make_rollout: Callable[..., Rollout]) -> None:
+    scores = mixed()([make_rollout("a"), make_rollout("b")])
+    assert [(score.value, dict(score.parts), score.error) for score in scores] == [(0.0, {}, "")] * 2
+
+
 def test_leaving_the_block_closes_every_part() -> None:
     parts = [Fixed("a", []), Fixed("b", [])]
     with MixedReward([WeightedPart(part, 1.0) for part in parts]):

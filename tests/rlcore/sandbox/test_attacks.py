@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,12 @@ def test_a_fake_does_not_pass(sandbox: SandboxPool, reference: dict[str, object]
 
 
 @pytest.mark.parametrize("name", [name for name in FAKES if "ends the" in name])
-def test_no_way_of_calling_a_function_takes_a_raised_end_for_an_answer(sandbox: SandboxPool, name: str) -> None:
+def test_no_way_of_calling_a_function_takes_a_raised_end_for_an_answer(
+    sandbox: SandboxPool, name: str, record_property: Callable[[str, object], None]
+) -> None:
     tests = [idiom.format(f=called) for idiom in IDIOMS for called in ("square", "candidate")]
+    record_property("hostile", len(tests))
+    record_property("sound", len(tests))
     reference = {"style": "assert", "entry_point": "square", "tests": tests}
     assert Verdict.PASS not in check(sandbox, reference, FAKES[name])
     assert set(check(sandbox, reference, "def square(x): return x * x")) == {Verdict.PASS}

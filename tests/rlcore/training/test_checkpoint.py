@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,11 +60,23 @@ def flip_a_bit(folder: Path) -> None:
     path.write_bytes(content)
 
 
+def drop_entry(folder: Path, name: str, *, file: bool = False) -> None:
+    """Take an entry out of the manifest, and the file with it."""
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    del manifest[name]
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    if file:
+        (folder / name).unlink()
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a flipped bit": flip_a_bit,
     "a truncated file": lambda folder: (folder / "optimizer.safetensors").write_bytes(b"short"),
     "a missing file": lambda folder: (folder / "policy.safetensors").unlink(),
     "a missing manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "a manifest without an entry": lambda folder: drop_entry(folder, "optimizer.safetensors"),
+    "an entry and its file gone": lambda folder: drop_entry(folder, "optimizer.safetensors", file=True),
+    "a file that nobody wrote": lambda folder: (folder / "critic.safetensors").touch(),
     "an empty manifest": lambda folder: (folder / MANIFEST).write_text("{}", encoding="utf-8"),
     "a manifest that is a list": lambda folder: (folder / MANIFEST).write_text("[1]", encoding="utf-8"),
     "a half-written manifest": lambda folder: (folder / MANIFEST).write_text('{"policy', encoding="utf-8"),

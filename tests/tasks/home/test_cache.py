@@ -46,6 +46,24 @@ def test_the_records_of_a_stage_are_all_of_its_own(tmp_path: Path) -> None:
     assert cache.records("evaluate_base") == ()
 
 
+def test_a_record_that_says_another_thing_than_was_written_counts_as_absent(tmp_path: Path) -> None:
+    cache = StageCache(tmp_path)
+    cache.write("sft", RECORD)
+    path = tmp_path / "sft" / "abc.json"
+    written = path.read_bytes()
+    for place in range(len(written)):  # every bit that could flip, but for one that changes blanks alone
+        path.write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        assert cache.find("sft", "abc") in (None, RECORD)
+    (tmp_path / "grpo").mkdir()
+    (tmp_path / "grpo" / "abc.json").write_bytes(written)
+    assert cache.find("grpo", "abc") is None  # another stage's result
+    (tmp_path / "sft" / "def.json").write_bytes(written)
+    assert cache.find("sft", "def") is None
+    path.write_bytes(written)
+    edited(tmp_path, metrics={"loss": 0.4})
+    assert cache.find("sft", "abc") is None
+
+
 @pytest.mark.parametrize("changes", [{"format": 1}, {"ref": {"kind": "checkpoint"}}, {"ref": {}}, {"ref": None}])
 def test_a_record_of_another_form_counts_as_absent(tmp_path: Path, changes: dict[str, Any]) -> None:
     cache = StageCache(tmp_path)

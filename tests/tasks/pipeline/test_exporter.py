@@ -18,7 +18,8 @@ from tasks.home.artifacts import ArtifactStore
 from tasks.home.cache import StageCache
 from tasks.home.settings import Home
 from tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
-from tasks.pipeline.stages import PipelineRun, Stage, run_stage
+from tasks.pipeline.stage_runs import PipelineRun
+from tasks.pipeline.stages import Stage, run_stage
 from tasks.preset.run import RunConfig
 from tasks.steps.base import StageContext, StageResult
 from tasks.tracking.runs import open_tracker

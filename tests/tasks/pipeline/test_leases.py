@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tasks.home.settings import Home
-from tasks.pipeline.leases import end_orphaned_servers, heal, hold_lease
+from tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, heal, hold_lease
 from tasks.tracking.runs import RunTracker, open_tracker
 from tests.processes import wait_for_line
 
@@ -22,12 +22,13 @@ SERVER = "prefect.server.api.server:create_app"  # what the command line of an e
 
 @pytest.fixture
 def run(tracked_home: Home) -> RunTracker:
-    return open_tracker(tracked_home).start_run("toy", "pipeline", tags={})
+    """One of the lease that :func:`leave_dead_lease` leaves."""
+    return open_tracker(tracked_home).start_run("toy", "pipeline", tags={LEASE_TAG: "dead"})
 
 
 def leave_dead_lease(home: Home, **changed: object) -> Path:
     """A lease like those that :func:`hold_lease` writes, held by nobody."""
-    lease = {"host": "here", "pid": 1234, "mlflow_run_id": "", "flow_run_id": "", "attempt": 0} | changed
+    lease = {"host": "here", "pid": 1234, "experiment": "toy", "flow_run_id": "", "attempt": 0} | changed
     path = home.leases / "dead.json"
     path.write_text(json.dumps(lease))
     return path
@@ -45,9 +46,9 @@ from tasks.home.settings import find_home
 from tasks.tracking.runs import open_tracker
 home = find_home()
 tracker = open_tracker(home)
-parent = tracker.start_run("toy", "pipeline", tags={})
-child = tracker.start_run("toy", "stage", tags={}, parent=parent.run_id)
-with hold_lease(home, mlflow_run_id=parent.run_id):
+with hold_lease(home, experiment="toy") as name:
+    parent = tracker.start_run("toy", "pipeline", tags={"lease": name})
+    child = tracker.start_run("toy", "stage", tags={}, parent=parent.run_id)
     print(parent.run_id, child.run_id, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -64,7 +65,8 @@ with hold_lease(home, mlflow_run_id=parent.run_id):
 
 
 def test_a_live_run_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
-    with hold_lease(tracked_home, mlflow_run_id=run.run_id):
+    with hold_lease(tracked_home, experiment="toy") as name:
+        run.set_tags({LEASE_TAG: name})
         assert heal(tracked_home) == ()
         assert len(list(tracked_home.leases.iterdir())) == 1
     assert status(run) == "RUNNING"
@@ -72,24 +74,56 @@ def test_a_live_run_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
 
 
 def test_a_run_that_another_process_has_taken_up_again_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
-    leave_dead_lease(tracked_home, mlflow_run_id=run.run_id)
-    with hold_lease(tracked_home, mlflow_run_id=run.run_id):
+    leave_dead_lease(tracked_home)
+    with hold_lease(tracked_home, experiment="toy") as name:
+        assert open_tracker(tracked_home).reopen_run(run.run_id, tags={LEASE_TAG: name}) is not None
         assert heal(tracked_home) == ()
     assert status(run) == "RUNNING"
 
 
 def test_a_run_that_had_ended_needs_no_word(tracked_home: Home, run: RunTracker) -> None:
     run.end("FINISHED")
-    leave_dead_lease(tracked_home, mlflow_run_id=run.run_id)
+    leave_dead_lease(tracked_home)
     assert heal(tracked_home) == ()
     assert status(run) == "FINISHED"
     assert list(tracked_home.leases.iterdir()) == []
 
 
 def test_the_inline_engine_leaves_leases_of_prefect_runs_to_prefect(tracked_home: Home, run: RunTracker) -> None:
-    path = leave_dead_lease(tracked_home, mlflow_run_id=run.run_id, flow_run_id="f", attempt=1)
+    path = leave_dead_lease(tracked_home, flow_run_id="f", attempt=1)
+    assert [line.partition(": ")[2] for line in heal(tracked_home)] == [
+        f"MLflow run {run.run_id} marked KILLED (1 with its stages)"
+    ]
+    assert not path.exists()
+    assert json.loads(path.with_suffix(".flow").read_text())["flow_run_id"] == "f"
     assert heal(tracked_home) == ()
-    assert path.exists()
+    assert path.with_suffix(".flow").exists()
+
+
+def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(tracked_home: Home) -> None:
+    half = [
+        tracked_home.cache / "sft" / ".abc.json.0123abcd.tmp",
+        tracked_home.pages / "tiny" / ".abc.new" / "page.md",
+        tracked_home.work / "abc" / "rollouts" / ".iteration-00001.parquet.0123abcd.tmp",
+        tracked_home.mlartifacts / "tiny" / ".tmp-artifacts-0123abcd" / "weights",
+        tracked_home.leases / ".abc.json.new",
+        tracked_home.mlartifacts / "tiny" / "run" / "artifacts" / ".artifact.uploading.6d95bnc_",
+    ]
+    whole = [tracked_home.work / "abc" / "mlflow_run.json", tracked_home.work / "reproduce-1" / "leases" / ".x.tmp"]
+    for path in (*half, *whole):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    (tracked_home.work / "abc.lock").touch()
+    heal(tracked_home)
+    assert all(path.exists() for path in half)  # nobody is known to have died
+    leave_dead_lease(tracked_home)
+    with hold_lease(tracked_home, experiment="toy"):
+        heal(tracked_home)
+        assert all(path.exists() for path in half)  # who lives may be writing them
+    heal(tracked_home)
+    assert not any(path.exists() for path in (*half, half[1].parent, half[3].parent, tracked_home.work / "abc.lock"))
+    assert all(path.exists() for path in whole)
+    assert list(tracked_home.leases.iterdir()) == []
 
 
 def test_unfinished_outputs_go_and_work_folders_stay(tracked_home: Home) -> None:

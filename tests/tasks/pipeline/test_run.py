@@ -14,8 +14,9 @@ from rlcore.errors import ConfigError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.pipeline.bridge import FlowRun
-from tasks.pipeline.leases import hold_lease
-from tasks.pipeline.run import PlanRow, format_plan, open_pipeline_run, order_stages, plan, run_pipeline
+from tasks.pipeline.leases import LEASE_TAG, hold_lease
+from tasks.pipeline.opening import open_pipeline_run
+from tasks.pipeline.run import PlanRow, format_plan, order_stages, plan, run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of
@@ -240,8 +241,9 @@ def test_the_pipeline_is_one_run_with_its_computed_stages_below(tracked_home: Ho
 
 
 def test_a_pipeline_heals_what_a_dead_one_has_left(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    dead = open_tracker(tracked_home).start_run("toy", "dead", tags={})
-    with hold_lease(tracked_home, mlflow_run_id=dead.run_id):
+    with hold_lease(tracked_home, experiment="toy") as name:
+        dead = open_tracker(tracked_home).start_run("toy", "dead", tags={LEASE_TAG: "dead"})
+        assert name != "dead"
         (path,) = tracked_home.leases.iterdir()
         shutil.copyfile(path, tracked_home.leases / "dead.json")  # the same lease, held by nobody
     run(tracked_home)
@@ -254,7 +256,8 @@ def test_a_later_attempt_of_a_flow_run_goes_on_with_its_run_unless_the_preset_ch
 
     def attempt(number: int, flow_run_id: str = "f1", **changed: Any) -> str:
         flow_run = FlowRun(flow_run_id=flow_run_id, name="lucky-toad", attempt=number, url="")
-        return open_pipeline_run(tracker, "toy", config(**changed), flow_run).run_id
+        values = config(**changed)
+        return open_pipeline_run(tracker, "toy", values, ["rl"], lease=f"{number}", flow_run=flow_run).run_id
 
     first = attempt(1)
     assert attempt(2) == first

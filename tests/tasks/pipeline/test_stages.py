@@ -17,7 +17,8 @@ from rlcore.errors import ConfigError, TrainingError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.cache import StageCache
 from tasks.home.settings import Home
-from tasks.pipeline.stages import PipelineRun, Stage, parameters, run_stage
+from tasks.pipeline.stage_runs import PipelineRun, parameters
+from tasks.pipeline.stages import Stage, run_stage
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult

@@ -131,7 +131,13 @@ def test_every_policy_is_a_checkpoint_and_is_held_against_its_start_its_teacher_
     config: RunConfig,
 ) -> None:
     assert list(checkpoints(config)) == ["base", "first", "second", "copied"]
-    assert contrasts(config) == (("first", "base"), ("second", "first"), ("copied", "base"), ("copied", "second"))
+    assert contrasts(config) == (
+        ("first", "base"),
+        ("second", "first"),
+        ("copied", "base"),
+        ("copied", "second"),
+        ("copied", "first"),  # which started from the same
+    )
     assert opponents(config) == ()
 
 
@@ -199,7 +205,10 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
             "stages.first.critic.initialise_from=tast",
             "stages.first.critic.initialise_from = 'tast': not a stage of the",
         ),
-        ("stages.first.kind=rel", "stages.first.kind = 'rel': must be one of 'sft', 'reward_model', 'rl', 'rejection'"),
+        (
+            "stages.first.kind=rel",
+            "stages.first.kind = 'rel': must be one of 'sft', 'dpo', 'reward_model', 'rl', 'rejection'",
+        ),
         ("stages.first.strat=base", "stages.first.strat: unknown key; did you mean stages.first.start?"),
         ("stages.first.lerning_rate=1.0", "unknown key; did you mean stages.first.learning_rate?"),
         ("stages.first.learning_rate=-1.0", "stages.first.learning_rate = -1.0: must be greater than 0.0"),

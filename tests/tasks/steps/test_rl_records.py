@@ -12,6 +12,7 @@ import pytest
 from data_contracts.errors import ContractError
 from data_contracts.rollouts import check_rollouts
 from rlcore.algorithms.dynamic_sampling import Drawn
+from rlcore.errors import StorageError
 from rlcore.types import Message, ScoredRollout
 from tasks.home.settings import Home
 from tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
@@ -107,12 +108,27 @@ def test_iterations_that_are_written_together_are_the_same_files_as_one_by_one(
         together.write()  # nothing waits any more
     files = sorted(path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("*.*"))
     assert [file.name for file in files] == [
-        f"iteration-0000{n}.{kind}" for kind in ("parquet", "json") for n in (1, 2, 3)
-    ]
+        f"iteration-0000{n}.{kind}" for kind in ("parquet", "parquet", "json") for n in (1, 2, 3)
+    ]  # tables, their digests and samples
     for file in files:
         assert (tmp_path / "together" / file).read_bytes() == (tmp_path / "alone" / file).read_bytes()
     assert len(pd.read_parquet(tmp_path / "alone" / files[0])) == sum(map(len, (*drawn(1).groups, *drawn(1).replaced)))
     assert len(tracker.client.list_artifacts(run.run_id, "samples")) == 3
+
+
+def test_a_table_that_has_changed_since_it_was_written_stops_the_stage(tracked_home: Home, tmp_path: Path) -> None:
+    with open_tracker(tracked_home).start_run("e", "r", tags={}) as run:
+        keeper = RolloutKeeper(tmp_path, run)
+        keeper.keep(1, drawn(1))
+        keeper.write()
+        run.flush()
+        again = RolloutKeeper(tmp_path, run)  # of a later attempt
+        again.require_intact()
+        (table,) = again.folder.iterdir()
+        table.write_bytes(table.read_bytes()[:-1])
+        with pytest.raises(StorageError, match="not what was written") as caught:
+            again.require_intact()
+    assert (caught.value.where, f"remove {tmp_path}" in caught.value.fix) == (str(table), True)
 
 
 def test_a_slow_loop_writes_every_iteration_at_once(

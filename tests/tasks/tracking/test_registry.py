@@ -7,10 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from mlflow import MlflowClient
 
 from rlcore.errors import ModelError, PromotionError
 from tasks.home.settings import Home
 from tasks.tracking.packaged import Cards, Package
+from tasks.tracking.registration import register_model
 from tasks.tracking.registry import (
     CHALLENGER,
     CHAMPION,
@@ -22,7 +24,6 @@ from tasks.tracking.registry import (
     find_version,
     promote,
     read_tags,
-    register_model,
     roll_back,
     set_alias,
 )
@@ -53,6 +54,33 @@ def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker,
     loaded = download_model("models:/tiny-grpo@champion", tmp_path / "loaded")
     assert (loaded / "config.json").read_text() == '{"hidden_size": 8}'
     assert not any(path.suffix == ".pkl" for path in (tmp_path / "home" / "mlartifacts").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "call", ["create_logged_model", "finalize_logged_model", "log_outputs", "log_batch", "create_model_version"]
+)
+def test_a_registration_that_was_killed_is_done_again_with_what_it_had_begun(
+    tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    folder, run = checkpoint(tmp_path / "model"), tracker.start_run("tiny/grpo", "stage", tags={})
+    with monkeypatch.context() as killed, pytest.raises(Killed):
+        killed.setattr(MlflowClient, call, die)
+        register_model(run, folder, name="tiny-grpo", tags={"sha256": "ab"}, metrics={"loss": 0.5})
+    version = register_model(run, folder, name="tiny-grpo", tags={"sha256": "ab"}, metrics={"loss": 0.5})
+    assert version.version == 1
+    (model,) = tracker.client.search_logged_models([run.experiment_id])
+    assert (model.model_id, str(model.status)) == (version.model_id, "READY")
+    assert [metric.value for metric in model.metrics or []] == [0.5]
+    assert len(tracker.client.get_run(run.run_id).outputs.model_outputs) == 1
+    assert len(tracker.client.get_metric_history(run.run_id, "loss")) == 1
+    loaded = download_model("models:/tiny-grpo/1", tmp_path / "loaded")
+    assert (loaded / "config.json").read_text() == '{"hidden_size": 8}'
 
 
 def test_a_model_that_is_not_registered_is_refused(tracker: Tracker, tmp_path: Path) -> None:

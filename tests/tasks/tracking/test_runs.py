@@ -116,8 +116,27 @@ def test_killing_a_pipeline_ends_its_running_stages_and_leaves_the_finished_ones
 def test_a_run_is_found_by_its_tag(tracker: Tracker) -> None:
     run = start(tracker)
     run.set_tags({"attempt_of": "abc/1"})
-    assert tracker.find_run("tiny/grpo", "attempt_of", "abc/1") == run.run_id
-    assert tracker.find_run("tiny/grpo", "attempt_of", "abc/2") == ""
+    assert tracker.find_runs("tiny/grpo", "attempt_of", "abc/1") == [run.run_id]
+    assert tracker.find_runs("tiny/grpo", "attempt_of", "abc/1", status="= 'KILLED'") == []
+    assert tracker.find_runs("tiny/grpo", "attempt_of", "abc/2") == []
+
+
+def test_what_is_logged_of_a_model_adds_no_point_to_the_curves_of_its_run_however_often(tracker: Tracker) -> None:
+    run = start(tracker)
+    run.log_metrics({"reward": 1.0}, step=4)
+    run.log_metrics({"reward": 2.0}, step=5)
+    run.log_summary({"memory": 3.0})
+    run.flush()
+    model = tracker.client.create_logged_model(run.experiment_id, name="policy", source_run_id=run.run_id)
+    for _ in range(2):
+        run.log_model_metrics(model.model_id, {"reward": 2.0, "memory": 3.0})
+    assert history(tracker, run, "reward") == [(4, 1.0), (5, 2.0)]
+    assert history(tracker, run, "memory") == [(0, 3.0)]
+    found = tracker.client.get_logged_model(model.model_id).metrics or []
+    assert sorted((metric.key, metric.step, metric.value) for metric in found) == [
+        ("memory", 0, 3.0),
+        ("reward", 5, 2.0),
+    ]
 
 
 def test_a_dataset_is_logged_under_the_digest_of_its_bytes(tracker: Tracker, tmp_path: Path) -> None:

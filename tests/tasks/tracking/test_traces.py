@@ -23,3 +23,13 @@ def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_ru
         assert (span.inputs, span.outputs) == ({"prompt": "1+1"}, {"completion": "#### 2"})
         assert len(tracker.client.search_traces(locations=places, filter_string="tags.kind = 'best'")) == 1
         assert len(tracker.client.search_traces(locations=places, run_id=other.run_id)) == 0
+
+
+def test_traces_that_a_killed_call_has_stored_already_are_not_stored_again(tracked_home: Home) -> None:
+    tracker = open_tracker(tracked_home)
+    with tracker.start_run("traced", "grpo", tags={}) as run:
+        traces = [Trace(inputs={"n": n}, outputs={"n": n}, tags={"kind": "best"}) for n in range(3)]
+        log_traces(tracker, run.run_id, traces[:2])
+        log_traces(tracker, run.run_id, traces)
+        found = tracker.client.search_traces(locations=[run.experiment_id], run_id=run.run_id)
+    assert sorted(trace.info.tags["number"] for trace in found) == ["0", "1", "2"]

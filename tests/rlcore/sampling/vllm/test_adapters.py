@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from rlcore.config import AdapterConfig, EngineConfig
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
-from rlcore.sampling.vllm.client import ControlGroup, EngineControl
+from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
 from rlcore.sampling.vllm.sync import publish
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
-ADDRESS = ("127.0.0.1", 1)
+ADDRESS = Address("127.0.0.1", 1)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from rlcore.config import DeadlineConfig, EngineConfig, GpuConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm.client import address_of
+from rlcore.sampling.vllm.client import Address, address_of
 from rlcore.sampling.vllm.metrics import EngineWatch, parse_page
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
 from rlcore.sampling.vllm.server import MAX_ATTEMPTS, VllmSampler, open_vllm
@@ -327,11 +327,13 @@ def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch
     spec = ServerSpec(
         model=tmp_path, exchange=tmp_path, config=config, dtype="float16", max_model_len=128, max_concurrent=1
     )
-    on_cpu = command(spec, "python", ("127.0.0.1", 1))
+    on_cpu = command(spec, "python", Address("127.0.0.1", 1, "planted-token"))
+    assert on_cpu[on_cpu.index("--middleware") + 1] == "rlcore_worker.gate.Gate"
+    assert "planted-token" not in " ".join(on_cpu) + repr(Address("127.0.0.1", 1, "planted-token"))
     assert "--enforce-eager" in on_cpu
     assert "CUDA_VISIBLE_DEVICES" not in environment(spec, tmp_path)
     spec = dataclasses.replace(spec, devices=(2, 0), memory_fraction=0.4, eager=False)
-    line = command(spec, "python", ("127.0.0.1", 1))
+    line = command(spec, "python", Address("127.0.0.1", 1))
     assert line[line.index("--tensor-parallel-size") + 1] == "2"
     assert line[line.index("--gpu-memory-utilization") + 1] == "0.4"
     assert line[line.index("--dtype") + 1] == "float16"

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
 from rlcore.sampling.vllm import sync as syncing
-from rlcore.sampling.vllm.client import ControlGroup, EngineControl
+from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.sync import WeightSync
 from rlcore.sampling.vllm.weights import Weights
 
-ADDRESS = ("127.0.0.1", 1)
+ADDRESS = Address("127.0.0.1", 1)
 Make = Callable[..., tuple[WeightSync, list["Server"]]]
 
 

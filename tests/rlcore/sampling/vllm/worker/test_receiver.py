@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import EngineConfig
+from rlcore.sampling.vllm.client import Address
 from rlcore.sampling.vllm.in_process import WORKER_CLASS as CLASS_IN_PROCESS
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command
 
@@ -65,7 +66,7 @@ def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_
         max_model_len=128,
         max_concurrent=1,
     )
-    line = command(spec, "python", ("127.0.0.1", 1))
+    line = command(spec, "python", Address("127.0.0.1", 1))
     server = ServerProcess(spec)
     name = line[line.index("--worker-extension-cls") + 1]
     said = found(name, tmp_path, server.folder, vllm)

@@ -1,0 +1,118 @@
+"""The table of faults: ``python -m benchmarks.faults [--only WORD] [--sound ITERATIONS] [--results FILE]``.
+
+Each result is a line of the file as soon as it is known; what stands there is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+from scipy.stats import beta
+
+from benchmarks.faults.around import AROUND
+from benchmarks.faults.engine import ENGINE
+from benchmarks.faults.experience import EXPERIENCE
+from benchmarks.faults.lab import NUM_ITERATIONS, SCENES, Patches, Verdict, parts_of, played
+from benchmarks.faults.losses import LOSSES
+from benchmarks.faults.steps import STEPS
+from benchmarks.faults.supervised import SOUND, SUPERVISED
+
+IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS
+OUTSIDE = AROUND | SUPERVISED
+UNDETECTED = {
+    "every iteration has the same random numbers": "each completion is drawn as is reported",
+}
+
+
+def play(name: str) -> Verdict:
+    """Inject a fault into its run."""
+    patch = Patches()
+    try:
+        if name in OUTSIDE:
+            return OUTSIDE[name](patch)
+        scene, inject = IN_RUNS[name]
+        inject(patch)
+        return played(lambda: parts_of(scene))
+    finally:
+        patch.undo()
+
+
+def sound_runs(total: int) -> Iterator[tuple[str, str, int]]:
+    """Runs without a fault until so many iterations are done: a name, the scene, and the seed of each."""
+    done = seed = 0
+    while done < total:
+        seed += 1
+        for scene in SCENES:
+            if done < total:
+                yield f"{scene}, seed {seed}", scene, seed
+            done += NUM_ITERATIONS
+
+
+def written(results: Path) -> dict[str, Verdict]:
+    """What a file of results holds, by names."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    return {row.pop("name"): Verdict(**row) for row in map(json.loads, lines)}
+
+
+def found(name: str, work: Callable[[], Verdict], results: Path) -> Verdict:
+    """The verdict that stands in the file, or that of ``work``, which is written to it."""
+    known = written(results)
+    if name in known:
+        return known[name]
+    verdict = work()
+    with results.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"name": name, **asdict(verdict)}) + "\n")
+    return verdict
+
+
+def show_faults(only: str, results: Path) -> None:
+    """Print the table of the faults whose names have the word ``only``."""
+    counts = Counter[str]()
+    print("| fault | | after | by |\n|---|---|---|---|")
+    for name in [*IN_RUNS, *OUTSIDE]:
+        if only in name:
+            verdict = found(name, partial(play, name), results)
+            counts[verdict.caught] += 1
+            says = verdict.message.split("\n")[0].replace("|", "\\|")[:160] or UNDETECTED.get(name, "")
+            print(f"| {name} | {verdict.caught} | {verdict.steps} | {says} |", flush=True)
+    print(f"\n{counts.total()} faults: {dict(counts)}")
+
+
+def show_sound(total: int, results: Path) -> None:
+    """Print how many of at least so many sound iterations were stopped or warned of."""
+    steps = alarms = 0
+    works: list[tuple[str, Callable[[], Verdict]]] = [
+        (name, partial(played, partial(parts_of, scene, seed=seed))) for name, scene, seed in sound_runs(total)
+    ]
+    for name, work in [*works, *((name, partial(each, Patches())) for name, each in SOUND.items())]:
+        verdict = found(name, work, results)
+        steps += verdict.steps
+        alarms += verdict.caught != "silent"
+        if verdict.caught != "silent":
+            print(f"{name}: {verdict.caught} after {verdict.steps}: {verdict.message}", flush=True)
+    most = beta.ppf(0.975, alarms + 1, steps - alarms) if alarms else 3.0 / steps  # Clopper-Pearson; rule of three
+    print(f"{steps} sound iterations, {alarms} alarms: at most {most:.2g} of them at 95 %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="faults whose name has this word")
+    parser.add_argument("--sound", type=int, default=0, help="iterations without a fault, in place of faults")
+    parser.add_argument("--results", type=Path, default=Path("faults.jsonl"), help="what is known, and will be")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.sound:
+        show_sound(given.sound, given.results)
+    else:
+        show_faults(given.only, given.results)
+
+
+if __name__ == "__main__":
+    main()

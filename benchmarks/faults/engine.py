@@ -1,0 +1,149 @@
+"""Faults of the engine: what it draws, what it reports, which weights it has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.faults.lab import Inject, Patches
+from rlcore.sampling import native
+from rlcore.sampling.native import NativeSampler
+
+
+def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
+    """The engine draws from other logits than it reports log-probabilities of."""
+
+    def inject(patch: Patches) -> None:
+        def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+            tokens, _ = old(sharpen(logits / temperature), uniforms, temperature=1.0)
+            return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+        old = patch.set(native, "draw", draw)
+
+    return inject
+
+
+def top_k(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The likeliest tokens alone."""
+    return lambda logits: logits.masked_fill(logits < logits.topk(count).values[:, -1:], -torch.inf)
+
+
+def top_p(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The likeliest tokens, up to a share of the mass."""
+
+    def cut(logits: torch.Tensor) -> torch.Tensor:
+        chances, order = logits.softmax(-1).sort(descending=True)
+        dropped = chances.cumsum(-1) - chances > share
+        return logits.masked_fill(dropped.gather(-1, order.argsort(-1)), -torch.inf)
+
+    return cut
+
+
+def banned(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """All tokens but one."""
+    return lambda logits: logits.index_fill(1, torch.tensor([token]), -torch.inf)
+
+
+def likelier(token: int, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One token more often, by so many nats."""
+
+    def lifted(logits: torch.Tensor) -> torch.Tensor:
+        found = logits.clone()
+        found[:, token] += by
+        return found
+
+    return lifted
+
+
+def reporting(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Inject:
+    """The engine draws as it should, and reports other log-probabilities."""
+
+    def inject(patch: Patches) -> None:
+        def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+            tokens, _ = old(logits, uniforms, temperature=temperature)
+            return tokens, change(logits, temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+        old = patch.set(native, "draw", draw)
+
+    return inject
+
+
+def loading(change: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor] | None]) -> Inject:
+    """Change what arrives of new weights; None: nothing does, but for the version."""
+
+    def inject(patch: Patches) -> None:
+        def load(self: NativeSampler, state: Any, *, policy_version: int) -> None:
+            found = change({name: state[name] for name in state}, policy_version)
+            if found is None:
+                self.policy_version = policy_version
+            else:
+                old(self, found, policy_version=policy_version)
+
+        old = patch.set(NativeSampler, "load_weights", load)
+
+    return inject
+
+
+def half_of_it(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
+    """The second layer stays what it first was."""
+    first = _FIRST.setdefault("state", {name: value.clone() for name, value in state.items()})
+    return {name: first[name] if "layers.1" in name else value for name, value in state.items()}
+
+
+_FIRST: dict[str, dict[str, torch.Tensor]] = {}
+
+
+def prompts_moved_on(patch: Patches) -> None:
+    """The engine completes each prompt's neighbour."""
+
+    def decode(model: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
+        return old(model, [*prompts[4:], *prompts[:4]], *rest, **more)
+
+    old = patch.set(native, "decode", decode)
+
+
+def same_draws(patch: Patches) -> None:
+    """Every completion of a group has the same random numbers."""
+
+    def uniforms(block: Any, num_tokens: int, *, seed: int) -> torch.Tensor:
+        return old([dataclasses.replace(request, sample_index=0) for request in block], num_tokens, seed=seed)
+
+    old = patch.set(native, "_uniforms", uniforms)
+
+
+def same_seed(patch: Patches) -> None:
+    """Every iteration has the same random numbers."""
+    old = patch.set(native, "_uniforms", lambda block, num_tokens, *, seed: old(block, num_tokens, seed=7))
+
+
+ENGINE: dict[str, tuple[str, Inject]] = {
+    "the engine draws at half the temperature it reports": ("grpo", drawing(lambda logits: logits / 0.5)),
+    "the engine draws at 0.8 of the temperature it reports": ("grpo", drawing(lambda logits: logits / 0.8)),
+    "the engine draws at 1.3 times the temperature it reports": ("grpo", drawing(lambda logits: logits / 1.3)),
+    "the engine draws greedily, and reports as if it drew": ("grpo", drawing(lambda logits: 50.0 * logits)),
+    "the engine draws of the 2 likeliest tokens": ("grpo", drawing(top_k(2))),
+    "the engine draws of the likeliest 0.8": ("grpo", drawing(top_p(0.8))),
+    "the engine draws all tokens alike": ("grpo", drawing(torch.zeros_like)),
+    "the engine never draws an end": ("grpo", drawing(banned(2))),
+    "the engine draws one token twice as often": ("grpo", drawing(likelier(ord("1") + 3, 0.7))),
+    "the engine reports log-probabilities at temperature 1": (
+        "grpo, temperature 0.7",
+        reporting(lambda logits, temperature: logits),
+    ),
+    "the engine reports log-probabilities of a flatter model": (
+        "grpo",
+        reporting(lambda logits, temperature: 0.97 * logits / temperature),
+    ),
+    "the engine takes the version, and no weights": ("grpo", loading(lambda state, version: None)),
+    "the engine takes the weights of a part": ("grpo", loading(half_of_it)),
+    "the engine takes weights times 1.01": (
+        "grpo",
+        loading(lambda state, version: {name: 1.01 * value for name, value in state.items()}),
+    ),
+    "the engine completes each prompt's neighbour": ("grpo", prompts_moved_on),
+    "a group's completions have the same random numbers": ("grpo", same_draws),
+    "every iteration has the same random numbers": ("grpo", same_seed),
+}

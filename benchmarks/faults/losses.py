@@ -1,0 +1,156 @@
+"""Faults of the losses: their inputs, their terms, their weights, and the models that judge."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.faults.lab import Inject, Patches
+from rlcore.algorithms import kl as kl_module
+from rlcore.algorithms import objective
+from rlcore.models import policy as policy_module
+from rlcore.models import tree_attention
+from rlcore.training import building, judges, learner, losses, minibatches
+from rlcore.training.learner import Learner
+
+
+def inputs(**turns: Callable[[Any], Any]) -> Inject:
+    """Change what the policy's loss is made of."""
+
+    def inject(patch: Patches) -> None:
+        def made(given: Any, *rest: Any) -> Any:
+            return old(dataclasses.replace(given, **{n: turn(getattr(given, n)) for n, turn in turns.items()}), *rest)
+
+        old = objective.policy_loss
+        patch.set(losses, "policy_loss", made)
+
+    return inject
+
+
+def coefficients(**values: Any) -> Inject:
+    """Other coefficients of the loss's terms than the run asks for."""
+
+    def inject(patch: Patches) -> None:
+        made = Learner.__dict__["_coefficients"].fget
+        patch.set(Learner, "_coefficients", property(lambda self: dataclasses.replace(made(self), **values)))
+
+    return inject
+
+
+def weights_of_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
+    """Change what each token counts."""
+
+    def inject(patch: Patches) -> None:
+        old = patch.set(learner, "token_weights", lambda *given: [change(each) for each in old(*given)])
+
+    return inject
+
+
+def temperature_ignored(patch: Patches) -> None:
+    """Trainer and canary score at temperature 1, whatever is asked for."""
+    for name in ("state_logprobs", "state_scores"):
+        old = getattr(policy_module, name)
+        patch.set(policy_module, name, lambda *given, _old=old, temperature=1.0, **more: _old(*given, **more))
+
+
+def visible_neighbours(patch: Patches) -> None:
+    """Completions of one row see each other."""
+
+    def layout(segment: torch.Tensor) -> Any:
+        return old(segment.masked_fill(segment > 0, 1))
+
+    old = patch.set(tree_attention, "layout_of", layout)
+    patch.set(policy_module, "layout_of", layout)
+
+
+def reference_learns(patch: Patches) -> None:
+    """The reference is the policy's own weights."""
+
+    def others(plan: Any, policy: Any, runtime: Any) -> Any:
+        critic, reference = old(plan, policy, runtime)
+        return critic, policy if reference is not None else None
+
+    old = patch.set(building, "_others", others)
+
+
+def critic_idle(patch: Patches) -> None:
+    """The critic's loss has no gradient."""
+    old = patch.set(losses, "critic_loss", lambda *given: 0.0 * old(*given))
+
+
+def critic_wrong(patch: Patches) -> None:
+    """The critic's loss is of its values one token on."""
+
+    def loss(columns: Any, predicted: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return old(columns, predicted.roll(1), *rest)
+
+    old = patch.set(losses, "critic_loss", loss)
+
+
+def values_shifted(patch: Patches) -> None:
+    """Each value is that of the token before."""
+    old = patch.set(judges, "score_values", lambda *given, **more: [each.roll(1) for each in old(*given, **more)])
+
+
+def kl_turned(patch: Patches) -> None:
+    """The KL's loss pushes away from the reference."""
+    losses_of = dict(kl_module.KL_LOSSES)
+    patch.set(objective, "KL_LOSSES", {n: (lambda d, r, f=f: -f(d, r)) for n, f in losses_of.items()})
+
+
+def surrogate(change: Callable[[Any, torch.Tensor], Any]) -> Inject:
+    """Change the surrogate of each token."""
+
+    def inject(patch: Patches) -> None:
+        def call(
+            self: losses.PolicyTerms, places: slice, logprobs: torch.Tensor, entropy: torch.Tensor
+        ) -> torch.Tensor:
+            return change(old(self, places, logprobs, entropy), logprobs)
+
+        old = patch.set(losses.PolicyTerms, "__call__", call)
+
+    return inject
+
+
+def microbatches_lost(patch: Patches) -> None:
+    """All but the first are."""
+    old = patch.set(learner, "pack_for", lambda *given, **more: old(*given, **more)[:1])
+
+
+def columns_moved(patch: Patches) -> None:
+    """A micro-batch's fields are of the sequences before."""
+
+    def get(self: minibatches.Columns, name: str) -> torch.Tensor:
+        found = old(self, name)
+        return found.roll(1) if name == "advantages" else found
+
+    old = patch.set(minibatches.Columns, "get", get)
+
+
+LOSSES: dict[str, tuple[str, Inject]] = {
+    "the loss climbs": ("grpo", surrogate(lambda loss, _: -loss)),
+    "the loss is halved": ("grpo", surrogate(lambda loss, _: 0.5 * loss)),
+    "the loss forgets advantages": ("grpo", inputs(advantages=torch.ones_like)),
+    "advantages negated within the loss": ("grpo", inputs(advantages=lambda value: -value)),
+    "advantages of the sequences before, within the loss": ("grpo", columns_moved),
+    "the loss forgets the mask": ("grpo, one iteration ahead", inputs(loss_mask=torch.ones_like)),
+    "the loss has a bonus for entropy that nobody asked for": ("grpo", coefficients(entropy=0.05)),
+    "the KL is left out of the loss": ("grpo, KL in the loss", coefficients(kl=0.0)),
+    "the KL is ten times as strong": ("grpo, KL in the loss", coefficients(kl=1.0)),
+    "the KL's sign is turned": ("grpo, KL in the loss", kl_turned),
+    "tokens weigh twice as much": ("grpo", weights_of_tokens(lambda weights: 2.0 * weights)),
+    "all tokens weigh the same, not all sequences": (
+        "grpo",
+        weights_of_tokens(lambda weights: torch.where(weights > 0, 0.01, 0.0)),
+    ),
+    "micro-batches after the first are lost": ("grpo, small micro-batches", microbatches_lost),
+    "completions in a row see each other": ("grpo", visible_neighbours),
+    "the trainer scores at temperature 1": ("grpo, temperature 0.7", temperature_ignored),
+    "the reference learns along": ("grpo, KL in the loss", reference_learns),
+    "the critic learns nothing": ("ppo", critic_idle),
+    "the critic learns another token's values": ("ppo", critic_wrong),
+    "the critic's values are those of the token before": ("ppo", values_shifted),
+}

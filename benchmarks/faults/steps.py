@@ -1,0 +1,148 @@
+"""Faults of the optimizer's steps: gradients, rates, and weights that move otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.faults.lab import Inject, Patches
+from rlcore.training import learner
+from rlcore.training import optim as optim_module
+from rlcore.training.learner import Learner
+
+
+def gradients(change: Callable[[list[torch.nn.Parameter]], None]) -> Inject:
+    """Change the gradient between the loss and the step."""
+
+    def inject(patch: Patches) -> None:
+        def clip(parameters: Any, **settings: Any) -> float:
+            listed = list(parameters)
+            change([parameter for parameter in listed if parameter.grad is not None])
+            return float(old(listed, **settings))
+
+        old = patch.set(learner, "clip_gradient", clip)
+
+    return inject
+
+
+def negated(them: list[torch.nn.Parameter]) -> None:
+    """Uphill."""
+    for parameter in them:
+        parameter.grad.neg_()  # type: ignore[union-attr]
+
+
+def zeroed(them: list[torch.nn.Parameter]) -> None:
+    """No gradient at all."""
+    for parameter in them:
+        parameter.grad.zero_()  # type: ignore[union-attr]
+
+
+def first_half_zeroed(them: list[torch.nn.Parameter]) -> None:
+    """No gradient for the first half of the tensors."""
+    zeroed(them[: len(them) // 2])
+
+
+def not_clipped(patch: Patches) -> None:
+    """Norms are told, and none is bounded."""
+    old = patch.set(
+        learner,
+        "clip_gradient",
+        lambda parameters, *, max_grad_norm, scale=1.0: old(parameters, max_grad_norm=1e9, scale=scale),
+    )
+
+
+def stepping(change: Callable[[torch.optim.Optimizer], None], *, after: bool = False) -> Inject:
+    """Change an optimizer before, or weights after, each of its steps."""
+
+    def inject(patch: Patches) -> None:
+        def take(optimizer: torch.optim.Optimizer) -> None:
+            if not after:
+                change(optimizer)
+            old(optimizer)
+            if after:
+                change(optimizer)
+
+        old = patch.set(learner, "take_step", take)
+
+    return inject
+
+
+def groups(**values: Any) -> Callable[[torch.optim.Optimizer], None]:
+    """Other settings of the optimizer."""
+
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group.update(values)
+
+    return change
+
+
+def decayed(optimizer: torch.optim.Optimizer) -> None:
+    """Weights decay, where none was asked for."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 5.0
+
+
+def forgets_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Each step is the first."""
+    optimizer.state.clear()
+
+
+@torch.no_grad()
+def disturbed(optimizer: torch.optim.Optimizer) -> None:
+    """All weights move by a little beside each step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.add_(1e-3 * torch.ones_like(parameter))
+
+
+def last_layer_alone(patch: Patches) -> None:
+    """The other layers are frozen."""
+
+    def make(pairs: Any, config: Any) -> Any:
+        for module, _ in pairs:
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_("layers.1" in name or "head" in name)
+        return old(pairs, config)
+
+    old = patch.set(learner, "make_optimizer", make)
+
+
+def stuck_schedule(patch: Patches) -> None:
+    """Forty steps further on."""
+    patch.set(learner, "seek", lambda scheduler, step: optim_module.seek(scheduler, step + 40))
+
+
+def twice(patch: Patches) -> None:
+    """Each update is done twice."""
+
+    def update(self: Learner, samples: Any, *, seed: int) -> Any:
+        old(self, samples, seed=seed)
+        return old(self, samples, seed=seed)
+
+    old = patch.set(Learner, "update", update)
+
+
+def no_update(patch: Patches) -> None:
+    """The version is counted on, and nothing is learned."""
+    patch.set(Learner, "_step", lambda self, samples, totals: totals)
+
+
+STEPS: dict[str, tuple[str, Inject]] = {
+    "the gradient is negated": ("grpo", gradients(negated)),
+    "the gradient is zero": ("grpo", gradients(zeroed)),
+    "the first half of the weights gets no gradient": ("grpo", gradients(first_half_zeroed)),
+    "the gradient is not clipped": ("grpo", not_clipped),
+    "the optimizer climbs": ("grpo", stepping(groups(maximize=True))),
+    "the learning rate is ten times as high": ("grpo", stepping(groups(lr=1e-2))),
+    "the learning rate is zero": ("grpo", stepping(groups(lr=0.0))),
+    "weights decay": ("grpo", stepping(decayed)),
+    "the optimizer forgets its moments": ("grpo", stepping(forgets_moments)),
+    "weights are disturbed after each step": ("grpo", stepping(disturbed, after=True)),
+    "only the last layer learns": ("grpo", last_layer_alone),
+    "the schedule stands further on": ("grpo, 2 epochs", stuck_schedule),
+    "each update is done twice": ("grpo", twice),
+    "updates are counted and not done": ("grpo", no_update),
+}

@@ -1,0 +1,212 @@
+"""Checks of a model that somebody else made, before it is loaded: its files, its sizes, its chat template.
+
+A folder may hold anything: a pipe in place of the weights, a configuration of a million layers, the name of a kernel to
+be fetched and run as attention, a template that never ends. Each is refused with its reason, before it costs anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+
+from rlcore.errors import ModelError
+
+MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
+_LAYERS = ("layer", "blocks", "types")
+_NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
+_SPARE = 2.0  # times the numbers in the files that a model may have: tied weights are stored once
+_TEMPLATE_SECONDS = 10.0  # of processor time; a template takes milliseconds
+_TEMPLATE_BYTES = 1 << 30
+_OUT_OF_MEMORY = 3
+_AGAIN = "fetch the checkpoint again, with the configuration that it was saved with"
+_ROLES = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("system", "user", "assistant", "user", "assistant", "user"),
+)
+# Renders as transformers does, in a process that can be killed: a power in C holds the interpreter's lock.
+_RENDER = """
+import json, resource, signal, sys
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+class Generation(Extension):
+    tags = {"generation"}
+
+    def parse(self, parser):
+        next(parser.stream)
+        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+def refuse(text):
+    raise ValueError(text)
+
+said = json.load(sys.stdin)
+seconds, most_bytes, out_of_memory = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+signal.setitimer(signal.ITIMER_PROF, seconds)
+environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+)
+environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "1 May 2025"}
+for roles in said["roles"]:
+    for is_prompt in (True, False):
+        messages = [{"role": role, "content": "3 + 4 = ?"} for role in roles]
+        try:
+            template = environment.from_string(said["template"])
+            template.render(messages=messages, add_generation_prompt=is_prompt, **said["tokens"])
+        except MemoryError:
+            sys.exit(out_of_memory)
+        except Exception:
+            pass  # the tokenizer's own check says what is wrong with the template
+"""
+
+
+def look_at(folder: Path) -> PretrainedConfig:
+    """The configuration of a model's folder, after checks of its files, its sizes and its weights.
+
+    Raises:
+        ModelError: one of them is impossible, with its name.
+    """
+    require_files(folder)
+    config = read_config(folder, local_files_only=True)
+    try:
+        require_weights(config, folder)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"the model cannot be loaded: {error}", where=str(folder), fix=_AGAIN) from error
+    return config
+
+
+def require_files(folder: Path) -> None:
+    """Refuse a folder that holds anything but files and folders: opening a pipe waits for ever.
+
+    Raises:
+        ModelError: a pipe, a socket, a device, or a link to nothing.
+    """
+    for path in _entries(folder):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise ModelError(f"a file of the model cannot be read: {error.strerror}", where=str(path)) from error
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ModelError("this is no file: a pipe, a socket or a device", where=str(path), fix="remove it")
+
+
+def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
+    """A model's configuration with plausible sizes, and without an attention of its own choice.
+
+    Raises:
+        ModelError: it cannot be read, or one of its sizes is absurd.
+    """
+    try:
+        # The file itself: a class may already make a list of what it names.
+        for path, value in _numbers(PretrainedConfig.get_config_dict(name, **options)[0]):
+            _refuse_size(path, value, name)
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the file does to its reader
+        raise ModelError(
+            f"the model cannot be loaded: {error}",
+            where=str(name),
+            fix="check the name and the files; without a network use a folder, a GGUF or a package as model.source",
+        ) from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError("quantized weights cannot be trained", where=str(name), fix="name the unquantized model")
+    # Either may name a repository, whose code would be fetched and run.
+    config._attn_implementation = None
+    config._experts_implementation = None
+    return config
+
+
+def require_weights(config: PretrainedConfig, folder: Path) -> None:
+    """Refuse a configuration of far more numbers than the files have: the others would be drawn at random, in memory.
+
+    Raises:
+        ModelError: with both counts.
+    """
+    stored = sum(_numbers_in(path) for path in folder.glob("*.safetensors"))
+    if not stored:
+        return  # the loader says what is missing
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    described = sum(each.numel() for each in empty.parameters())
+    if described > _SPARE * stored:
+        raise ModelError(
+            f"config.json describes {described:,} numbers, the files hold {stored:,}",
+            where=str(folder),
+            fix=_AGAIN,
+        )
+
+
+def require_template_ends(backend: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer whose chat template does not end, or ends beyond all memory.
+
+    Raises:
+        ModelError: it was stopped.
+    """
+    tokens = {name: text for name, text in backend.special_tokens_map.items() if isinstance(text, str)}
+    said = json.dumps({"template": backend.chat_template or "", "tokens": tokens, "roles": _ROLES})
+    limits = [str(each) for each in (_TEMPLATE_SECONDS, _TEMPLATE_BYTES, _OUT_OF_MEMORY)]
+    command = [sys.executable, "-I", "-c", _RENDER, *limits]
+    done = subprocess.run(command, input=said, text=True, capture_output=True, check=False)
+    reasons = {
+        -signal.SIGPROF: f"does not end: it was stopped after {_TEMPLATE_SECONDS:g} s of processor time",
+        _OUT_OF_MEMORY: f"takes more than {_TEMPLATE_BYTES >> 30} GiB of memory",
+    }
+    if done.returncode in reasons:
+        raise ModelError(
+            f"the chat template {reasons[done.returncode]}",
+            where="chat_template",
+            fix="name a Jinja file of a chat template that fits the model in model.chat_template",
+        )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        yield from (Path(root) / name for name in names)
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """Every whole number of a configuration, and the length of every list before what is in it, by their keys."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{path}.{key}".removeprefix("."))
+    elif isinstance(value, list | tuple):
+        yield path, len(value)
+        for inner in value:
+            yield from _numbers(inner, path)
+    elif isinstance(value, int):
+        yield path, value
+
+
+def _refuse_size(path: str, value: int, name: Path | str) -> None:
+    key = path.rpartition(".")[2]
+    is_layers = any(word in key for word in _LAYERS) and "size" not in key  # vocab_size_per_layer_input is a size
+    most = MAX_LAYERS if is_layers else MAX_EXPERTS if "experts" in key else MAX_SIZE
+    if value > most and not any(word in key for word in _NO_SIZES):
+        raise ModelError(
+            f"config.json says {path} = {value:,}, and no model has more than {most:,}",
+            where=str(name),
+            fix=_AGAIN,
+        )
+
+
+def _numbers_in(path: Path) -> int:
+    with safe_open(path, framework="pt") as file:
+        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 - no dict

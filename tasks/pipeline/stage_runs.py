@@ -1,0 +1,112 @@
+"""A stage's run in MLflow, and its result, between attempts: a kill at any moment doubles neither.
+
+The run of a key goes on until the key has a result. The result is noted in the work folder before the store has it, so
+that a kill behind the last step costs no step again, and the artifact stays the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import StorageError
+from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.cache import Ingredients, StageCache, describe_machine
+from tasks.home.code_hash import code_version
+from tasks.home.environment import pins
+from tasks.home.settings import Home
+from tasks.home.storage import read_json, write_json
+from tasks.steps.base import StageContext
+from tasks.tracking.runs import RunTracker, Tracker
+
+_RUN, _RESULT = "mlflow_run.json", "result.json"  # in a work folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """What stages share in a run: the home with its store and cache, and the MLflow run of their pipeline."""
+
+    home: Home
+    store: ArtifactStore
+    cache: StageCache
+    tracker: Tracker
+    experiment: str
+    parent: RunTracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The result of a step: its artifact, and the metrics that sum it up."""
+
+    ref: ArtifactRef
+    metrics: Mapping[str, float]
+
+    def note(self, work: Path) -> None:
+        """Write it into the work folder."""
+        write_json(asdict(self), work / _RESULT)
+
+
+def left_by_a_kill(work: Path, store: ArtifactStore) -> Finished | None:
+    """The result of an attempt that was killed when the store had it already, and no record yet."""
+    if not (work / _RESULT).exists():
+        return None
+    try:
+        noted = read_json(work / _RESULT)
+        finished = Finished(ref=ArtifactRef.from_json(noted["ref"]), metrics=noted["metrics"])
+    except (StorageError, KeyError, TypeError):
+        return None
+    return None if store.faults(finished.ref) else finished
+
+
+def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
+    """The stage's MLflow run: that of an attempt that gave no result, so that its curves continue, or a new one."""
+    known = work / _RUN
+    parent = run.parent.run_id
+    begun = [read_json(known)["run_id"]] if known.exists() else []
+    begun = begun or run.tracker.find_runs(run.experiment, "stage_key", key, status="!= 'FINISHED'")
+    tracker = run.tracker.reopen_run(begun[0], parent=parent) if begun else None
+    if tracker is None:
+        tags = {"stage": stage, "stage_key": key, "code": code_version()}
+        tracker = run.tracker.start_run(run.experiment, stage, tags=tags, parent=parent)
+    write_json({"run_id": tracker.run_id}, known)
+    run.parent.set_tags({f"stage.{stage}": f"run:{tracker.run_id}"})
+    return tracker
+
+
+def tell_cached(stage: str, ref: ArtifactRef, run: PipelineRun) -> None:
+    """Note at the pipeline's run that a stage came from the cache, unless an attempt at this very run has made it."""
+    if run.parent.known_tags.get(f"stage.{stage}") != f"run:{ref.mlflow_run_id}":
+        run.parent.set_tags({f"stage.{stage}": f"cached:{ref.mlflow_run_id}"})
+
+
+def record_end(
+    finished: Finished, context: StageContext, *, machine: Mapping[str, object], with_packages: bool
+) -> None:
+    """Note at the stage's run what came of it, and for a model the installed packages."""
+    tracker, ref = context.tracker, finished.ref
+    tracker.log_summary(finished.metrics)
+    tags = {"sha256": ref.sha256, "artifact": ref.uri, "stage_key": ref.stage_key, "code": code_version()}
+    tags |= {"machine": describe_machine(machine)} if machine else {}
+    tracker.set_tags(tags)
+    if with_packages:
+        (context.work / "environment.txt").write_text(pins(), encoding="utf-8")
+        tracker.log_artifact(context.work / "environment.txt", "environment")
+
+
+def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
+    """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
+
+    The stage's own settings lose their ``stage``: the learning rates of two RL stages are one column.
+    """
+    own = section.get("stage")
+    others = {name: value for name, value in section.items() if name != "stage"}
+    return {**own, **others} if isinstance(own, Mapping) else section
+
+
+def logged(ingredients: Ingredients) -> Mapping[str, object]:
+    """What of a stage's ingredients are the parameters of its run."""
+    machine = {name: value for name, value in ingredients["machine"].items() if value}
+    found = {**parameters(ingredients["config"]), "seed": ingredients["seed"]}
+    return found | {"machine": machine} if machine else found

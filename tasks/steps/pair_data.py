@@ -1,0 +1,47 @@
+"""The preference pairs of a stage that learns from them, a reward model or DPO: the same rows, cut in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlcore.errors import DataError
+from rlcore.tokenization import ChatTokenizer
+from rlcore.training.preferences import TokenPair
+from tasks.preset.data import DatasetConfig
+from tasks.steps.base import StageContext, prepared
+from tasks.steps.rows import PairRow, read_pairs
+from tasks.steps.texts import tokenize_pairs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairData:
+    """Pairs to train on and pairs held out, as tokens; ``rows``: those to train on as they stand in the snapshots."""
+
+    rows: list[PairRow]
+    train: list[TokenPair]
+    held_out: list[TokenPair]
+
+
+def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
+    """The pairs of all data sets that the stage reads.
+
+    Raises:
+        DataError: there are none to train on, or none held out.
+    """
+    data: Mapping[str, DatasetConfig] = context.config.data
+    rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
+    pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
+    for name, config in data.items():
+        for split in rows:
+            found = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
+            rows[split] += found
+            pairs[split] += tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
+    for split, number in (("train", "num_train"), ("eval", "num_eval")):
+        if not rows[split]:
+            raise DataError(
+                f"there are no preference pairs to {'train' if split == 'train' else 'evaluate'} on",
+                where=", ".join(f"data.{name}.{number}" for name in data),
+                fix="add pairs with more different prompts: all pairs of a prompt are on the same side of the split",
+            )
+    return PairData(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])

@@ -1,0 +1,51 @@
+"""A run that is killed again and again ends with the books of an undisturbed one; ``make chaos`` kills more often."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.books import books, differences
+from tests.chaos.chain import TOY, run_killed
+from tests.flows.conftest import ROOT, environment
+from tests.flows.warm import run_warm
+
+SHARE, SEED = 3, 5  # percent of the events, and which: a handful of kills, among them some between a call and its note
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a run that nobody killed."""
+    home = tmp_path_factory.mktemp("undisturbed") / "home"
+    done = run_warm([], environment(home), ROOT, call=TOY)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+def test_a_run_that_is_killed_several_times_ends_with_the_same_books(undisturbed: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "events"
+    kills = run_killed([], tmp_path / "home", ledger, share=SHARE, seed=SEED, call=TOY)
+    events = ledger.read_text(encoding="utf-8").splitlines()
+    assert kills == len(events) >= 3
+    assert len(set(events)) == len(events)
+    assert differences(books(undisturbed), books(tmp_path / "home")) == []
+
+
+def test_the_books_of_an_undisturbed_run_hold_each_thing_once(undisturbed: Path) -> None:
+    lines = books(undisturbed)
+    assert len([line for line in lines if line.startswith("run train: metric loss at 3")]) == 1
+    assert not [line for line in lines if line.startswith("left:") or "RUNNING" in line]
+
+
+def test_what_is_doubled_or_lost_shows_in_the_books(undisturbed: Path) -> None:
+    before = books(undisturbed)
+    with closing(sqlite3.connect(undisturbed / "mlflow.db")) as database, database:
+        database.execute("UPDATE metrics SET step = 2 WHERE key = 'loss' AND step = 3")
+        database.execute("UPDATE runs SET status = 'RUNNING' WHERE name = 'judge'")
+    (undisturbed / "work" / ".x.tmp").touch()
+    found = differences(before, books(undisturbed))
+    subjects = {line.partition(":")[0] for line in found}
+    assert subjects == {"- run train", "+ run train", "- run judge", "+ run judge", "+ left"}
