@@ -254,12 +254,15 @@ bench-canary: setup engine  ## how often the sync canary stops a sound run, and 
 bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with failures (a minute)
 	$(BIN)/python -m benchmarks.scaling.fleets
 
+bench-ranks: setup  ## one, two and four ranks of this machine against what the simulation predicts (minutes, on an idle machine)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling.measured
+
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
 
-bench-hostile: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
+attack-many: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
 	@infra/install_sandbox.sh || true
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.many
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory

@@ -13,7 +13,8 @@ from tasks.tracking.card import write_cards
 from tasks.tracking.described import describe, refresh_cards
 from tasks.tracking.lineage import read_records
 from tasks.tracking.packaged import Package
-from tasks.tracking.registry import find_by_sha256, register_model
+from tasks.tracking.registration import register_model
+from tasks.tracking.registry import find_by_sha256
 
 
 def register(

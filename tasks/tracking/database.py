@@ -23,7 +23,7 @@ def make_database(home: Home) -> None:
     aside = path.with_name(f".{path.name}.new")
     for remains in home.root.glob(f"{aside.name}*"):  # SQLite's journal lies beside its file
         remains.unlink()
-    store = SqlAlchemyStore(f"sqlite:///{aside}", home.mlartifacts.as_uri())
+    store = SqlAlchemyStore(f"sqlite:///{aside}", home.mlartifacts.as_uri())  # type: ignore[no-untyped-call]
     store.engine.dispose()
     sync(aside)
     aside.rename(path)

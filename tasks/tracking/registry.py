@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlparse
 
 from rlcore.errors import ModelError, PromotionError
 from tasks.home.locks import file_lock
-from tasks.home.settings import Home, find_home
-from tasks.tracking.errors import or_none, unless_exists
-from tasks.tracking.packaged import Package, checkpoint_in, write_package
-from tasks.tracking.runs import RunTracker, Tracker, open_tracker
+from tasks.home.settings import Home
+from tasks.tracking.errors import or_none
+from tasks.tracking.packaged import checkpoint_in
+from tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel, LoggedModelOutput
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
-_SQLITE, _LOCAL = "sqlite:///", "file:"
-_NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow refuses them in the name of a logged model
+_SQLITE = "sqlite:///"
 _FIRST = "none"  # what the first champion was promoted over
 
 
@@ -63,80 +59,23 @@ def download_model(uri: str, folder: Path) -> Path:
         raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
 
 
-def register_model(
-    run: RunTracker, package: Package, *, name: str, tags: Mapping[str, str], metrics: Mapping[str, float] | None = None
-) -> ModelVersion:
-    """Store a checkpoint as a logged model of ``run`` and register it as the next version of ``name``.
-
-    ``tags`` go to both; they hold ``sha256``, the digest of the artifact. ``metrics`` are those of the logged model.
-
-    The version comes last. A call that was killed before is done again with the logged model that it has begun.
-    """
-    from mlflow.entities import LoggedModelOutput
-
-    client = run.client
-    label = name.translate(_NOT_IN_LABELS)
-    model = _begun(run, label, tags["sha256"]) or client.create_logged_model(
-        run.experiment_id, name=label, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
-    )
-    if str(model.status) != "READY":
-        _store(run, package, name, model)
-        client.finalize_logged_model(model.model_id, "READY")
-    if model.model_id not in {output.model_id for output in _outputs(run)}:
-        client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
-    run.log_model_metrics(model.model_id, metrics or {})
-    unless_exists(client.create_registered_model, name)
-    version = client.create_model_version(
-        name,
-        f"models:/{model.model_id}",
-        run_id=run.run_id,
-        tags={**tags, "model_id": model.model_id},  # a version in a database does not keep the id itself
-        model_id=model.model_id,
-    )
-    return _model_version(version)
-
-
-def _begun(run: RunTracker, label: str, sha256: str) -> LoggedModel | None:
-    """The logged model of this artifact that ``run`` has already."""
-    query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{sha256}'"
-    found = run.client.search_logged_models([run.experiment_id], filter_string=query)
-    return found[0] if found else None
-
-
-def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
-    outputs = run.client.get_run(run.run_id).outputs
-    return outputs.model_outputs if outputs else ()
-
-
-def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
-    """Write the model's files where MLflow looks for them: there itself, or from here through its server."""
-    if model.artifact_location.startswith(_LOCAL):
-        folder = Path(unquote(urlparse(model.artifact_location).path))
-        if not folder.exists():  # it is whole, and there from a call that was killed behind it
-            write_package(package, name, folder, model)
-        return
-    with tempfile.TemporaryDirectory(dir=find_home().work) as temporary:  # the artifacts' disk: weights are links
-        write_package(package, name, Path(temporary) / name, model)
-        run.client.log_model_artifacts(model.model_id, str(Path(temporary) / name))
-
-
 def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:
     """The version that carries an alias (``champion``), or None."""
     model = or_none(tracker.client.get_registered_model, name)
     version = model.aliases.get(alias) if model else None
-    return None if version is None else _model_version(tracker.client.get_model_version(name, str(version)))
+    return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
     """Version ``number`` of a registered model, or None."""
     version = or_none(tracker.client.get_model_version, name, number) if number.isdecimal() else None
-    return _model_version(version) if version else None
+    return as_version(version) if version else None
 
 
 def find_by_sha256(tracker: Tracker, name: str, sha256: str) -> ModelVersion | None:
     """The newest version of ``name`` that an artifact of that digest was registered as, or None."""
     found = tracker.client.search_model_versions(f"name = '{name}' and tags.sha256 = '{sha256}'")
-    return _model_version(max(found, key=lambda each: int(each.version))) if found else None
+    return as_version(max(found, key=lambda each: int(each.version))) if found else None
 
 
 def read_version(home: Home, model: str) -> Mapping[str, str]:
@@ -254,7 +193,7 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
         champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
         if champion is None:
             raise PromotionError("there is no champion, so nothing to roll back", where=where)
-        down = _model_version(tracker.client.get_model_version(name, str(version)))
+        down = as_version(tracker.client.get_model_version(name, str(version)))
         if champion != down:
             if _ROLLED_BACK not in read_tags(tracker, down):
                 raise PromotionError(f"version {version} is not the champion, {_words(champion)} is", where=where)
@@ -307,7 +246,8 @@ def _words(version: ModelVersion | None) -> str:
     return f"version {version.version}" if version else "no version"
 
 
-def _model_version(version: MlflowVersion) -> ModelVersion:
+def as_version(version: MlflowVersion) -> ModelVersion:
+    """A version of MLflow's as one of ours."""
     return ModelVersion(
         name=version.name,
         version=int(version.version),

@@ -131,7 +131,9 @@ class RunTracker:
     """One run: a pipeline's or a stage's. Use it as a context manager: leaving it ends the run with its status."""
 
     def __init__(self, client: MlflowClient, run: Run, *, resumed: bool = False) -> None:
-        self.client, self.run_id, self.experiment_id = client, run.info.run_id, run.info.experiment_id
+        self.client = client
+        self.run_id: str = run.info.run_id
+        self.experiment_id: str = run.info.experiment_id
         self.known_tags: Mapping[str, str] = run.data.tags  # when it was opened
         self.began = datetime.fromtimestamp(run.info.start_time / 1000, UTC).isoformat(timespec="milliseconds")
         self._resumed = resumed

@@ -99,7 +99,8 @@ def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, serv
 EMBEDDED = """
 from pathlib import Path
 from tasks.tracking.packaged import Cards, Package
-from tasks.tracking.registry import register_model, set_alias
+from tasks.tracking.registration import register_model
+from tasks.tracking.registry import set_alias
 from tasks.home.settings import configure_environment, find_home
 from tasks.tracking.runs import open_tracker
 configure_environment(find_home())

@@ -13,7 +13,8 @@ import pytest
 from tasks.home.settings import Home
 from tasks.tracking.moved import follow_move
 from tasks.tracking.packaged import Cards, Package
-from tasks.tracking.registry import download_model, find_version, register_model, set_alias
+from tasks.tracking.registration import register_model
+from tasks.tracking.registry import download_model, find_version, set_alias
 from tasks.tracking.runs import Tracker, open_tracker
 
 EMPTY = Cards(model="", data="", licence="")

@@ -21,7 +21,8 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tasks.home.settings import Home
 from tasks.tracking.packaged import Cards, Package, checkpoint_in, is_chat_model
-from tasks.tracking.registry import ModelVersion, download_model, find_version, register_model, set_alias
+from tasks.tracking.registration import register_model
+from tasks.tracking.registry import ModelVersion, download_model, find_version, set_alias
 from tasks.tracking.runs import Tracker, open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 

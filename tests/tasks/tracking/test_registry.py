@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from rlcore.errors import ModelError, PromotionError
 from tasks.home.settings import Home
 from tasks.tracking.packaged import Cards, Package
+from tasks.tracking.registration import register_model
 from tasks.tracking.registry import (
     CHALLENGER,
     CHAMPION,
@@ -23,7 +24,6 @@ from tasks.tracking.registry import (
     find_version,
     promote,
     read_tags,
-    register_model,
     roll_back,
     set_alias,
 )

@@ -1,0 +1,78 @@
+"""Registers a checkpoint: a logged model of its run, and the next version of a registered model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from tasks.home.settings import find_home
+from tasks.tracking.errors import unless_exists
+from tasks.tracking.packaged import Package, write_package
+from tasks.tracking.registry import ModelVersion, as_version
+from tasks.tracking.runs import RunTracker
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel, LoggedModelOutput
+
+_LOCAL = "file:"
+_NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow refuses them in the name of a logged model
+
+
+def register_model(
+    run: RunTracker, package: Package, *, name: str, tags: Mapping[str, str], metrics: Mapping[str, float] | None = None
+) -> ModelVersion:
+    """Store a checkpoint as a logged model of ``run`` and register it as the next version of ``name``.
+
+    ``tags`` go to both; they hold ``sha256``, the digest of the artifact. ``metrics`` are those of the logged model.
+
+    The version comes last. A call that was killed before is done again with the logged model that it has begun.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    client = run.client
+    label = name.translate(_NOT_IN_LABELS)
+    model = _begun(run, label, tags["sha256"]) or client.create_logged_model(
+        run.experiment_id, name=label, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
+    )
+    if str(model.status) != "READY":
+        _store(run, package, name, model)
+        client.finalize_logged_model(model.model_id, "READY")
+    if model.model_id not in {output.model_id for output in _outputs(run)}:
+        client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
+    run.log_model_metrics(model.model_id, metrics or {})
+    unless_exists(client.create_registered_model, name)
+    version = client.create_model_version(
+        name,
+        f"models:/{model.model_id}",
+        run_id=run.run_id,
+        tags={**tags, "model_id": model.model_id},  # a version in a database does not keep the id itself
+        model_id=model.model_id,
+    )
+    return as_version(version)
+
+
+def _begun(run: RunTracker, label: str, sha256: str) -> LoggedModel | None:
+    """The logged model of this artifact that ``run`` has already."""
+    query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{sha256}'"
+    found = run.client.search_logged_models([run.experiment_id], filter_string=query)
+    return found[0] if found else None
+
+
+def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
+    outputs = run.client.get_run(run.run_id).outputs
+    return outputs.model_outputs if outputs else ()
+
+
+def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
+    """Write the model's files where MLflow looks for them: there itself, or from here through its server."""
+    if model.artifact_location.startswith(_LOCAL):
+        folder = Path(unquote(urlparse(model.artifact_location).path))
+        if not folder.exists():  # it is whole, and there from a call that was killed behind it
+            write_package(package, name, folder, model)
+        return
+    with tempfile.TemporaryDirectory(dir=find_home().work) as temporary:  # the artifacts' disk: weights are links
+        write_package(package, name, Path(temporary) / name, model)
+        run.client.log_model_artifacts(model.model_id, str(Path(temporary) / name))
