@@ -27,6 +27,7 @@ from benchmarks.faults.supervised import SOUND, SUPERVISED
 IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS
 OUTSIDE = AROUND | SUPERVISED
 UNDETECTED = {
+    "a group's completions have the same random numbers": "each completion by itself is drawn as is reported",
     "every iteration has the same random numbers": "each completion is drawn as is reported",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import SUMS, Inject, Patches
 from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop import update as update_module
 from rlcore.rewards.length import LengthReward
@@ -167,9 +167,12 @@ def texts_moved_on(them: list[Rollout]) -> list[Rollout]:
 
 def another_template(patch: Patches) -> None:
     """The template renders otherwise than when the prompts were made."""
+    calls: list[int] = []
 
     def render(self: ChatTokenizer, messages: Any) -> tuple[int, ...]:
-        return (*old(self, messages)[1:], old(self, messages)[-1])
+        calls.append(1)
+        ids: tuple[int, ...] = old(self, messages)
+        return ids if len(calls) <= len(SUMS) + 10 else (*ids[1:], ids[-1])
 
     old = patch.set(ChatTokenizer, "render_prompt", render)
 
@@ -256,5 +259,5 @@ EXPERIENCE: dict[str, tuple[str, Inject]] = {
         "dapo, cut answers masked",
         samples(lambda them: [*them, *them[:1]]),
     ),
-    "another chat template than the prompts': from the third iteration": ("grpo", another_template),
+    "another chat template than the prompts', after a while": ("grpo", another_template),
 }
