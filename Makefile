@@ -86,11 +86,11 @@ unit: setup
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m pytest -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder
 
-test-machines: setup  ## the fast tests as on other processors, half-precision units hidden and pretended: MACHINES='avx2 default' (half an hour)
+test-machines: setup  ## the fast tests as on other processors, half-precision units hidden and pretended: MACHINES='avx2 default' (minutes to hours)
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
 
-chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (half an hour)
+chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (minutes to hours)
 	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)
@@ -244,7 +244,7 @@ bench-data-gate: setup  ## rows per processor second and memory of the data gate
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
 
-attack-run: setup  ## inject 130 silent faults, one at a time, into small runs, then count alarms in 2,000 sound iterations (half an hour)
+attack-run: setup  ## inject 130 silent faults, one at a time, into small runs, then count alarms in 2,000 sound iterations (minutes to hours)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sound 2000 --results attack-run.jsonl
 
@@ -267,7 +267,7 @@ bench-memory: setup  ## memory of online RL by part: recipes x full or adapters 
 bench-mismatch: setup  ## GRPO from a quantised sampler, with the mismatch correction and without (about 15 minutes)
 	$(BIN)/python -m benchmarks.mismatch
 
-bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native sampler, three seeds (half an hour)
+bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native sampler, three seeds (minutes to hours)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.engines --python "$(abspath $(ENGINE))/bin/python"
 
 bench-sync: setup engine  ## seconds that new weights take to reach a vLLM server, by each way (a quarter of an hour)
