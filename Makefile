@@ -86,7 +86,7 @@ unit: setup
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m pytest -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder
 
-test-machines: setup  ## the fast tests as on other processors, half-precision units hidden and pretended: MACHINES='avx2 default' (minutes to hours)
+test-machines: setup  ## the fast tests as on other processors, half-precision units hidden and pretended: MACHINES='avx2 default' (half an hour)
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
 
@@ -244,7 +244,7 @@ bench-data-gate: setup  ## rows per processor second and memory of the data gate
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
 
-attack-run: setup  ## inject 130 silent faults, one at a time, into small runs, then count alarms in 2,000 sound iterations (minutes to hours)
+attack-run: setup  ## inject 126 silent faults, one at a time, into small runs; count alarms in 2,000 sound iterations (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sound 2000 --results attack-run.jsonl
 
@@ -254,12 +254,15 @@ bench-canary: setup engine  ## how often the sync canary stops a sound run, and 
 bench-scaling: setup  ## simulate 8 to 1,024 cards, synchronous and ahead, with failures (a minute)
 	$(BIN)/python -m benchmarks.scaling.fleets
 
+bench-ranks: setup  ## one, two and four ranks of this machine against what the simulation predicts (minutes, on an idle machine)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling.measured
+
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
 
-bench-hostile: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
+attack-many: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
 	@infra/install_sandbox.sh || true
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.hostile
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.many
 
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory
@@ -267,7 +270,7 @@ bench-memory: setup  ## memory of online RL by part: recipes x full or adapters 
 bench-mismatch: setup  ## GRPO from a quantised sampler, with the mismatch correction and without (about 15 minutes)
 	$(BIN)/python -m benchmarks.mismatch
 
-bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native sampler, three seeds (minutes to hours)
+bench-engines: setup engine  ## GRPO and PPO through vLLM beside the native sampler, three seeds (half an hour)
 	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m benchmarks.engines --python "$(abspath $(ENGINE))/bin/python"
 
 bench-sync: setup engine  ## seconds that new weights take to reach a vLLM server, by each way (a quarter of an hour)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from data_contracts.cells import SPLITS
@@ -86,12 +87,16 @@ def refuse_misspelt(row: Row, names: Collection[str]) -> None:
     Raises:
         RowFault: naming the field and what it may have been meant to be.
     """
-    absent = [name for name in names if name not in row]
-    for field in row.keys() - set(names):
-        meant = difflib.get_close_matches(field.strip().casefold(), absent, n=1, cutoff=_LIKE)
-        if meant:
-            reason = f"is no field of the contract; {meant[0]!r} is: rename it, or leave it out"
-            raise RowFault(field, reason, row[field])
+    for field, meant in _misspelt(frozenset(row), tuple(names)):
+        raise RowFault(field, f"is no field of the contract; {meant!r} is: rename it, or leave it out", row[field])
+
+
+@lru_cache(maxsize=64)
+def _misspelt(fields: frozenset[str], names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The fields that are nearly a name that is absent, with that name; most rows have those of the row before."""
+    absent = [name for name in names if name not in fields]
+    found = ((one, difflib.get_close_matches(one.strip().casefold(), absent, n=1, cutoff=_LIKE)) for one in fields)
+    return sorted((one, meant[0]) for one, meant in found if meant and one not in names)
 
 
 def refuse_other_contract(row: Row, contract: str) -> None:

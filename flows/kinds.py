@@ -17,7 +17,7 @@ from tasks.report.training_pages import dpo_page, rl_page, sft_page
 from tasks.steps.base import prepared
 from tasks.steps.dpo import run_dpo
 from tasks.steps.online_rl import run_online_rl
-from tasks.steps.recipe import unused_by_stage
+from tasks.steps.recipe import unused_by_stage, unused_by_training
 from tasks.steps.rejection import run_rejection
 from tasks.steps.reward_model import run_reward_model
 from tasks.steps.rl_parts import needed_reward_models, outside
@@ -48,7 +48,8 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         draw=sft_page,
         run=partial(run_sft, start=start, data=data),
         inputs=(start, *data),
-        sections=partial(_sections, name, ("hardware",), ()),
+        sections=partial(_sections, name, ("hardware", "placement"), ()),
+        unused=unused_by_training,
     )
 
 
@@ -80,7 +81,8 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         draw=reward_page,
         run=partial(run_reward_model, start=start),
         inputs=(start, *stages_of_data(config, own.data)),
-        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
+        sections=partial(_sections, name, ("confidence", "hardware", "placement"), own.data),
+        unused=unused_by_training,
     )
 
 

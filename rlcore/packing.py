@@ -151,12 +151,19 @@ def deal(
     """
     fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
     limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0
+    trees = _trees(sequences, limit)
+    shares = balanced([len(tree) for tree in trees], ranks)
+    return [sorted(number for place in share for number, _ in trees[place].members) for share in shares]
+
+
+def balanced(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """The numbers of the ``sizes`` for each of ``ranks``: the largest first, each to the rank that has the least."""
     dealt: list[list[int]] = [[] for _ in range(ranks)]
-    tokens = [0] * ranks
-    for tree in sorted(_trees(sequences, limit), key=len, reverse=True):
-        rank = min(range(ranks), key=tokens.__getitem__)
-        tokens[rank] += len(tree)
-        dealt[rank] += [number for number, _ in tree.members]
+    sums = [0] * ranks
+    for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        rank = min(range(ranks), key=sums.__getitem__)
+        sums[rank] += sizes[number]
+        dealt[rank].append(number)
     return [sorted(numbers) for numbers in dealt]
 
 

@@ -150,6 +150,18 @@ def two_updates(
     return work
 
 
+def gradient(case: Case, held: Held = "full") -> Callable[[Ranks], torch.Tensor]:
+    """Work for ranks: the gradient of a first step in float32."""
+
+    def work(ranks: Ranks) -> torch.Tensor:
+        learner = make_learner(case, ranks, held, dtype=torch.float32)
+        learner.trial(strategies.random_samples(0, dtype=torch.float32, **case.shape))
+        found = [p.grad for each in learner.optimizers for p in parameters_of(each) if p.grad is not None]
+        return torch.cat([whole(part).flatten() for part in found])
+
+    return work
+
+
 def assert_equal_runs(found: Sequence[Any], expected: Any, *, bound: float = 1e-9) -> None:
     """Every rank has the metrics and weights that one process has."""
     metrics, weights = expected

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import pickle
+import signal
+import subprocess
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -13,6 +17,9 @@ from typing import Any
 import torch
 
 from rlcore.ranks import Ranks, open_ranks
+from rlcore.training import rank_process
+from rlcore.training.children import Children
+from rlcore.training.wire import decode
 
 SECONDS = 120.0
 
@@ -49,3 +56,35 @@ def _run(rank: int, size: int, store: str, work: Callable[[Ranks], Any], answer:
             answer.send_bytes(pickle.dumps((work(ranks),)))
     except BaseException:  # noqa: BLE001 - told to the test
         answer.send_bytes(pickle.dumps(traceback.format_exc()))
+
+
+class Fork:
+    """A forked rank, with what the group asks of a child process."""
+
+    def __init__(self, end: Connection) -> None:
+        self.pid = os.fork()
+        if self.pid:
+            return
+        try:
+            rank_process.serve(end, decode(end.recv_bytes()))
+        finally:
+            os._exit(0)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            return self.code
+        self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+
+class Forks(Children):
+    """Ranks that have imported everything already."""
+
+    def launch(self, end: Connection) -> subprocess.Popen[bytes]:
+        return Fork(end)  # type: ignore[return-value]

@@ -29,14 +29,14 @@ def scores(change: Callable[[list[Score]], Scores], *, since: int = 1) -> Inject
     def inject(patch: Patches) -> None:
         calls: list[int] = []
 
-        def score_rollouts(reward: Any, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
+        def score_groups(reward: Any, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
             calls.append(1)
             flat = [rollout for group in groups for rollout in group]
             made = list(reward(flat))
             found = iter(change(made) if len(calls) >= since else made)
             return [[ScoredRollout(rollout=r, score=next(found)) for r in group] for group in groups]
 
-        patch.set(rollouts_module, "score_rollouts", score_rollouts)
+        patch.set(rollouts_module, "score_groups", score_groups)
 
     return inject
 

@@ -125,7 +125,7 @@ def simulate(
         busy += sum(shares) * fleet.sampler_cards
         sampled.append(max(done))
         trained = sum(lengths) + load.prompt_tokens
-        update = costs.update + costs.trained * trained / fleet.ranks * fleet.slower(fleet.ranks)
+        update = (costs.update + costs.trained * trained / fleet.ranks) * fleet.slower(fleet.ranks)
         start = max(sampled[-1], learned[-1])
         died = _poisson(update * fleet.ranks * failures.rate, deaths)
         again = min(start - checkpoint, failures.checkpoint) if died else 0.0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.config.engine import EngineConfig
 from rlcore.config.rl import RlConfig
+from rlcore.config.training import OptimConfig, RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
+
+Learning: TypeAlias = RlConfig | SftConfig | RewardModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +87,43 @@ class PlacementConfig:
         return {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
 
 
-def placement_faults(placement: PlacementConfig, stages: Mapping[str, RlConfig], engine: EngineConfig) -> list[str]:
+def placement_faults(placement: PlacementConfig, stages: Mapping[str, Learning], engine: EngineConfig) -> list[str]:
     """Why stages, by name, cannot run where they are placed, with the key of each fault; ``engine``: the preset's."""
     return [
         fault
-        for name, rl in stages.items()
-        for fault in (*_of_ranks(placement, name, rl), *_of_ray(placement, name, rl, engine))
+        for name, settings in stages.items()
+        for fault in (*_of_ranks(placement, name, settings), *_of_ray(placement, name, settings, engine))
     ]
 
 
-def _of_ranks(placement: PlacementConfig, name: str, rl: RlConfig) -> Iterator[str]:
+def _of_ranks(placement: PlacementConfig, name: str, settings: Learning) -> Iterator[str]:
     if placement.learner_ranks == 1:
         return
-    if rl.update.adapter.rank and (placement.shard == "full" or placement.narrow):
+    path, adapter, optim = _learned(settings)
+    if adapter and (placement.shard == "full" or placement.narrow):
         yield (
-            f"placement: stages.{name}.update.adapter.rank > 0: an adapter's base is whole on every rank; set "
+            f"placement: stages.{name}.{adapter} > 0: an adapter's base is whole on every rank; set "
             "placement.shard = 'auto', and not narrow"
         )
-    if rl.update.optim.kind == "adamw_8bit" and placement.shard != "replicate" and not rl.update.adapter.rank:
+    if optim.kind == "adamw_8bit" and placement.shard != "replicate" and not adapter:
         yield (
-            f"stages.{name}.update.optim.kind = 'adamw_8bit': shards have moments in float32; set it to 'adamw', "
+            f"stages.{name}.{path}optim.kind = 'adamw_8bit': shards have moments in float32; set it to 'adamw', "
             "or placement.shard = 'replicate'"
         )
 
 
-def _of_ray(placement: PlacementConfig, name: str, rl: RlConfig, engine: EngineConfig) -> Iterator[str]:
-    kind = (rl.sampling.engine or engine).kind
+def _learned(settings: Learning) -> tuple[str, str, OptimConfig]:
+    """The path of what learns, the key of its adapter's rank where it has one, and its optimizer."""
+    if isinstance(settings, RlConfig):
+        return "update.", "update.adapter.rank" if settings.update.adapter.rank else "", settings.update.optim
+    is_adapted = isinstance(settings, RewardModelConfig) and settings.trunk.adapter.rank > 0
+    return "", "trunk.adapter.rank" if is_adapted else "", settings.optim
+
+
+def _of_ray(placement: PlacementConfig, name: str, settings: Learning, engine: EngineConfig) -> Iterator[str]:
+    if not isinstance(settings, RlConfig):
+        return
+    kind = (settings.sampling.engine or engine).kind
     if placement.ray.samplers and kind != "native":
         yield (
             f"placement.ray.samplers = {placement.ray.samplers}: stages.{name} samples with engine.kind = {kind!r}; "

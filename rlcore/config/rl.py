@@ -229,7 +229,7 @@ class RlConfig:
     prompts_per_iteration: PositiveInt
     group_size: PositiveInt
     learning_rate: PositiveFloat
-    rewards: tuple[RewardTerm, ...]
+    rewards: tuple[RewardTerm, ...] = ()  # none: the KL to a teacher is all that is paid
     sampling: SamplingConfig
     update: UpdateConfig = field(default_factory=UpdateConfig)
     kl: KlConfig = field(default_factory=KlConfig)

@@ -16,9 +16,10 @@ from rlcore.errors import ModelError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.precision import at_least_float32, no_autocast
-from rlcore.models.sharded import whole_pass
+from rlcore.models.sharded import ranks_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
+from rlcore.ranks import whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -43,11 +44,15 @@ class ScalarModel(nn.Module):
     @classmethod
     def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarModel:
         """A reward model on this very trunk, head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
-        head = _new_head(backbone)
-        std = (head.in_features + 1) ** -0.5
-        with torch.no_grad():
-            head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
-        return cls(backbone, head)
+        model = cls(backbone, _new_head(backbone))
+        model.draw_head(generator)
+        return model
+
+    @torch.no_grad()
+    def draw_head(self, generator: torch.Generator) -> None:
+        """Give the head random weights, as :meth:`with_random_head` does."""
+        weight = self.head.weight
+        weight.copy_(torch.randn(weight.shape, generator=generator) * (self.head.in_features + 1) ** -0.5)
 
     def token_values(self, batch: PackedBatch) -> Float[Tensor, "tokens"]:
         """Value of the state before each completion token: float32 [N]."""
@@ -70,13 +75,13 @@ class ScalarModel(nn.Module):
         layers, norm = (getattr(self.backbone.base_model, name, None) for name in ("layers", "norm"))
         if count < 0:
             return
-        if layers is None or norm is None:
+        if count and (layers is None or norm is None):
             raise ModelError(
                 f"{type(self.backbone).__name__} has no list of layers with a norm behind them",
                 fix="set reward_model.trunk.trainable_layers = -1",
             )
         self.backbone.requires_grad_(False)
-        if count:
+        if layers is not None and norm is not None and count:
             layers[-count:].requires_grad_(True)
             norm.requires_grad_(True)
 
@@ -139,7 +144,8 @@ def score_rewards(
 
 def save_head(model: ScalarModel, folder: Path) -> None:
     """Write the head's weight beside the trunk's checkpoint."""
-    save_file({"weight": model.head.weight.detach().cpu().contiguous()}, folder / HEAD_FILE)
+    ranks, weight = ranks_of(model), whole(model.head.weight.detach()).cpu().contiguous()
+    ranks.of_first(partial(save_file, {"weight": weight}, folder / HEAD_FILE))
 
 
 def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,10 @@ from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_
 from rlcore.models.policy import hidden_states
 from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.models.sharded import ranks_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
-from rlcore.packing import TokenSequence
+from rlcore.packing import PackedBatch, TokenSequence
+from rlcore.ranks import whole
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -57,7 +60,7 @@ def raw_scores(
             [score_rewards(each, sequences, tokens_per_microbatch=tokens_per_microbatch) for each in members]
         )
     states = last_states(members[0].backbone, sequences, tokens_per_microbatch=tokens_per_microbatch)
-    heads = torch.cat([member.head.weight.detach() for member in members]).cpu().float()
+    heads = torch.cat([whole(member.head.weight.detach()) for member in members]).cpu().float()
     with no_autocast(states):
         return (states @ heads.T).T.contiguous()
 
@@ -70,9 +73,13 @@ def last_states(
     """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
     for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        batch = batch.to(backbone.device)
-        states[batch.sequences.cpu()] = hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions].float().cpu()
+        found = whole_pass(backbone, partial(_last_states, backbone, batch.to(backbone.device)))
+        states[batch.sequences] = found.float().cpu()
     return states
+
+
+def _last_states(backbone: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+    return hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions]
 
 
 def share_frozen(model: ScalarModel) -> ScalarModel:
@@ -104,16 +111,18 @@ def keep_layers(backbone: PreTrainedModel, count: int) -> None:
 
 
 def save_members(members: Sequence[ScalarModel], folder: Path) -> None:
-    """Write the first member's head beside its trunk (saved already), and of each other one what it does not share."""
+    """Write the first member's head beside its trunk (saved already), and of each other one what has learned in it.
+
+    All ranks that share the members ask at the same point.
+    """
     save_head(members[0], folder)
-    first = dict(members[0].backbone.named_parameters())
     for number, member in enumerate(members[1:], start=1):
         own = {
-            f"backbone.{name}": tensor.detach().cpu().contiguous()
-            for name, tensor in member.backbone.named_parameters()
-            if tensor is not first[name]
+            name: whole(parameter.detach()).cpu().contiguous()
+            for name, parameter in member.named_parameters()
+            if parameter.requires_grad
         }
-        save_file(own | {"head.weight": member.head.weight.detach().cpu().contiguous()}, folder / _member_file(number))
+        ranks_of(member).of_first(partial(save_file, own, folder / _member_file(number)))
 
 
 def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:

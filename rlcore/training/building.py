@@ -96,12 +96,17 @@ def make_share(
     roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
     if not isinstance(reference, AdaptedModel):
         roots.append(reference)
-    for model in (each for each in roots if each is not None):
+    spread([each for each in roots if each is not None], ranks, sharding, device=device)
+    return LocalLearner(_learner(plan, policy, critic), reference)
+
+
+def spread(models: Iterable[nn.Module], ranks: Ranks, sharding: Sharding | None, *, device: torch.device) -> None:
+    """Leave of each model this rank's shards on ``device``; without ``sharding`` each rank has all of it."""
+    for model in models:
         if sharding:
             shard(model, ranks, sharding, device=device)
         else:
             join(model, ranks)
-    return LocalLearner(_learner(plan, policy, critic), reference)
 
 
 def _learner(plan: LearnerPlan, policy: Policy, critic: ScalarModel | None) -> Learner:

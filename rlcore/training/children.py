@@ -21,6 +21,7 @@ from rlcore.errors import ConfigError
 from rlcore.training import rank_process
 from rlcore.training.exported import ExportedWeights
 from rlcore.training.rank import WEIGHTS
+from rlcore.training.rank_pool import RankPool
 from rlcore.training.wire import encode
 
 _MEMORY = Path("/dev/shm")
@@ -101,6 +102,15 @@ class Children:
             stdout=subprocess.DEVNULL,  # gloo says there whom it has met
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
+
+
+def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
+    """Ranks that are children of this process, on devices of the kind of ``device``.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks.
+    """
+    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.deadline_minutes)
 
 
 def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:

@@ -23,10 +23,10 @@ from rlcore.memory import Footprint
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
 from rlcore.training.building import LearnerPlan
-from rlcore.training.children import Children, rank_devices
+from rlcore.training.children import child_ranks
 from rlcore.training.handle import PolicyFacts
 from rlcore.training.judges import Passes
-from rlcore.training.rank_pool import RankPool
+from rlcore.training.rank_pool import RankPool, rank_setup
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Rollout, TrainingSample
 
@@ -162,18 +162,9 @@ class LearnerGroup:
         return self._stand(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
 
     def _setup(self, rank: int) -> dict[str, Any]:
-        placement, runtime = self._placement, self._runtime
-        return {
-            "plan": self._plan.to_json(),
-            "rank": rank,
-            "size": self.size,
-            "seconds": 60.0 * placement.deadline_minutes,
-            "dtype": str(runtime.compute_dtype).removeprefix("torch."),
-            "recompute": runtime.recompute,
-            "sharded": placement.is_sharded(adapted=self.config.update.adapter.rank > 0),
-            "narrow": placement.narrow,
-            "tokens": self._tokens,
-        }
+        adapted = self.config.update.adapter.rank > 0
+        own = {"kind": "rl", "plan": self._plan.to_json(), "tokens": self._tokens}
+        return own | rank_setup(self._placement, self._runtime, rank, adapted=adapted)
 
     def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
         """What ``method`` gives, asked of every rank."""
@@ -184,12 +175,3 @@ class LearnerGroup:
         self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
         self._budget = answer["tokens"]
         return answer
-
-
-def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
-    """Ranks that are children of this process, on devices of the kind of ``device``.
-
-    Raises:
-        ConfigError: there are fewer GPUs than ranks.
-    """
-    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.deadline_minutes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,9 @@ from transformers import PreTrainedModel
 
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import hidden_states, state_scores
+from rlcore.models.sharded import whole_pass
 from rlcore.out_of_memory import in_smaller_batches
-from rlcore.packing import TokenSequence
+from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
 from rlcore.training.preferences import TokenPair
 
@@ -42,13 +44,18 @@ def audit_features(
     features = torch.empty(len(sequences), model.config.hidden_size + 3, dtype=torch.float64)
     for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = batch.to(model.device)
-        states = hidden_states(model, batch).flatten(0, 1)
-        logprobs = state_scores(model, states[batch.predictors], batch)
+        last, logprobs = whole_pass(model, partial(_states_and_scores, model, batch))
         for place, number in enumerate(batch.sequences.tolist()):
             own = logprobs[batch.sequence_index == number].double().cpu()
             summary = torch.stack([own.mean(), own.min(), torch.tensor(float(len(own))).double().log()])
-            features[number] = torch.cat([states[batch.last_positions[place]].double().cpu(), summary])
+            features[number] = torch.cat([last[place].double().cpu(), summary])
     return features
+
+
+def _states_and_scores(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """The state at the last token of each sequence, and the log-probability of each token."""
+    states = hidden_states(model, batch).flatten(0, 1)
+    return states[batch.last_positions], state_scores(model, states[batch.predictors], batch)
 
 
 def linear_pairs(

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rlcore.packing import TokenSequence
+from rlcore.packing import TokenSequence, balanced
+from rlcore.ranks import ONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,21 +108,23 @@ def places_of(sets: Sequence[PreferenceSet]) -> tuple[list[int], list[int]]:
     return [start + one.better for start, one in placed], [start + one.worse for start, one in placed]
 
 
-def microbatches(sets: Sequence[PreferenceSet], budget: int) -> list[list[PreferenceSet]]:
+def microbatches(sets: Sequence[PreferenceSet], budget: int, ranks: Ranks = ONE) -> list[list[PreferenceSet]]:
     """Cut a minibatch by the token budget, padding included: the longest first, so the first fixes the width.
 
     A set above the budget is cut into smaller ones with the same comparisons, in which a completion may stand again:
-    the graph of one micro-batch is what has to fit into memory.
+    the graph of one micro-batch is what has to fit into memory. Each of ``ranks`` gets its share, in equally many
+    micro-batches, of which the last may be empty.
     """
     pieces = [piece for one in sets for piece in _cut(one, budget)]
-    ordered = sorted(pieces, key=lambda piece: piece.num_tokens, reverse=True)
+    mine = balanced([piece.num_tokens for piece in pieces], ranks.size)[ranks.rank]
+    ordered = sorted((pieces[place] for place in mine), key=lambda piece: piece.num_tokens, reverse=True)
     cut: list[list[PreferenceSet]] = []
     for piece in ordered:
         if cut and cut[-1][0].num_tokens * (len(cut[-1]) + 1) <= budget:
             cut[-1].append(piece)
         else:
             cut.append([piece])
-    return cut
+    return cut + [[] for _ in range(ranks.max(len(cut)) - len(cut))]
 
 
 def _cut(whole: PreferenceSet, budget: int) -> list[PreferenceSet]:

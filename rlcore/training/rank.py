@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,74 +17,52 @@ from rlcore.models.sharded import Sharding
 from rlcore.ranks import Ranks, open_ranks, whole
 from rlcore.training.building import LearnerPlan, make_share
 from rlcore.training.local import LocalLearner
+from rlcore.training.sft import SftLearner
+from rlcore.training.supervised_ranks import SupervisedPlan, make_supervised_share
 from rlcore.training.wire import fault_of
 
 WEIGHTS = "weights.safetensors"
 """What an export leaves in the folder of a group that has one."""
 
-_METHODS = (
-    *("passes", "scores", "update", "examine", "step_faults", "observe_kl"),
-    *("save", "load", "wait", "save_model"),
-)
+_METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
+_SFT_METHODS = ("step", "mean_loss", "pairing", "save_model")
+_REWARD_METHODS = ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model")
 
 
 class Rank:
-    """This process's share of a learner.
+    """This process's share of what learns: ``methods`` by their names, which all ranks are asked for at the same point.
 
-    ``folder``: where the first rank leaves the weights that it exports; without one they are ``exported``, as the bytes
-    of such a file. ``tokens`` > 0: so many at most in a micro-batch.
+    ``facts``: what is said of it at first; ``standing``: what is said with every answer. Bytes that a method gives stay
+    here, ``exported``, until they are taken.
     """
 
-    def __init__(self, learner: LocalLearner, *, tokens: int, folder: Path | None) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        methods: Mapping[str, Callable[..., Any]],
+        *,
+        facts: Mapping[str, Any],
+        standing: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         self.exported = b""
-        self._learner, self._tokens, self._folder = learner, tokens, folder
+        self._ranks, self._methods, self._facts, self._standing = ranks, methods, facts, standing
 
     def facts(self) -> dict[str, Any]:
-        """What is fixed about the policy, and where the learner stands."""
-        facts = self._learner.facts
-        dtype = str(facts.compute_dtype).removeprefix("torch.")
-        return {"num_parameters": facts.num_parameters, "dtype": dtype, **self._standing()}
+        """What is fixed about what learns, and where it stands."""
+        return {**self._facts, **self._standing()}
 
     def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A table with ``result`` and where the learner stands, or with one of ``error``, ``memory`` and ``crash``.
-
-        All ranks are asked at the same point.
-        """
-        learner, result = self._learner, None
+        """A table with ``result`` and where the learner stands, or with one of ``error``, ``memory`` and ``crash``."""
         try:
-            if method == "export":
-                self._export()
-            elif method in _METHODS:
-                result = getattr(learner, method)(*arguments, **settings)
-            else:
+            if method not in self._methods:
                 raise ValueError(f"a rank does no {method}")
-            if method == "load" and self._tokens:
-                learner.learner.tokens_per_microbatch = min(self._tokens, learner.learner.tokens_per_microbatch)
+            result = self._methods[method](*arguments, **settings)
         except Exception as error:  # noqa: BLE001 - told to who asked
             return fault_of(error)
+        if isinstance(result, bytes):
+            self.exported, result = result, None
         # Every rank knows the result, and one says it.
-        return {"result": result if learner.learner.ranks.is_first else None, **self._standing()}
-
-    def _standing(self) -> dict[str, Any]:
-        return {
-            "policy_version": self._learner.policy_version,
-            "kl_coefficient": self._learner.kl_coefficient,
-            "tokens": self._learner.learner.tokens_per_microbatch,
-        }
-
-    def _export(self) -> None:
-        """Keep the policy's weights on the first rank, gathered from all of them one tensor at a time."""
-        kept: dict[str, torch.Tensor] = {}
-        for name, tensor in self._learner.weights().items():
-            found = whole(tensor.detach())
-            if self._learner.learner.ranks.is_first:
-                kept[name] = found.cpu().contiguous().clone()  # tied weights share memory, which the format refuses
-        if kept and self._folder:
-            path = self._folder / WEIGHTS
-            path.unlink(missing_ok=True)  # who has mapped the last ones keeps them
-            save_file(kept, path)
-        elif kept:
-            self.exported = save(kept)
+        return {"result": result if self._ranks.is_first else None, **self._standing()}
 
 
 @contextmanager
@@ -95,14 +74,65 @@ def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by the rank's number
     address = {"store": setup["store"], "device": device, "timeout": setup["seconds"]}
-    with open_ranks(setup["rank"], setup["size"], **address) as ranks, closing(_make(setup, ranks, device)) as learner:
-        yield Rank(learner, tokens=setup["tokens"], folder=setup["folder"])
+    with open_ranks(setup["rank"], setup["size"], **address) as ranks, ExitStack() as stack:
+        torch.manual_seed(setup["plan"]["seed"])
+        yield (_supervised_rank if setup["kind"] == "supervised" else partial(_rl_rank, stack))(setup, ranks, device)
 
 
-def _make(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> LocalLearner:
+def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
+    plan, (runtime, sharding) = LearnerPlan.from_json(setup["plan"]), _precision(setup, device)
+    learner = stack.enter_context(closing(make_share(plan, ranks, runtime, sharding=sharding, device=device)))
+
+    def load(*arguments: Any, **settings: Any) -> dict[str, Any] | None:
+        found = learner.load(*arguments, **settings)
+        if setup["tokens"]:
+            learner.learner.tokens_per_microbatch = min(setup["tokens"], learner.learner.tokens_per_microbatch)
+        return found
+
+    def standing() -> dict[str, Any]:
+        return {
+            "policy_version": learner.policy_version,
+            "kl_coefficient": learner.kl_coefficient,
+            "tokens": learner.learner.tokens_per_microbatch,
+        }
+
+    own = {"load": load, "export": partial(_export, learner, setup["folder"])}
+    methods = {name: getattr(learner, name) for name in _METHODS} | own
+    facts = {"num_parameters": learner.facts.num_parameters, "dtype": _name(learner.facts.compute_dtype)}
+    return Rank(ranks, methods, facts=facts, standing=standing)
+
+
+def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
+    plan, (runtime, sharding) = SupervisedPlan.from_json(setup["plan"]), _precision(setup, device)
+    learner = make_supervised_share(plan, ranks, runtime, sharding=sharding, device=device)
+    names = _SFT_METHODS if isinstance(learner, SftLearner) else _REWARD_METHODS
+    return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
+
+
+def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, Sharding | None]:
+    """What models are loaded in, and how they are cut up; None: not at all."""
     dtype = PRECISIONS[setup["dtype"]]
-    runtime = Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"])
-    torch.manual_seed(setup["plan"]["seed"])
     sharding = Sharding(dtype=dtype if setup["narrow"] else None) if setup["sharded"] else None
-    plan = LearnerPlan.from_json(setup["plan"])
-    return make_share(plan, ranks, runtime, sharding=sharding, device=device)
+    return Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"]), sharding
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _export(learner: LocalLearner, folder: Path | None) -> bytes:
+    """The policy's weights on the first rank, gathered from all of them one tensor at a time.
+
+    With a ``folder`` a file there, else its bytes.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in learner.weights().items():
+        found = whole(tensor.detach())
+        if learner.learner.ranks.is_first:
+            kept[name] = found.cpu().contiguous().clone()  # tied weights share memory, which the format refuses
+    if not kept or not folder:
+        return save(kept) if kept else b""
+    path = folder / WEIGHTS
+    path.unlink(missing_ok=True)  # who has mapped the last ones keeps them
+    save_file(kept, path)
+    return b""

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from rlcore.config.placement import PlacementConfig
 from rlcore.errors import LearnerLostError
+from rlcore.models.runtime import Runtime
 from rlcore.training.wire import decode, encode, error_of, is_fault
 
 _GRACE_SECONDS = 5.0  # for the others' answers, after one rank has failed
@@ -51,6 +53,19 @@ class Crew(Protocol):
     def close(self) -> None:
         """End what is left of the ranks when none is started any more."""
         ...
+
+
+def rank_setup(placement: PlacementConfig, runtime: Runtime, rank: int, *, adapted: bool) -> dict[str, Any]:
+    """What every rank is told of its place among the others, and of what it computes in; a crew adds where it runs."""
+    return {
+        "rank": rank,
+        "size": placement.learner_ranks,
+        "seconds": 60.0 * placement.deadline_minutes,
+        "dtype": str(runtime.compute_dtype).removeprefix("torch."),
+        "recompute": runtime.recompute,
+        "sharded": placement.is_sharded(adapted=adapted),
+        "narrow": placement.narrow,
+    }
 
 
 class RankPool:

@@ -7,20 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
 
 from rlcore.algorithms.preference import smoothed
 from rlcore.config import PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import DataError
-from rlcore.models.heads import ScalarModel
-from rlcore.models.reward_ensemble import last_states, raw_scores, share_frozen
 from rlcore.models.reward_scale import RewardScale, fit_length_slope, lengths_of, measure_scale
 from rlcore.packing import TokenSequence
 from rlcore.seeding import derive_seed, generator, shuffled
-from rlcore.training.label_audit import Suspect, audit_features, audit_labels, linear_pairs
+from rlcore.training.label_audit import Suspect, audit_labels, linear_pairs
 from rlcore.training.linear_head import LinearPairs, choose_l2, fit_head, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences
-from rlcore.training.reward_model import Report, train_reward_model
+from rlcore.training.reward_learner import RewardHandle
+from rlcore.training.reward_model import Report, minibatches
 
 REFERENCE_PAIRS = 512
 """At most so many training pairs are scored to centre the rewards: their mean is then known to 1/30 of its spread."""
@@ -29,20 +27,19 @@ _HEAD_FOLDS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fitted:
-    """Trained members with the score of training completions, which a frozen trunk need not compute again.
+    """The score of training completions, which a frozen trunk need not compute again, and doubtful labels.
 
     ``score``: from S sequences to raw scores float32 [M, S]. ``suspects``: training pairs, the most doubtful first.
     """
 
-    members: tuple[ScalarModel, ...]
     score: Callable[[Sequence[TokenSequence]], torch.Tensor]
     suspects: tuple[Suspect, ...]
 
 
 def fit_reward_model(
-    trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Audit the labels with the trunk as it comes, then train ``config.ensemble`` members, the first one on it.
+    """Audit the labels with the trunk as it comes, then train ``config.ensemble`` members.
 
     Raises:
         DataError: no pairs, or fewer prompts than folds.
@@ -51,43 +48,22 @@ def fit_reward_model(
     if not pairs:
         raise DataError("there are no preference pairs to train on", where="preferences", fix="raise num_train")
     if config.trunk.trainable_layers == 0:
-        return _fit_heads(trunk, pairs, config, seed=seed, report=report)
+        return _fit_heads(learner, pairs, config, seed=seed, report=report)
     suspects: list[Suspect] = []
-    budget = config.tokens_per_microbatch
     if config.audit_folds:
         sequences = different_sequences(pairs)
-        features = audit_features(trunk, sequences, tokens_per_microbatch=budget)
-        known = dict(zip(sequences, features, strict=True))
+        known = dict(zip(sequences, learner.features(sequences), strict=True))
         suspects = audit_labels(linear_pairs(pairs, known), num_folds=config.audit_folds, seed=seed)
-    members = _train_members(trunk, pairs, config, seed=seed, report=report)
-    return Fitted(
-        members=members,
-        score=lambda sequences: raw_scores(members, sequences, tokens_per_microbatch=budget),
-        suspects=tuple(suspects),
-    )
-
-
-def _train_members(
-    trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
-) -> tuple[ScalarModel, ...]:
-    first = ScalarModel.with_random_head(trunk, generator(seed, "reward_head"))
-    first.train_last_layers(config.trunk.trainable_layers)
-    members = [first, *(share_frozen(first) for _ in range(1, config.ensemble))]
-    for number, member in enumerate(members):
+    for number in range(config.ensemble):
         own_seed, own_pairs = seed, list(pairs)
         if config.ensemble > 1:
             own_seed = derive_seed(seed, "member", number)
-            _draw_head(member, own_seed)
             own_pairs = resample(pairs, seed=own_seed)
-        train_reward_model(member, own_pairs, config, seed=own_seed, report=report)
-    return tuple(members)
-
-
-def _draw_head(member: ScalarModel, seed: int) -> None:
-    weight = member.head.weight
-    drawn = torch.randn(weight.shape, generator=generator(seed, "reward_head")) * (weight.shape[1] + 1) ** -0.5
-    with torch.no_grad():
-        weight.copy_(drawn)
+        batches = minibatches(own_pairs, config, seed=own_seed)
+        learner.begin(number, num_steps=len(batches))
+        for step, sets in enumerate(batches, start=1):
+            report(step, learner.step(sets))
+    return Fitted(score=learner.scores, suspects=tuple(suspects))
 
 
 def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
@@ -105,31 +81,27 @@ def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
 
 
 def _fit_heads(
-    trunk: PreTrainedModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
     """Heads on the states of a frozen trunk, which are computed once for the heads, the audit and the reference set."""
-    trunk.requires_grad_(False)
     sequences = different_sequences(pairs)
-    states = last_states(trunk, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
+    states = learner.states(sequences)
     known = dict(zip(sequences, states.double(), strict=True))
     everything = _linear(pairs, known, config.loss)
     l2 = choose_l2(everything, folds_of(everything.prompts, _HEAD_FOLDS, seed=seed))
-    members = []
+    rows: list[torch.Tensor] = []
     for number in range(config.ensemble):
         own = everything
         if config.ensemble > 1:
             own = _linear(resample(pairs, seed=derive_seed(seed, "member", number)), known, config.loss)
-        head = torch.nn.Linear(states.shape[1], 1, bias=False, device=trunk.device, dtype=torch.float32)
-        with torch.no_grad():
-            head.weight.copy_(fit_head(own, l2=l2)[None])
-        members.append(ScalarModel(trunk, head))
-        margins = own.differences @ head.weight.detach()[0].double().cpu()
+        rows.append(fit_head(own, l2=l2).float().cpu())
+        margins = own.differences @ rows[-1].double()
         report(number + 1, {"rm/loss": float(own.loss(margins)), "rm/accuracy": float((margins > 0).double().mean())})
-    heads = torch.cat([member.head.weight.detach() for member in members]).cpu()
+    heads = torch.stack(rows)
+    learner.set_heads(heads)
     suspects = audit_labels(everything, num_folds=config.audit_folds, seed=seed) if config.audit_folds else []
     place = {sequence: number for number, sequence in enumerate(sequences)}
     return Fitted(
-        members=tuple(members),
         score=lambda wanted: (states[[place[sequence] for sequence in wanted]] @ heads.T).T,
         suspects=tuple(suspects),
     )

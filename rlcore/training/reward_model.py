@@ -12,6 +12,7 @@ from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
+from rlcore.models.sharded import ranks_of, whole_pass
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
@@ -30,42 +31,65 @@ def train_reward_model(
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
     """
     model.train_last_layers(config.trunk.trainable_layers)
-    groups = [(model.backbone, config.learning_rate), (model.head, config.head_learning_rate)]
-    optimizer = make_optimizer(groups, config.optim)
+    batches = minibatches(pairs, config, seed=seed)
+    steps = RewardSteps(model, config, num_steps=len(batches))
+    for number, sets in enumerate(batches, start=1):
+        report(number, steps.take(sets))
+
+
+def minibatches(pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int) -> list[list[PreferenceSet]]:
+    """The sets of each step of ``num_epochs``, each epoch in an order of its own."""
     sets = preference_sets(pairs)
-    steps_per_epoch = -(-len(sets) // config.batch_size)
-    scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_epochs * steps_per_epoch)
-    loss_scale, tokens = LossScale.of(model.backbone), config.tokens_per_microbatch
-    step = 0
-    for epoch in range(config.num_epochs):
-        order = shuffled(len(sets), seed, "reward_model", epoch)
-        for start in range(0, len(order), config.batch_size):
-            chosen = [sets[i] for i in order[start : start + config.batch_size]]
-            ((loss, accuracy), tokens), norm, loss_scale = guarded_step(
-                partial(_fitted, model, chosen, config, tokens),
-                optimizer,
-                scheduler,
-                max_grad_norm=config.optim.max_grad_norm,
-                scale=loss_scale,
-            )
-            step += 1
-            learning_rate = float(scheduler.get_last_lr()[0])
-            report(
-                step,
-                {"rm/loss": loss, "rm/accuracy": accuracy, "gradient_norm": norm, "learning_rate": learning_rate},
-            )
+    orders = [shuffled(len(sets), seed, "reward_model", epoch) for epoch in range(config.num_epochs)]
+    return [
+        [sets[i] for i in order[start : start + config.batch_size]]
+        for order in orders
+        for start in range(0, len(order), config.batch_size)
+    ]
+
+
+class RewardSteps:
+    """``num_steps`` steps of one reward model: its optimizer, schedule and scale of the loss."""
+
+    def __init__(self, model: ScalarModel, config: RewardModelConfig, *, num_steps: int) -> None:
+        self._model, self._config, self._tokens = model, config, config.tokens_per_microbatch
+        groups = [(model.backbone, config.learning_rate), (model.head, config.head_learning_rate)]
+        self._optimizer = make_optimizer(groups, config.optim)
+        self._scheduler = make_scheduler(self._optimizer, config.optim, num_steps=num_steps)
+        self._loss_scale = LossScale.of(model.backbone)
+
+    def take(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        """One step; its loss, the share of comparisons that were right before it, and the norm of its gradient.
+
+        Raises:
+            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
+        """
+        ((loss, accuracy), self._tokens), norm, self._loss_scale = guarded_step(
+            partial(_fitted, self._model, sets, self._config, self._tokens),
+            self._optimizer,
+            self._scheduler,
+            max_grad_norm=self._config.optim.max_grad_norm,
+            scale=self._loss_scale,
+        )
+        learning_rate = float(self._scheduler.get_last_lr()[0])
+        return {"rm/loss": loss, "rm/accuracy": accuracy, "gradient_norm": norm, "learning_rate": learning_rate}
 
 
 def _fitted(
     model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, tokens: int, scale: float
 ) -> tuple[tuple[float, float], int]:
-    """What :func:`_accumulate` gives, and the tokens of a micro-batch with which it fits into memory."""
+    """What :func:`_accumulate` gives, and the tokens of a micro-batch with which it fits into memory.
+
+    One of several ranks does not try again: the others would wait for it.
+    """
 
     def attempt(tokens_per_microbatch: int) -> tuple[float, float]:
         model.zero_grad(set_to_none=True)
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return _accumulate(model, sets, smaller, scale)
 
+    if ranks_of(model).size > 1:
+        return attempt(tokens), tokens
     longest = longest_of([sequence for group in sets for sequence in group.sequences()])
     return fit(attempt, tokens, longest=longest, setting="reward_model.tokens_per_microbatch")
 
@@ -77,24 +101,34 @@ def _accumulate(
 
     The completions of a set stay together, and share the row of their prompt.
     """
-    comparisons = [one for group in sets for one in group.comparisons]
+    ranks, comparisons = ranks_of(model), [one for group in sets for one in group.comparisons]
     total_weight = sum(one.weight for one in comparisons)
     loss_sum, num_right = 0.0, 0
-    for group in microbatches(sets, config.tokens_per_microbatch):
-        chosen, rejected = _set_scores(model, group, config.tokens_per_microbatch)
-        judged = [one for each in group for one in each.comparisons]
-        probabilities = smoothed(chosen.new_tensor([one.probability for one in judged]), config.loss.label_smoothing)
-        loss = bradley_terry(
-            chosen,
-            rejected,
-            margins=chosen.new_tensor([one.margin + config.loss.margin for one in judged]),
-            probabilities=probabilities,
-            weights=chosen.new_tensor([one.weight / total_weight for one in judged]),
-        )
-        add_gradient(loss, scale=scale, name="the reward model's loss")
+    for group in microbatches(sets, config.tokens_per_microbatch, ranks):
+        loss, right = whole_pass(model, partial(_loss, model, group, config, total_weight))
+        add_gradient(loss, scale=scale, name="the reward model's loss", ranks=ranks)
         loss_sum += float(loss.detach())
-        num_right += int((chosen > rejected).sum())
-    return loss_sum, num_right / len(comparisons)
+        num_right += right
+    ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
+    losses, counts = zip(*ranks.gather((loss_sum, num_right)), strict=True)
+    return sum(losses), sum(counts) / len(comparisons)
+
+
+def _loss(
+    model: ScalarModel, group: Sequence[PreferenceSet], config: RewardModelConfig, total_weight: float
+) -> tuple[torch.Tensor, int]:
+    """A micro-batch's part of the loss, and how many of its comparisons are right."""
+    chosen, rejected = _set_scores(model, group, config.tokens_per_microbatch)
+    judged = [one for each in group for one in each.comparisons]
+    probabilities = smoothed(chosen.new_tensor([one.probability for one in judged]), config.loss.label_smoothing)
+    loss = bradley_terry(
+        chosen,
+        rejected,
+        margins=chosen.new_tensor([one.margin + config.loss.margin for one in judged]),
+        probabilities=probabilities,
+        weights=chosen.new_tensor([one.weight / total_weight for one in judged]),
+    )
+    return loss, int((chosen > rejected).sum())
 
 
 def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) -> tuple[torch.Tensor, torch.Tensor]:

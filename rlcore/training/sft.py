@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.audit.pairing import Pairing, pairing_of
+from rlcore.audit.seals import require_saved
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError
-from rlcore.models.batches import pack_for
+from rlcore.models.batches import pack_for, share_for
+from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
+from rlcore.models.sharded import ranks_of, whole_pass, whole_state
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
@@ -21,6 +27,81 @@ from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 
 Report = Callable[[int, Mapping[str, float]], None]
+
+
+class SftHandle(Protocol):
+    """A model that demonstrations are taught to, whatever processes it is in."""
+
+    def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
+        """Take one step; its loss in nats per token, the norm of its gradient, and the learning rate after it.
+
+        Raises:
+            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
+            TrainingError: one demonstration, or the optimizer's state, does not fit into memory.
+        """
+        ...
+
+    def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
+        """Mean negative log-likelihood per token of the assistant, in nats."""
+        ...
+
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+        """What answers of different prompts lose when they change places."""
+        ...
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        """Write the model as a checkpoint with the tokenizer of ``start``, which it came from."""
+        ...
+
+
+class SftLearner:
+    """A :class:`SftHandle` on a model of this process, which is one rank's share where it is shared."""
+
+    def __init__(self, model: PreTrainedModel, config: SftConfig) -> None:
+        self.model, self.ranks = model, ranks_of(model)
+        self._config, self._tokens = config, config.tokens_per_microbatch
+        self._optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
+        self._scheduler = make_scheduler(self._optimizer, config.optim, num_steps=config.num_steps)
+        self._loss_scale, self._count = LossScale.of(model), 0
+
+    def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
+        self._count += 1
+        (loss, self._tokens), norm, self._loss_scale = guarded_step(
+            partial(self._fitted, minibatch),
+            self._optimizer,
+            self._scheduler,
+            max_grad_norm=self._config.optim.max_grad_norm,
+            scale=self._loss_scale,
+        )
+        rate = float(self._scheduler.get_last_lr()[0])
+        return {"sft/loss": loss, "gradient_norm": norm, "learning_rate": rate}
+
+    def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
+        return mean_loss(self.model, demonstrations, self._tokens)
+
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+        return pairing_of(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        state = whole_state(self.model)
+        self.ranks.of_first(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
+        held = state if state is not None else self.model.state_dict()
+        self.ranks.of_first(partial(require_saved, held, folder))
+
+    def _fitted(self, minibatch: Sequence[Demonstration], scale: float) -> tuple[float, int]:
+        """The loss of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory.
+
+        One of several ranks does not try again: the others would wait for it.
+        """
+
+        def attempt(tokens_per_microbatch: int) -> float:
+            self.model.zero_grad(set_to_none=True)
+            return accumulate_gradient(self.model, minibatch, tokens_per_microbatch, self._count, scale)
+
+        if self.ranks.size > 1:
+            return attempt(self._tokens), self._tokens
+        longest = longest_of([demonstration.sequence for demonstration in minibatch])
+        return fit(attempt, self._tokens, longest=longest, setting="sft.tokens_per_microbatch")
 
 
 def train_sft(
@@ -35,41 +116,34 @@ def train_sft(
     """Train ``model`` in place for ``num_steps`` steps; ``report(step, metrics)`` is called after each.
 
     Raises:
+        DataError, NonFiniteError, TrainingError: as :func:`teach`.
+    """
+    teach(SftLearner(model, config), train, held_out, config, seed=seed, report=report)
+
+
+def teach(
+    learner: SftHandle,
+    train: Sequence[Demonstration],
+    held_out: Sequence[Demonstration],
+    config: SftConfig,
+    *,
+    seed: int,
+    report: Report,
+) -> None:
+    """Let ``learner`` take ``num_steps`` steps; ``report(step, metrics)`` is called after each.
+
+    Raises:
         DataError: there is nothing to train on.
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
-        TrainingError: one demonstration, or the optimizer's state, does not fit into memory.
+        TrainingError: one demonstration, or the optimizer's state, does not fit into memory; or ranks were lost.
     """
     if not train:
         raise DataError("there is no demonstration to train on", fix="look at the report of prepare_demonstrations")
-    optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
-    scheduler = make_scheduler(optimizer, config.optim, num_steps=config.num_steps)
-    loss_scale, tokens = LossScale.of(model), config.tokens_per_microbatch
     for step, minibatch in enumerate(minibatches(train, config, seed=seed), start=1):
-        accumulate = partial(_fitted_gradient, model, minibatch, tokens, step)
-        (loss, tokens), norm, loss_scale = guarded_step(
-            accumulate, optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm, scale=loss_scale
-        )
-        metrics = {
-            "sft/loss": loss,
-            "gradient_norm": norm,
-            "learning_rate": float(scheduler.get_last_lr()[0]),
-        }
+        metrics = dict(learner.step(minibatch))
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
-            metrics["sft/eval_loss"] = mean_loss(model, held_out, tokens)
+            metrics["sft/eval_loss"] = learner.mean_loss(held_out)
         report(step, metrics)
-
-
-def _fitted_gradient(
-    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens: int, step: int, scale: float
-) -> tuple[float, int]:
-    """The loss of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory."""
-
-    def attempt(tokens_per_microbatch: int) -> float:
-        model.zero_grad(set_to_none=True)
-        return accumulate_gradient(model, minibatch, tokens_per_microbatch, step, scale)
-
-    longest = longest_of([demonstration.sequence for demonstration in minibatch])
-    return fit(attempt, tokens, longest=longest, setting="sft.tokens_per_microbatch")
 
 
 def accumulate_gradient(
@@ -80,15 +154,21 @@ def accumulate_gradient(
     Raises:
         NonFiniteError: NaN or infinity in the loss; no step was taken.
     """
+    ranks, sequences = ranks_of(model), [demonstration.sequence for demonstration in minibatch]
+    mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
     num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
     total = 0.0
-    for batch in pack_trained(model, minibatch, tokens_per_microbatch=tokens_per_microbatch):
-        placed = batch.to(model.device)
-        states = completion_states(model, placed)
-        loss = completion_loss(model, states, placed, lambda _, p, __: -p.sum() / num_tokens, by_token=True)
-        add_gradient(loss, scale=scale, name=f"the SFT loss of step {step}")
+    for batch in pack_trained(model, [minibatch[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch):
+        loss = whole_pass(model, partial(_loss, model, batch.to(model.device), num_tokens))
+        add_gradient(loss, scale=scale, name=f"the SFT loss of step {step}", ranks=ranks)
         total += float(loss.detach())
-    return total
+    ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
+    return sum(ranks.gather(total))
+
+
+def _loss(model: PreTrainedModel, batch: PackedBatch, num_tokens: int) -> torch.Tensor:
+    states = completion_states(model, batch)
+    return completion_loss(model, states, batch, lambda _, p, __: -p.sum() / num_tokens, by_token=True)
 
 
 def pack_trained(
@@ -97,7 +177,7 @@ def pack_trained(
     """Micro-batches in which the tokens that count alone are predicted; the others are seen by those after them."""
     masks = [torch.tensor(demonstration.loss_mask) for demonstration in demonstrations]
     offsets = torch.tensor([0, *map(len, masks)]).cumsum(0)
-    trained = torch.cat(masks)
+    trained = torch.cat([torch.empty(0, dtype=torch.bool), *masks])
     sequences = [demonstration.sequence for demonstration in demonstrations]
     for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         kept = trained[offsets[batch.sequence_index] + batch.token_index]
@@ -125,8 +205,13 @@ def minibatches(train: Sequence[Demonstration], config: SftConfig, *, seed: int)
 @torch.no_grad()
 def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], tokens_per_microbatch: int) -> float:
     """Mean negative log-likelihood per token of the assistant, in nats."""
-    logprobs = []
-    for packed in pack_trained(model, demonstrations, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(model.device)
-        logprobs.append(state_scores(model, completion_states(model, batch), batch))
-    return -float(torch.cat(logprobs).mean())
+    sequences = [demonstration.sequence for demonstration in demonstrations]
+    mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    batches = pack_trained(model, [demonstrations[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch)
+    logprobs = [whole_pass(model, partial(_scores, model, batch.to(model.device))).cpu() for batch in batches]
+    own = torch.cat([torch.empty(0), *logprobs])
+    return -float(torch.cat(ranks_of(model).gather(own)).mean())
+
+
+def _scores(model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+    return state_scores(model, completion_states(model, batch), batch)

@@ -19,23 +19,30 @@ from typing import Any
 import torch
 
 from rlcore import errors
+from rlcore.audit.pairing import Pairing
 from rlcore.audit.second_pass import Examined
+from rlcore.demonstrations import Demonstration
 from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.training.judges import Passes
+from rlcore.training.preferences import Comparison, PreferenceSet
 from rlcore.training.totals import UpdateStats
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
 _KINDS = {
     kind.__name__: kind
     for kind in (
+        Comparison,
+        Demonstration,
         Examined,
         FailedRollout,
         Footprint,
         Message,
+        Pairing,
         Passes,
+        PreferenceSet,
         Prompt,
         Rollout,
         SamplingParams,

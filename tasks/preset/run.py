@@ -13,8 +13,8 @@ from rlcore.config.bounds import NonNegativeInt
 from rlcore.config.data import HardwareConfig, ModelConfig
 from rlcore.config.engine import EngineConfig
 from rlcore.config.health import HealthConfig
-from rlcore.config.placement import PlacementConfig, placement_faults
-from rlcore.config.rl import RlConfig, SamplingConfig
+from rlcore.config.placement import Learning, PlacementConfig, placement_faults
+from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import apply_override, build, refusal
 from tasks.preset.data import DatasetConfig, anchored
@@ -23,7 +23,7 @@ from tasks.preset.faults import graph_faults
 from tasks.preset.promotion import PromotionConfig
 from tasks.preset.report import ReportConfig
 from tasks.preset.retrain import RetrainConfig
-from tasks.preset.stages import AnyStage, RlStage, StageConfig
+from tasks.preset.stages import AnyStage, RewardModelStage, RlStage, SftStage, StageConfig
 
 Section = TypeVar("Section")
 
@@ -93,9 +93,10 @@ class RunConfig:
         return found
 
 
-def _learners(stages: Mapping[str, StageConfig]) -> dict[str, RlConfig]:
+def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
     """The settings of the stages that learn where the preset places them."""
-    return {name: stage.settings for name, stage in stages.items() if isinstance(stage, RlStage)}
+    kinds = RlStage | SftStage | RewardModelStage
+    return {name: stage.settings for name, stage in stages.items() if isinstance(stage, kinds)}
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:

@@ -45,6 +45,7 @@ _RANKS = (
     "rlcore.training.rank",
     "rlcore.training.rank_pool",
     "rlcore.training.rank_process",
+    "rlcore.training.supervised_ranks",
     "rlcore.training.wire",
 )
 _CLUSTER = (
@@ -65,9 +66,18 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     models = ["reward_model"] if reward_models_of(config.stage) else []
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
     kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
-    backend = config.placement.backend if "placement" in config.declared else "local"
-    ranks = frozenset({"local": (*_RANKS, *_CLUSTER), "processes": _CLUSTER}.get(backend, ()))
-    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | ranks
+    unplaced = _unplaced(config) if "placement" in config.declared else frozenset((*_RANKS, *_CLUSTER))
+    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | unplaced
+
+
+def unused_by_training(config: Sections) -> frozenset[str]:
+    """What supervised fine-tuning and the training of a reward model do not run."""
+    return _unplaced(config)
+
+
+def _unplaced(config: Sections) -> frozenset[str]:
+    """The code of processes that the placement does not have."""
+    return frozenset({"local": (*_RANKS, *_CLUSTER), "processes": _CLUSTER}.get(config.placement.backend, ()))
 
 
 def _unused_by_learning(config: Sections) -> frozenset[str]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
-from rlcore.audit.data import label_noise, require_labels, require_last_token
-from rlcore.config import RewardModelConfig, TrunkConfig
+from rlcore.audit.data import label_noise, require_labels
+from rlcore.config import RewardModelConfig
 from rlcore.errors import TrainingError
-from rlcore.models.heads import ScalarModel
-from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, add_adapter
-from rlcore.models.reward_ensemble import keep_layers, raw_scores, save_members
 from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
@@ -22,10 +18,13 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
+from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
 from rlcore.training.reward_model import Report
+from rlcore.training.supervised_ranks import RewardGroup, SupervisedPlan
 from tasks.home.storage import write_json, write_table
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.pair_data import PairData, read_pair_data
+from tasks.steps.ranks import open_ranks_alone
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
 from tasks.steps.runtime import open_runtime, peak_memory_gib
 
@@ -41,17 +40,15 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        trunk = _trunk(config.trunk, runtime, checkpoint, seed=context.seed)
-        fitted = fit_reward_model(trunk, data.train, config, seed=context.seed, report=report)
-        noise = label_noise([suspect.margin for suspect in fitted.suspects])
-        if fitted.suspects:
-            context.progress(str(noise))
-        require_labels(noise, config.max_label_noise)
-        held_out, scales = _judge(fitted, data, config, seed=context.seed)
-        probes = held_out.sequences[:NUM_PROBES]
-        raw = raw_scores(fitted.members[:1], probes, tokens_per_microbatch=config.tokens_per_microbatch)
-        require_last_token(fitted.members[0], raw[0], probes)
-        _save(fitted.members, checkpoint, context.folder / MODEL)
+        with _learner(context, checkpoint, runtime) as learner:
+            fitted = fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
+            noise = label_noise([suspect.margin for suspect in fitted.suspects])
+            if fitted.suspects:
+                context.progress(str(noise))
+            require_labels(noise, config.max_label_noise)
+            held_out, scales = _judge(learner, fitted, data, config, seed=context.seed)
+            learner.probe(held_out.sequences[:NUM_PROBES])
+            learner.save_model(checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
     found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
     scales = RewardScales(members=scales.members, temperature=found.metrics["rm/temperature"])
@@ -70,13 +67,20 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
-def _trunk(config: TrunkConfig, runtime: Runtime, start: Path, *, seed: int) -> PreTrainedModel | AdaptedModel:
-    """The first layers of the SFT checkpoint, or an adapter on all of it, frozen."""
-    if config.adapter.rank:
-        return add_adapter(runtime.load_base(start), config.adapter, "reward_model", seed=seed)
-    trunk = runtime.load_trainable(start)
-    keep_layers(trunk, config.layers)
-    return trunk
+@contextmanager
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
+    """What learns: members in this process, or on ranks where the placement has them."""
+    placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
+    if placement.backend == "local" or placement.learner_ranks == 1:
+        trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
+        yield RewardLearner(reward_members(trunk, config, seed=seed), config)
+        return
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)
+    with (
+        open_ranks_alone(placement, runtime, context.progress) as ranks,
+        closing(RewardGroup(plan, placement, runtime, ranks)) as group,
+    ):
+        yield group
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
@@ -100,22 +104,19 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
     return report
 
 
-def _judge(fitted: Fitted, data: PairData, config: RewardModelConfig, *, seed: int) -> tuple[HeldOut, RewardScales]:
+def _judge(
+    learner: RewardHandle, fitted: Fitted, data: PairData, config: RewardModelConfig, *, seed: int
+) -> tuple[HeldOut, RewardScales]:
     """Scores of the held-out completions, free of length where the preset asks for it; scales by the training set."""
     members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=seed)
     sequences: list[TokenSequence] = different_sequences(data.held_out)
-    raw = raw_scores(fitted.members, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
+    raw = learner.scores(sequences)
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])
     pairs = list(zip(members, raw, strict=True))
     scores = torch.stack([scale.centred(own, lengths) for scale, own in pairs])
     rewards = torch.stack([scale.centred(own, lengths) / scale.scale for scale, own in pairs])
     held_out = HeldOut(pairs=data.held_out, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
     return held_out, RewardScales(members=members)
-
-
-def _save(members: tuple[ScalarModel, ...], start: Path, folder: Path) -> None:
-    save_model(members[0].backbone, start, folder)
-    save_members(members, folder)
 
 
 def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:

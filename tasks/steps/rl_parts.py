@@ -23,7 +23,8 @@ from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.building import LearnerPlan, make_learner, make_policy
-from rlcore.training.group import LearnerGroup, child_ranks
+from rlcore.training.children import child_ranks
+from rlcore.training.group import LearnerGroup
 from rlcore.training.handle import LearnerHandle
 from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt

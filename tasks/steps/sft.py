@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rlcore.audit.data import require_demonstrations
-from rlcore.audit.pairing import mates_of, pairing_of, require_mates, require_pairing
-from rlcore.audit.seals import require_saved, require_sealed, write_seal
+from rlcore.audit.pairing import mates_of, require_mates, require_pairing
+from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import SftConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.models.check import check_model
-from rlcore.models.loading import save_model
+from rlcore.models.runtime import Runtime
 from rlcore.tokenization import ChatTokenizer
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftHandle, SftLearner, teach
+from rlcore.training.supervised_ranks import SftGroup, SupervisedPlan
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.ranks import open_ranks_alone
 from tasks.steps.rows import read_demonstrations
 from tasks.steps.runtime import open_runtime, peak_memory_gib
 from tasks.steps.texts import tokenize_demonstrations
@@ -46,14 +49,13 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         if step % every == 0 or step == config.num_steps:
             context.progress(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
 
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        model = runtime.load_trainable(checkpoint)
-        check_model(model, tokenizer)
-        train_sft(model, train, held_out, config, seed=context.seed, report=report)
-        save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
-        require_saved(model.state_dict(), context.folder / MODEL)
-        budget = config.tokens_per_microbatch
-        pairing = pairing_of(model, held_out, tokens_per_microbatch=budget, seed=context.seed)
+    with (
+        open_runtime(context.config.hardware, seed=context.seed) as runtime,
+        _learner(context, checkpoint, runtime) as learner,
+    ):
+        teach(learner, train, held_out, config, seed=context.seed, report=report)
+        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        pairing = learner.pairing(held_out, seed=context.seed)
         context.progress(str(pairing))
         require_pairing(pairing, config.min_pairing)
         memory = peak_memory_gib(runtime.device)
@@ -70,3 +72,20 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
     require_demonstrations(said, made, tokenizer)
     require_mates(mates_of(said), min_mates)
     return made
+
+
+@contextmanager
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
+    """What is taught: a model of this process, or ranks where the placement has them."""
+    placement, config = context.config.placement, context.config.stage.settings
+    if placement.backend == "local" or placement.learner_ranks == 1:
+        model = runtime.load_trainable(checkpoint)
+        check_model(model, ChatTokenizer.load(checkpoint))
+        yield SftLearner(model, config)
+        return
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
+    with (
+        open_ranks_alone(placement, runtime, context.progress) as ranks,
+        closing(SftGroup(plan, placement, runtime, ranks)) as group,
+    ):
+        yield group

@@ -79,6 +79,7 @@ DRIVEN_BY = {
     ),
     "flows/test_reproduce": ("tasks/pipeline/reproduce",),
     "flows/test_retrain": ("tasks/pipeline/events",),
+    "flows/test_placement": ("tasks/steps/ranks",),
     "flows/test_stage_code": ("tasks/steps/recipe",),
     "rlcore/cluster/test_samplers": (
         "rlcore/cluster/host",
@@ -116,6 +117,7 @@ DRIVEN_BY = {
     "rlcore/test_tokenization": ("rlcore/chat_template", "rlcore/models/scratch"),
     "rlcore/tools/test_python": ("rlcore/tools/table",),
     "rlcore/training/test_reward_fit": ("rlcore/training/label_audit",),
+    "rlcore/training/test_supervised_ranks": ("rlcore/training/reward_learner",),
     "tasks/preset/test_graph": ("tasks/preset/faults", "tasks/preset/stages"),
     "tasks/preset/test_run": (
         "rlcore/config/data",

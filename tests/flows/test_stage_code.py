@@ -135,18 +135,26 @@ def test_the_machine_that_samples_pairs_is_in_their_key_and_pairs_that_are_read_
 
 def test_how_many_ranks_learn_is_in_the_key_of_what_learns_on_them_and_how_long_they_may_take_is_not() -> None:
     two = ("placement.backend=processes", "placement.learner_ranks=2")
-    assert changed(*two) == RL
+    assert changed(*two) == {*RL, "sft", "reward_model"}
     assert changed("placement.deadline_minutes=5.0", "placement.max_restarts=9", start=two) == set()
-    assert changed("placement.learner_ranks=4", start=two) == RL
+    assert changed("placement.learner_ranks=4", start=two) == {*RL, "sft", "reward_model"}
 
 
 def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
     found = closures("tiny", "placement.backend=processes")
-    assert {name for name, modules in found.items() if "rlcore.training.rank_process" in modules} == RL
+    assert {name for name, modules in found.items() if "rlcore.training.rank_process" in modules} == {
+        *RL,
+        "sft",
+        "reward_model",
+    }
     assert not any("rlcore.training.rank_pool" in modules for modules in closures("tiny").values())
     assert not any("rlcore.cluster.host" in modules for modules in found.values())
     on_ray = closures("tiny", "placement.backend=ray")
-    assert {name for name, modules in on_ray.items() if "rlcore.cluster.sampler_role" in modules} == RL
+    assert {name for name, modules in on_ray.items() if "rlcore.cluster.sampler_role" in modules} == {
+        *RL,
+        "sft",
+        "reward_model",
+    }
 
 
 def test_the_name_of_a_preset_is_in_no_key() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from rlcore.config import AdapterConfig, EngineConfig, OptimConfig, PlacementConfig, RayConfig, RlConfig, UpdateConfig
-from rlcore.config.placement import placement_faults
+from rlcore.config import (
+    AdapterConfig,
+    EngineConfig,
+    OptimConfig,
+    PlacementConfig,
+    RayConfig,
+    RewardModelConfig,
+    TrunkConfig,
+    UpdateConfig,
+)
+from rlcore.config.placement import Learning, placement_faults
 from rlcore.errors import ConfigError
 from tests import strategies
 
@@ -33,6 +43,10 @@ ADAPTED, EIGHT_BIT = (
     strategies.rl_config(update=update)
     for update in (UpdateConfig(adapter=AdapterConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
 )
+ADAPTER = TrunkConfig(adapter=AdapterConfig(rank=4))
+REWARD_MODEL = RewardModelConfig(
+    num_epochs=1, batch_size=2, learning_rate=1.0, head_learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit")
+)
 
 
 @pytest.mark.parametrize(
@@ -44,10 +58,12 @@ ADAPTED, EIGHT_BIT = (
         ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
         ({"shard": "replicate"}, EIGHT_BIT, ""),
         ({"learner_ranks": 1}, EIGHT_BIT, ""),
+        ({}, REWARD_MODEL, "stages.grpo.optim.kind = 'adamw_8bit'"),
+        ({"shard": "full"}, dataclasses.replace(REWARD_MODEL, trunk=ADAPTER), "stages.grpo.trunk.adapter.rank > 0"),
     ],
 )
 def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
-    placement: dict[str, Any], own: RlConfig, said: str
+    placement: dict[str, Any], own: Learning, said: str
 ) -> None:
     config = PlacementConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
     faults = placement_faults(config, {"grpo": own}, EngineConfig())

@@ -9,9 +9,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +20,19 @@ from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RlConfig,
 from rlcore.errors import CheckpointError, ConfigError, LearnerLostError, StorageError, TrainingError
 from rlcore.loop import Outcome, train
 from rlcore.models.runtime import Runtime
-from rlcore.training import children, rank, rank_process
+from rlcore.training import children, rank
 from rlcore.training.building import LearnerPlan
-from rlcore.training.children import Children, rank_devices
+from rlcore.training.children import rank_devices
 from rlcore.training.group import LearnerGroup
 from rlcore.training.rank_pool import RankPool
-from rlcore.training.wire import decode
 from tests import strategies
+from tests.ranks import Forks
 from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, start
 
 __all__ = ["make_parts", "start"]  # fixtures
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 SETTINGS: dict[str, Any] = {"num_iterations": 3, "kl": KlConfig(coefficient=0.1), "learning_rate": 1e-4}
 SAMPLES = strategies.random_samples(0, dtype=torch.float32)
-
-
-class Fork:
-    """A forked rank, with what the group asks of a child process."""
-
-    def __init__(self, end: Connection) -> None:
-        self.pid = os.fork()
-        if self.pid:
-            return
-        try:
-            rank_process.serve(end, decode(end.recv_bytes()))
-        finally:
-            os._exit(0)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int:
-        try:
-            _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            return self.code
-        self.code = os.waitstatus_to_exitcode(status)
-        return self.code
-
-
-class Forks(Children):
-    """Ranks that have imported everything already."""
-
-    def launch(self, end: Connection) -> subprocess.Popen[bytes]:
-        return Fork(end)  # type: ignore[return-value]
 
 
 def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> LearnerGroup:

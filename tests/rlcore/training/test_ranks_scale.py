@@ -15,6 +15,7 @@ from tests.rank_learners import (
     assert_equal_runs,
     assert_equal_states,
     experience_of,
+    gradient,
     loads,
     saves,
     two_updates,
@@ -30,6 +31,16 @@ pytestmark = pytest.mark.scale
 def test_ranks_take_the_steps_of_one_process(name: str, held: Held, size: int, tmp_path: Path) -> None:
     found = on_ranks(size, two_updates(CASES[name], held), tmp_path)
     assert_equal_runs(found, two_updates(CASES[name])(ONE))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "ppo", "ppo, head"])
+def test_in_float32_the_gradient_is_that_of_one_process_but_for_its_rounding(
+    name: str, size: int, tmp_path: Path
+) -> None:
+    expected = gradient(CASES[name])(ONE)
+    for found in on_ranks(size, gradient(CASES[name]), tmp_path):
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -13,6 +13,7 @@ import torch
 from data_contracts import arithmetic
 from rlcore.config import AdapterConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError
+from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.models.reward_ensemble import RewardModel, raw_scores
 from rlcore.models.reward_scale import RewardScales
@@ -20,6 +21,7 @@ from rlcore.packing import TokenSequence
 from rlcore.training.label_audit import audit_labels, linear_pairs
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales, resample
+from rlcore.training.reward_learner import RewardLearner, reward_members
 from rlcore.training.reward_quality import cluster_bootstrap
 from tests import strategies
 
@@ -55,16 +57,16 @@ def config(**settings: Any) -> RewardModelConfig:
     return RewardModelConfig(**(brisk | settings))
 
 
-def fit(pairs: list[TokenPair], **settings: Any) -> Fitted:
-    """Fitted members from a fresh trunk."""
-    return fit_reward_model(
-        strategies.tiny_llama(), pairs, config(**settings), seed=0, report=lambda step, metrics: None
-    )
+def fit(pairs: list[TokenPair], base: Any = None, **settings: Any) -> tuple[tuple[ScalarModel, ...], Fitted]:
+    """Fitted members, from a fresh trunk where none is given."""
+    wanted = config(**settings)
+    learner = RewardLearner(reward_members(base or strategies.tiny_llama(), wanted, seed=0), wanted)
+    return learner.members, fit_reward_model(learner, pairs, wanted, seed=0, report=lambda step, metrics: None)
 
 
-def rewards_of(fitted: Fitted, scales: RewardScales, pairs: list[TokenPair]) -> torch.Tensor:
+def rewards_of(members: tuple[ScalarModel, ...], scales: RewardScales, pairs: list[TokenPair]) -> torch.Tensor:
     """Rewards of the sides of pairs, [M, P, 2]."""
-    model = RewardModel(members=fitted.members, scales=scales)
+    model = RewardModel(members=members, scales=scales)
     return model.rewards([side for pair in pairs for side in pair.sides], tokens_per_microbatch=2048).unflatten(
         1, (-1, 2)
     )
@@ -74,11 +76,11 @@ def rewards_of(fitted: Fitted, scales: RewardScales, pairs: list[TokenPair]) -> 
 def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(layers: int) -> None:
     train = pairs_with_length(400, seed=0, share_longer=0.9, noise=0.5)
     reversed_pairs = pairs_with_length(400, seed=1, share_longer=0.0, noise=0.0)
-    fitted = fit(train, trunk=TrunkConfig(trainable_layers=layers))
+    members, fitted = fit(train, trunk=TrunkConfig(trainable_layers=layers))
     right = []
     for length_debias in (False, True):
         scales = RewardScales(members=measure_scales(fitted, train, length_debias=length_debias, seed=0))
-        rewards = rewards_of(fitted, scales, reversed_pairs)[0]
+        rewards = rewards_of(members, scales, reversed_pairs)[0]
         right.append((rewards[:, 0] > rewards[:, 1]).double().numpy())
     gain = cluster_bootstrap(lambda rows: float((right[1] - right[0])[rows].mean()), np.arange(400), seed=0)
     assert gain.low > 0.0, (right[0].mean(), right[1].mean())
@@ -87,20 +89,19 @@ def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(l
 def test_an_adapter_learns_the_rule_on_a_base_that_stays_as_it_was_and_is_held_once() -> None:
     base = strategies.tiny_llama()
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    trunk = add_adapter(base, AdapterConfig(rank=4), "reward_model", seed=0)
+    adapted = add_adapter(base, AdapterConfig(rank=4), "reward_model", seed=0)
     pairs = pairs_with_length(160, seed=0, share_longer=0.5, noise=0.0)
-    settings = config(trunk=TrunkConfig(adapter=AdapterConfig(rank=4)), audit_folds=2, learning_rate=1e-2)
-    fitted = fit_reward_model(trunk, pairs, settings, seed=0, report=lambda step, metrics: None)
-    (member,) = fitted.members
-    assert member.backbone is trunk
+    adapter = TrunkConfig(adapter=AdapterConfig(rank=4))
+    (member,), fitted = fit(pairs, adapted, trunk=adapter, audit_folds=2, learning_rate=1e-2)
+    assert member.backbone is adapted
     assert all(
         torch.equal(tensor, before[name.replace(".base_layer.", ".")])
         for name, tensor in base.state_dict().items()
         if ".lora_" not in name
     )
-    assert all(bool(parameter.any()) for parameter in trunk.parameters())  # B was 0 before
+    assert all(bool(parameter.any()) for parameter in adapted.parameters())  # B was 0 before
     learned = fitted.score([side for pair in pairs for side in pair.sides])[0].unflatten(0, (-1, 2))
-    trunk.requires_grad_(False).name = ""
+    adapted.requires_grad_(False).name = ""
     plain = fitted.score([side for pair in pairs for side in pair.sides])[0].unflatten(0, (-1, 2))
     right, right_without = ((scores[:, 0] > scores[:, 1]).double().mean() for scores in (learned, plain))
     assert float(right) > 0.9
@@ -109,9 +110,9 @@ def test_an_adapter_learns_the_rule_on_a_base_that_stays_as_it_was_and_is_held_o
 
 def test_rewards_are_centred_over_training_completions_and_not_over_others() -> None:
     train = pairs_with_length(60, seed=0, share_longer=0.5)
-    fitted = fit(train)
+    members, fitted = fit(train)
     scales = RewardScales(members=measure_scales(fitted, train, length_debias=False, seed=0))
-    rewards = rewards_of(fitted, scales, train)
+    rewards = rewards_of(members, scales, train)
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(rewards.std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
 
@@ -119,11 +120,11 @@ def test_rewards_are_centred_over_training_completions_and_not_over_others() -> 
 @pytest.mark.parametrize("layers", [-1, 0])
 def test_members_disagree_more_on_what_they_have_not_seen_the_like_of(layers: int) -> None:
     train = in_words(pairs_with_length(160, seed=0, share_longer=0.5, noise=0.1), first=6, count=5)
-    fitted = fit(train, ensemble=4, trunk=TrunkConfig(trainable_layers=layers))
+    members, fitted = fit(train, ensemble=4, trunk=TrunkConfig(trainable_layers=layers))
     scales = RewardScales(members=measure_scales(fitted, train, length_debias=False, seed=0))
     unseen = pairs_with_length(100, seed=1, share_longer=0.5, noise=0.1)
     near, far = (
-        rewards_of(fitted, scales, pairs).std(dim=0, unbiased=False).mean(dim=1)
+        rewards_of(members, scales, pairs).std(dim=0, unbiased=False).mean(dim=1)
         for pairs in (in_words(unseen, first=6, count=5), in_words(unseen, first=11, count=18))
     )
     more = cluster_bootstrap(lambda rows: float((far - near)[rows].mean()), np.arange(100), seed=0)
@@ -149,10 +150,10 @@ def in_words(pairs: list[TokenPair], *, first: int, count: int) -> list[TokenPai
 
 def test_heads_of_a_frozen_trunk_give_training_completions_the_score_that_the_model_gives_them() -> None:
     train = pairs_with_length(60, seed=0, share_longer=0.5)
-    fitted = fit(train, ensemble=2, trunk=TrunkConfig(trainable_layers=0))
+    members, fitted = fit(train, ensemble=2, trunk=TrunkConfig(trainable_layers=0))
     sequences = [side for pair in train[:10] for side in pair.sides]
     torch.testing.assert_close(
-        fitted.score(sequences), raw_scores(fitted.members, sequences, tokens_per_microbatch=512), rtol=1e-4, atol=1e-4
+        fitted.score(sequences), raw_scores(members, sequences, tokens_per_microbatch=512), rtol=1e-4, atol=1e-4
     )
 
 
@@ -177,7 +178,7 @@ def test_length_cannot_be_taken_out_where_all_pairs_have_sides_of_one_length() -
         for n, p in enumerate(pairs_with_length(20, seed=0, share_longer=0.5))
     ]
     with pytest.raises(DataError, match="the effect of length cannot be measured"):
-        measure_scales(fit(pairs), pairs, length_debias=True, seed=0)
+        measure_scales(fit(pairs)[1], pairs, length_debias=True, seed=0)
 
 
 def found_first(doubt: np.ndarray, flipped: np.ndarray) -> float:

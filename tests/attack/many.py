@@ -1,6 +1,6 @@
 """Many programs and answers, 5 % of them hostile: how many verdicts are wrong, and what is left afterwards?
 
-    python -m benchmarks.hostile [--programs 10000] [--answers 100000] [--workers 2]
+    python -m tests.attack.many [--programs 10000] [--answers 100000] [--workers 2]
 
 Prints a Markdown table for docs/benchmarks/rewards-and-sandbox.md. The programs are those of
 tests/rlcore/sandbox/test_crowds.py, the answers those of benchmarks/rewards.py, one in ten symbolic. What is left:

@@ -1,0 +1,150 @@
+"""Members of a reward model as they learn, behind a handle that does not say in which processes they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlcore.audit.data import require_last_token
+from rlcore.config import RewardModelConfig, TrunkConfig
+from rlcore.models.batches import share_for
+from rlcore.models.heads import ScalarModel
+from rlcore.models.loading import save_model
+from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.reward_ensemble import keep_layers, last_states, raw_scores, save_members, share_frozen
+from rlcore.models.runtime import Runtime
+from rlcore.models.sharded import like, ranks_of, whole_pass, whole_state
+from rlcore.packing import TokenSequence
+from rlcore.seeding import derive_seed, generator
+from rlcore.training.label_audit import audit_features
+from rlcore.training.preferences import PreferenceSet
+from rlcore.training.reward_model import RewardSteps
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float64
+
+
+class RewardHandle(Protocol):
+    """The members of a reward model, whatever processes they are in."""
+
+    def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
+        """What an untrained judge may know of completions, asked before a step: float64 [S, H + 3]."""
+        ...
+
+    def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
+        """The first member's state at the last token of each sequence: float32 [S, H]."""
+        ...
+
+    def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
+        """Replace the heads, on a trunk that all members share."""
+        ...
+
+    def begin(self, member: int, *, num_steps: int) -> None:
+        """The next ``num_steps`` steps are those of one member."""
+        ...
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        """Take one step; its loss, the share of comparisons that were right before it, the norm of its gradient.
+
+        Raises:
+            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
+        """
+        ...
+
+    def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
+        """Scores as the heads give them: float32 [M, S]."""
+        ...
+
+    def probe(self, sequences: Sequence[TokenSequence]) -> None:
+        """See whether a few completions have their scores at their last token.
+
+        Raises:
+            TrainingError: they are read elsewhere.
+        """
+        ...
+
+    def save_model(self, start: Path, folder: Path) -> None:
+        """Write trunk and members, with the tokenizer of ``start``, which they came from."""
+        ...
+
+
+class RewardLearner:
+    """A :class:`RewardHandle` on members of this process, which are one rank's share where they are shared."""
+
+    def __init__(self, members: Sequence[ScalarModel], config: RewardModelConfig) -> None:
+        self.members, self.ranks = tuple(members), ranks_of(members[0])
+        self._config, self._budget = config, config.tokens_per_microbatch
+
+    def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
+        audit = partial(audit_features, self.members[0].backbone, tokens_per_microbatch=self._budget)
+        return self._shared(audit, sequences)
+
+    def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
+        state = partial(last_states, self.members[0].backbone, tokens_per_microbatch=self._budget)
+        return self._shared(state, sequences)
+
+    @torch.no_grad()
+    def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
+        for member, weights in zip(self.members, heads, strict=True):
+            weight = member.head.weight
+            weight.copy_(like(weight, weights[None].to(weight.device, weight.dtype)))
+
+    def begin(self, member: int, *, num_steps: int) -> None:
+        self._steps = RewardSteps(self.members[member], self._config, num_steps=num_steps)
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        return self._steps.take(sets)
+
+    def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
+        def score(mine: Sequence[TokenSequence]) -> Tensor:
+            return raw_scores(self.members, mine, tokens_per_microbatch=self._budget).T
+
+        return self._shared(score, sequences).T.contiguous()
+
+    def probe(self, sequences: Sequence[TokenSequence]) -> None:
+        first = self.members[0]
+        scores = raw_scores((first,), sequences, tokens_per_microbatch=self._budget)[0]
+        whole_pass(first, partial(require_last_token, first, scores, sequences))
+
+    def save_model(self, start: Path, folder: Path) -> None:
+        trunk = self.members[0].backbone
+        state = whole_state(trunk)
+        self.ranks.of_first(partial(save_model, trunk, start, folder, state=state))
+        save_members(self.members, folder)
+
+    def _shared(self, work: Callable[[Sequence[TokenSequence]], Tensor], sequences: Sequence[TokenSequence]) -> Tensor:
+        """A row of ``work`` for each sequence, which it does on the ranks' shares."""
+        mine = share_for(self.members[0].backbone, sequences, tokens_per_microbatch=self._budget)
+        own = work([sequences[i] for i in mine])
+        found = own.new_empty((len(sequences), *own.shape[1:]))
+        for numbers, rows in self.ranks.gather((mine, own)):
+            found[numbers] = rows
+        return found
+
+
+def reward_trunk(start: Path, config: TrunkConfig, runtime: Runtime, *, seed: int) -> PreTrainedModel | AdaptedModel:
+    """The first layers of a checkpoint, or an adapter on all of it, frozen."""
+    if config.adapter.rank:
+        return add_adapter(runtime.load_base(start), config.adapter, "reward_model", seed=seed)
+    trunk = runtime.load_trainable(start)
+    keep_layers(trunk, config.layers)
+    return trunk
+
+
+def reward_members(
+    trunk: PreTrainedModel | AdaptedModel, config: RewardModelConfig, *, seed: int
+) -> tuple[ScalarModel, ...]:
+    """Members before their first step, the first one on ``trunk`` itself; what does not learn, all of them share."""
+    first = ScalarModel.with_random_head(trunk, generator(seed, "reward_head"))
+    first.train_last_layers(config.trunk.trainable_layers)
+    members = (first, *(share_frozen(first) for _ in range(1, config.ensemble)))
+    if config.ensemble > 1:
+        for number, member in enumerate(members):
+            member.draw_head(generator(derive_seed(seed, "member", number), "reward_head"))
+    return members
