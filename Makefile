@@ -90,7 +90,7 @@ test-machines: setup  ## the fast tests as on other processors, half-precision u
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
 
-chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (half an hour)
+chaos: setup  ## kill whole runs hundreds of times, and compare weights and books: CHAOS='--share 10 --seed 0' (minutes to hours)
 	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
 coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 95 % must be run)

@@ -49,10 +49,11 @@ def open_tracker(home: Home) -> Tracker:
     uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
     from mlflow import MlflowClient
 
-    client = patient_client(MlflowClient(tracking_uri=uri, registry_uri=uri))
     with file_lock(home.root / "mlflow.lock"):  # two processes that make the tables at once fail
         if uri == home.tracking_uri:
             make_database(home)
+        # The client opens the database as soon as it is made, and would make the tables where they are missing.
+        client = patient_client(patiently(MlflowClient, tracking_uri=uri, registry_uri=uri))
         client.search_experiments(max_results=1)
         if uri == home.tracking_uri:
             patiently(follow_move, home)

@@ -45,3 +45,17 @@ def test_a_start_that_was_killed_while_tables_were_made_leaves_nothing_that_the_
     assert [path.name for path in home.root.glob("*mlflow.db*")] == ["mlflow.db"]
     monkeypatch.undo()
     assert open_tracker(home).start_run("toy", "one", tags={}).run_id
+
+
+def test_nothing_opens_the_database_before_it_is_made(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made(BaseException):
+        pass
+
+    def look(_: Home) -> None:
+        assert not (home.root / "mlflow.db").exists()
+        raise Made
+
+    monkeypatch.setattr("tasks.tracking.runs.make_database", look)
+    with pytest.raises(Made):
+        open_tracker(home)
+    assert not (home.root / "mlflow.db").exists()
