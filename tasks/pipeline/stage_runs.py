@@ -61,11 +61,14 @@ def left_by_a_kill(work: Path, store: ArtifactStore) -> Finished | None:
 
 
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
-    """The stage's MLflow run: that of an attempt that gave no result, so that its curves continue, or a new one."""
+    """The stage's MLflow run: that of an attempt that gave no result, so that its curves continue, or a new one.
+
+    A run that is said to run may be another home's, on the same server: only one that was killed is taken up.
+    """
     known = work / _RUN
     parent = run.parent.run_id
     begun = [read_json(known)["run_id"]] if known.exists() else []
-    begun = begun or run.tracker.find_runs(run.experiment, "stage_key", key, status="!= 'FINISHED'")
+    begun = begun or run.tracker.find_runs(run.experiment, "stage_key", key, status="= 'KILLED'")
     tracker = run.tracker.reopen_run(begun[0], parent=parent) if begun else None
     if tracker is None:
         tags = {"stage": stage, "stage_key": key, "code": code_version()}

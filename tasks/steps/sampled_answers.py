@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from data_contracts.characters import has_visible
 from rlcore.canaries import mask_canary
 from rlcore.config import RejectionConfig
 from rlcore.errors import RewardError
@@ -164,4 +165,4 @@ def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer:
 
 def is_usable(text: str, controls: Sequence[str]) -> bool:
     """Whether the contract would take the text: a policy may answer nothing, or spell out a control token."""
-    return bool(text.strip()) and "\0" not in text and not any(control in text for control in controls)
+    return has_visible(text) and "\0" not in text and not any(control in text for control in controls)

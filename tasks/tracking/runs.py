@@ -97,7 +97,7 @@ class Tracker:
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
         """The ids of an experiment's runs with that tag, the newest first.
 
-        ``status``: what it has to be (``= 'KILLED'``, ``!= 'FINISHED'``).
+        ``status``: what it has to be, as in ``= 'KILLED'``.
         """
         query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
         return [run.info.run_id for run in self.client.search_runs([self._experiment_id(experiment)], query)]

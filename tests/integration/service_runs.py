@@ -163,10 +163,7 @@ class Services:
         return psutil.Process(self.number("worker")).children(recursive=True)
 
     def steps(self, run_id: str, metric: str = "reward/mean") -> list[int]:
-        """The steps of a metric's history in MLflow: a step that was logged twice is there twice.
-
-        The last one is, once: MLflow keeps the registered model's own figure in the same history.
-        """
+        """The steps of a metric's history in MLflow: a step that was logged twice is there twice."""
         query = f"run_id={run_id}&metric_key={metric.replace('/', '%2F')}"
         found = self.ask("mlflow", f"api/2.0/mlflow/metrics/get-history?{query}")
         return [int(each["step"]) for each in found.get("metrics", [])]

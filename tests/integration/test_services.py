@@ -298,8 +298,6 @@ def assert_undisturbed(services: Services, run: str, digest: str) -> None:
     wait_until(lambda: services.flow_run(run)["state_type"] == "COMPLETED", seconds=END_SECONDS, what="completed")
     assert services.weights("grpo") == digest
     iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("stages.grpo.num_iterations"))
-    assert sorted(services.steps(services.record("grpo")["ref"]["mlflow_run_id"])) == [
-        *range(1, iterations + 1),
-        iterations,
-    ]
+    steps = services.steps(services.record("grpo")["ref"]["mlflow_run_id"])
+    assert sorted(steps) == list(range(1, iterations + 1))
     assert not any((services.home / "leases").glob("*.json"))

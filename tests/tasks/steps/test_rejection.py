@@ -44,7 +44,15 @@ def test_a_demonstration_begins_with_what_the_template_put_into_the_assistants_m
 
 @pytest.mark.parametrize(
     ("text", "usable"),
-    [("#### 2", True), (" \n", False), ("", False), ("2<|im_end|>", False), ("a\0b", False), ("<|im_", True)],
+    [
+        ("#### 2", True),
+        (" \n", False),
+        ("", False),
+        ("2<|im_end|>", False),
+        ("a\0b", False),
+        ("<|im_", True),
+        ("\x15\ufffd", False),
+    ],
 )
 def test_a_text_that_the_contract_would_refuse_is_not_usable(text: str, usable: bool) -> None:
     assert is_usable(text, ("<|im_start|>", "<|im_end|>")) is usable
