@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,13 @@ def run(tracked_home: Home) -> PipelineRun:
 def test_a_run_without_a_result_is_found_by_its_key_when_its_note_is_missing(run: PipelineRun, tmp_path: Path) -> None:
     first = open_stage_run("make", "k1", tmp_path, run)
     (tmp_path / "mlflow_run.json").unlink()
+    first.end("KILLED")  # by whoever healed what the kill has left
     assert open_stage_run("make", "k1", tmp_path, run).run_id == first.run_id
+    (tmp_path / "mlflow_run.json").unlink()
+    other = open_stage_run("make", "k1", tmp_path, run)
+    assert other.run_id != first.run_id  # which runs now: in another home, for all that is known here
+    other.end("FINISHED")
+    (tmp_path / "mlflow_run.json").write_text(json.dumps({"run_id": first.run_id}))
     first.end("FINISHED")
     again = open_stage_run("make", "k1", tmp_path, run)
     assert again.run_id == first.run_id  # by its note
