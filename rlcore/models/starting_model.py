@@ -212,4 +212,4 @@ def _numbers_in(path: Path) -> int:
         with safe_open(path, framework="pt") as file:
             return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 - no dict
     except SafetensorError as error:
-        raise ModelError(f"the weights cannot be read: {error}", where=str(path), fix=_AGAIN) from error
+        raise ModelError(f"the weights cannot be loaded: {error}", where=str(path), fix=_AGAIN) from error

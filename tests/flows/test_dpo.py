@@ -97,11 +97,13 @@ def test_it_is_compared_with_rl_that_started_from_the_same() -> None:
     assert {("dpo", "grpo"), ("grpo", "dpo")} & set(contrasts(both))
 
 
+@pytest.mark.slow
 def test_run_again_from_nothing_it_ends_with_the_same_bytes(home: Path, settings: list[str], tmp_path: Path) -> None:
     again = ran(without_dpo(home, tmp_path), settings)
     assert weights(again, "dpo") == weights(home, "dpo")
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged_into_the_checkpoint_and_lies_beside_it(
     home: Path, settings: list[str], tmp_path: Path
 ) -> None:

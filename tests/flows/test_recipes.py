@@ -98,6 +98,7 @@ def starts(home: Path, records: list[dict[str, Any]]) -> list[str]:
     return [str(first["ref"]["uri"]), str(record(home, "start_grpo")["ref"]["uri"])]
 
 
+@pytest.mark.slow
 def test_two_rl_stages_follow_each_other_and_each_is_held_against_its_start(tmp_path: Path) -> None:
     home = ran(tmp_path, "two_rl")
     inputs = record(home, "dapo")["ingredients"]["inputs"]

@@ -36,6 +36,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 def test_a_run_in_a_copy_leaves_every_byte_of_the_original(micro_home: Path, copy: Path) -> None:
     before = digests(micro_home)
     done = run_flows("run", copy, "evaluation.num_problems=20")

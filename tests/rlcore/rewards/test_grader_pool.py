@@ -59,13 +59,14 @@ def test_each_failure_stays_with_its_request(math_pool: GraderPool) -> None:
 
 
 def test_time_is_processor_time_and_a_worker_that_only_waits_is_a_fault_of_ours(
-    math_pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    math_pool.grade_all([doubled("x")])
-    monkeypatch.setattr(grader_pool, "_PATIENCE_SECONDS", 1.0)
-    for worker in math_pool._workers:
-        os.kill(worker.pid, signal.SIGSTOP)
-    outcomes = math_pool.grade_all([doubled("x")])
+    request = {"pattern": "x", "text": "x"}
+    with GraderPool("regex", timeout_seconds=5.0, num_workers=1) as pool:
+        pool.grade_all([request])
+        monkeypatch.setattr(grader_pool, "_PATIENCE_SECONDS", 1.0)
+        os.kill(pool._workers[0].pid, signal.SIGSTOP)
+        outcomes = pool.grade_all([request])
     assert (outcomes[0].value, outcomes[0].is_of_answer) == (None, False)
     assert "silent" in outcomes[0].error
 

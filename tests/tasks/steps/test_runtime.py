@@ -22,7 +22,7 @@ from rlcore.out_of_memory import free_cached
 from rlcore.packing import pack
 from rlcore.training import building
 from rlcore.training.building import LearnerPlan, make_policy
-from tasks.steps import reward_model
+from rlcore.training.reward_learner import reward_trunk
 from tasks.steps.base import MODEL
 from tasks.steps.runtime import open_runtime
 from tests import strategies
@@ -64,7 +64,7 @@ def test_layers_of_an_adapters_base_are_recomputed_where_the_setting_says_so(
 ) -> None:
     for load in (
         lambda runtime: policy_of_a_run(start, runtime, monkeypatch),
-        lambda runtime: reward_model._trunk(TrunkConfig(adapter=ADAPTER), runtime, start / MODEL, seed=0),
+        lambda runtime: reward_trunk(start / MODEL, TrunkConfig(adapter=ADAPTER), runtime, seed=0),
     ):
         plain, again = load(runtime(recompute=False)), load(runtime(recompute=True))
         assert (plain.base.is_gradient_checkpointing, again.base.is_gradient_checkpointing) == (False, True)
