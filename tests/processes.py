@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 
 
-def wait_for_line(process: subprocess.Popen[str], start: str) -> str:
-    """The first line that begins so; all that was said before it, where the process ends without one."""
+def wait_for_line(process: subprocess.Popen[str], words: str) -> str:
+    """The first line that holds these words; all that was said before it, where the process ends without one."""
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
-        if line.startswith(start):
+        if words in line:
             return line.strip()
         seen.append(line)
-    raise AssertionError(f"the process ended before it said {start!r}:\n{''.join(seen)}")
+    raise AssertionError(f"the process ended before it said {words!r}:\n{''.join(seen)}")

@@ -19,8 +19,9 @@ SERVER = "prefect.server.api.server:create_app"  # what the command line of an e
 
 PIPELINE = """
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from prefect import flow
+from rlcore.config import HardwareConfig
 from tasks.pipeline.bridge import call_flow
 from tasks.pipeline.run import run_pipeline
 from tasks.home.settings import find_home
@@ -32,6 +33,8 @@ from tasks.pipeline.stages import Stage
 class Config:
     name: str = "toy"
     seed: int = 0
+    retrain: None = None
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
 seconds = 0.0
 
