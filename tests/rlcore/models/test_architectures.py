@@ -67,7 +67,8 @@ def one_by_one(model: PreTrainedModel, sequence: TokenSequence) -> torch.Tensor:
     """Log-probabilities [T] from a plain forward pass with the model's own logits."""
     ids = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])
     count = len(sequence.completion_ids)
-    logits = model(ids, use_cache=False).logits[0, -count - 1 : -1].float()
+    logits = model(ids, use_cache=False).logits[0, -count - 1 : -1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.log_softmax(-1).gather(-1, ids[0, -count:, None])[:, 0]
 
 
@@ -97,19 +98,35 @@ def packed(model: PreTrainedModel) -> list[torch.Tensor]:
     return [results[number] for number in sorted(results)]
 
 
+#: of log-probabilities in nats, and of gradients as a share of their norm. The weights are float64 to leave rounding
+#: out, but transformers takes norms and rotations in float32: 3e-6 is the largest measured. In float32 it is rounding:
+#: 1.1e-5 nats (Nemotron) and 2.7e-5 of the norm (Granite, whose own gradient is as far from float64).
+BOUNDS = {torch.float64: (1e-5, 1e-5), torch.float32: (2e-5, 5e-5)}
+
+
+@pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported:UserWarning")  # float64
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @each_of(RIGHT)
-def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(architecture: Architecture) -> None:
+def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
+    architecture: Architecture, dtype: torch.dtype
+) -> None:
     model = make(architecture)
     choose_attention(model)
     assert shares_prompts(model) == architecture.shares
     check_model(model)
+    if dtype is torch.float64 and architecture.model_type == "xglm":
+        pytest.skip("the library's mask of XGLM cannot be made in float64; float32 is tested")
+    model.to(dtype)
+    if dtype is torch.float64:
+        model.set_experts_implementation("eager")  # the grouped product of experts has no float64
     ours = packed(model)
     our_gradient = gradient(ours, model)
     theirs = [one_by_one(eager(model), sequence) for sequence in sequences()]
     their_gradient = gradient(theirs, model)
-    assert max(float((one - other).detach().abs().max()) for one, other in zip(ours, theirs, strict=True)) < 2e-5
-    # Two roundings: Granite's, with AVX2, are 1.3e-5 apart, ours 1.1e-5 from float64 and the library's 1.3e-5.
-    assert float((our_gradient - their_gradient).norm() / their_gradient.norm()) < 2e-5
+    of_logprobs, of_gradients = BOUNDS[dtype]
+    differences = (float((one - other).detach().abs().max()) for one, other in zip(ours, theirs, strict=True))
+    assert max(differences) < of_logprobs
+    assert float((our_gradient - their_gradient).norm() / their_gradient.norm()) < of_gradients
 
 
 @each_of(RIGHT)

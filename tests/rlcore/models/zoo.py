@@ -183,7 +183,8 @@ ARCHITECTURES = (
         "GLM-4.7 Flash", "glm4_moe_lite", ROUTED, LATENT, shares=False, adapter="part",
         remark="latent keys; mixture of experts",
     ),
-    _of("MiniCPM3", "minicpm3", LATENT, shares=False, remark="latent keys, scaled logits"),
+    # The default of `dim_model_base` divides the logits of a model of 2,560 by 10; of one of 64 it would multiply them.
+    _of("MiniCPM3", "minicpm3", {**LATENT, "dim_model_base": 16}, shares=False, remark="latent keys, scaled logits"),
     _of(
         "Llama 4 text", "llama4_text", EXPERTS, {"intermediate_size_mlp": 96, "num_hidden_layers": 4}, shares=False,
         adapter="part", remark="attention in chunks; mixture of experts",
