@@ -19,7 +19,7 @@ from tasks.preset.graph import (
     stage_order,
 )
 from tasks.preset.run import RunConfig, load_preset
-from tasks.preset.stages import RlStage
+from tasks.preset.stages import STAGE_KINDS, RlStage
 
 PRESET = """
 name = "test"
@@ -207,7 +207,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ),
         (
             "stages.first.kind=rel",
-            "stages.first.kind = 'rel': must be one of 'sft', 'dpo', 'reward_model', 'rl', 'rejection'",
+            f"stages.first.kind = 'rel': must be one of {', '.join(map(repr, STAGE_KINDS))}",
         ),
         ("stages.first.strat=base", "stages.first.strat: unknown key; did you mean stages.first.start?"),
         ("stages.first.lerning_rate=1.0", "unknown key; did you mean stages.first.learning_rate?"),
