@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, scratch
 from rlcore.sampling import native
 from rlcore.sampling.native import NativeSampler
+from rlcore.tokenization import ChatTokenizer
 
 
 def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
@@ -42,15 +43,16 @@ def top_p(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return cut
 
 
-def banned(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """All tokens but one."""
-    return lambda logits: logits.index_fill(1, torch.tensor([token]), -torch.inf)
+def without_end(logits: torch.Tensor) -> torch.Tensor:
+    """All tokens but those that end a completion."""
+    return logits.index_fill(1, torch.tensor(ChatTokenizer.load(scratch()).eos_ids), -torch.inf)
 
 
-def likelier(token: int, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """One token more often, by so many nats."""
+def likelier(text: str, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The token of ``text`` more often, by so many nats."""
 
     def lifted(logits: torch.Tensor) -> torch.Tensor:
+        (token,) = ChatTokenizer.load(scratch()).encode(text)
         found = logits.clone()
         found[:, token] += by
         return found
@@ -127,8 +129,8 @@ ENGINE: dict[str, tuple[str, Inject]] = {
     "the engine draws of the 2 likeliest tokens": ("grpo", drawing(top_k(2))),
     "the engine draws of the likeliest 0.8": ("grpo", drawing(top_p(0.8))),
     "the engine draws all tokens alike": ("grpo", drawing(torch.zeros_like)),
-    "the engine never draws an end": ("grpo", drawing(banned(2))),
-    "the engine draws one token twice as often": ("grpo", drawing(likelier(ord("1") + 3, 0.7))),
+    "the engine never draws an end": ("grpo", drawing(without_end)),
+    "the engine draws one token twice as often": ("grpo", drawing(likelier("1", 0.7))),
     "the engine reports log-probabilities at temperature 1": (
         "grpo, temperature 0.7",
         reporting(lambda logits, temperature: logits),
