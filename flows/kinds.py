@@ -72,7 +72,7 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
 def reward_model_stage(name: str, config: RunConfig) -> Stage:
     """A reward model trained on preference pairs."""
     own = config.stage(name, RewardModelStage)
-    start = stage_of_checkpoint(start_of(name, own))
+    start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.anchors)
     return Stage(
         name=name,
         version=1,
@@ -80,8 +80,8 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         model=name,
         draw=reward_page,
         run=partial(run_reward_model, start=start),
-        inputs=(start, *stages_of_data(config, own.data)),
-        sections=partial(_sections, name, ("confidence", "hardware", "placement"), own.data),
+        inputs=(start, *stages_of_data(config, pairs)),
+        sections=partial(_sections, name, ("confidence", "hardware", "placement"), pairs),
         unused=unused_by_training,
     )
 

@@ -12,15 +12,23 @@ import torch
 
 from benchmarks.faults import lab
 from benchmarks.faults.lab import CPU, Patches, Play, Verdict, scratch, start, stopped_by
-from rlcore.audit.data import label_noise, require_demonstrations, require_labels, require_last_token
+from rlcore.audit.data import (
+    label_noise,
+    require_anchors,
+    require_demonstrations,
+    require_labels,
+    require_last_token,
+)
 from rlcore.audit.pairing import mates_of, pairing_of, require_mates, require_pairing
 from rlcore.config import RewardModelConfig, SftConfig
 from rlcore.demonstrations import Demonstration, render_conversation
+from rlcore.evaluation import pair_accuracy
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model
+from rlcore.training.reward_learner import RewardLearner, reward_members
 from rlcore.training.sft import train_sft
 from rlcore.types import Message
 
@@ -101,10 +109,10 @@ def rotated(them: Made) -> Made:
     ]
 
 
-def pairs(swapped: float) -> list[TokenPair]:
+def pairs(swapped: float, *, first: int = 0) -> list[TokenPair]:
     """Right answers against wrong ones of the same length, a share of them the wrong way round."""
     tokenizer, draws, found = ChatTokenizer.load(start()), random.Random(1), []
-    for number in range(400):
+    for number in range(first, first + 400):
         question, total = f"{number // 20}+{number % 20}", number // 20 + number % 20
         asked = [Message(role="user", content=question)]
         sides = [f"{question}={total}", f"{total}={question}"]
@@ -119,7 +127,8 @@ def pairs(swapped: float) -> list[TokenPair]:
 def fitted(them: list[TokenPair]) -> Fitted:
     """A reward model and the doubts of its labels."""
     config = RewardModelConfig(num_epochs=1, batch_size=16, learning_rate=1e-3, head_learning_rate=1e-3)
-    return fit_reward_model(load_policy(start(), **CPU), them, config, seed=0, report=lambda *_: None)
+    learner = RewardLearner(reward_members(load_policy(start(), **CPU), config, seed=0), config)
+    return fit_reward_model(learner, them, config, seed=0, report=lambda *_: None)
 
 
 def reward_model(swapped: float, bound: float = RewardModelConfig.max_label_noise) -> Play:
@@ -131,6 +140,18 @@ def reward_model(swapped: float, bound: float = RewardModelConfig.max_label_nois
         if verdict.caught == "silent" and "cannot tell" in str(noise):
             return Verdict(caught="warned", steps=0, message=str(noise))
         return verdict
+
+    return play
+
+
+def anchored(swapped: float) -> Play:
+    """Fit a reward model on pairs, a share of them swapped, and ask it for others whose winners are known."""
+
+    def play(patch: Patches) -> Verdict:
+        known = pairs(0.0, first=400)[:50]
+        sides = [side for pair in known for side in pair.sides]
+        scores = fitted(pairs(swapped)).score(sides).mean(dim=0)
+        return stopped_by(lambda: require_anchors(pair_accuracy(scores[::2] - scores[1::2])))
 
     return play
 
@@ -171,10 +192,12 @@ SUPERVISED: dict[str, Play] = {
     "reward model: a fifth of the labels is swapped, bound 0.05": reward_model(0.2, 0.05),
     "reward model: half of the labels are swapped": reward_model(0.5),
     "reward model: all labels are swapped": reward_model(1.0),
+    "reward model: all labels are swapped, with 50 anchors": anchored(1.0),
     "reward model: the score is read one token early": read_early,
 }
 SOUND: dict[str, Play] = {
     "SFT of sums": sft(given=sums),
     "SFT of text": sft(given=partial(stories, 100)),
     "reward model": reward_model(0.0, 0.05),
+    "reward model, with 50 anchors": anchored(0.0),
 }

@@ -1,7 +1,8 @@
 """Are the rows that a supervised stage learns from what they should be, and did it learn from them?
 
 Before training: each demonstration trains on the assistant's words and the end of each of its turns, and on no others.
-After it: rewards are read at the last token, and no more labels look wrong than a bound allows. Whether answers stand
+After it: rewards are read at the last token, no more labels look wrong than a bound allows, and pairs whose winners are
+known are told. Whether answers stand
 beside their own prompts is the question of :mod:`rlcore.audit.pairing`.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from rlcore.audit.second_pass import plain_scores
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, TrainingError
-from rlcore.evaluation import accuracy
+from rlcore.evaluation import Interval, accuracy
 from rlcore.models.heads import ScalarModel
 from rlcore.models.precision import compute_dtype
 from rlcore.packing import TokenSequence
@@ -124,6 +125,27 @@ def require_labels(noise: Noise, bound: float) -> None:
             where=f"{noise.num_pairs} training pairs",
             fix="read label_audit.parquet from the top; repair the labels, or raise max_label_noise if they are right",
         )
+
+
+def require_anchors(found: Interval) -> None:
+    """A reward model tells pairs whose winners are known better than a coin: the interval lies above one half.
+
+    Labels that are all swapped agree with each other, on both sides of the split; no other check can see them.
+
+    Raises:
+        DataError: it does not, or there are too few pairs to show it.
+    """
+    if found.low > 0.5:
+        return
+    swapped, share = found.high < 0.5, f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    raise DataError(
+        f"the reward model is right on {share} of the pairs whose winners are known"
+        + (": it prefers the losers" if swapped else ": it may be guessing"),
+        where=f"{found.n} anchors",
+        fix="see which side of the training pairs is chosen: their labels look swapped"
+        if swapped
+        else "give more anchors, train longer, or see whether they ask for what the training pairs teach",
+    )
 
 
 _FIX = "a demonstration has to be tokenized as its row says; nothing has been trained"

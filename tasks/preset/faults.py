@@ -25,6 +25,7 @@ from tasks.preset.stages import (
     RlStage,
     Rows,
     StageConfig,
+    anchors_of,
     critic_of,
     data_of,
     reference_of,
@@ -122,6 +123,12 @@ def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"
         if name not in config.data and name not in config.stages:
             yield f"{at}: no such data; choose among {_listed(known)}"
+        elif name not in known:
+            yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
+    for name in anchors_of(stage):
+        at = f"{path}.anchors = {name!r}"
+        if name in data_of(stage):
+            yield f"{at}: stands in {key} too; pairs that it learns from prove nothing"
         elif name not in known:
             yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from tasks.preset.stages import BASE, RlStage, StageConfig, data_of, reference_of, reward_models_of
+from tasks.preset.stages import BASE, RlStage, StageConfig, anchors_of, data_of, reference_of, reward_models_of
 
 if TYPE_CHECKING:
     from tasks.preset.run import RunConfig
@@ -52,7 +52,8 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
     """For each stage of the preset those that it needs, by name; data sets, the base and the registry left out."""
     found: dict[str, tuple[str, ...]] = {}
     for name, stage in config.stages.items():
-        policies = [config.data[each].policy for each in data_of(stage) if each in config.data]
+        rows = (*data_of(stage), *anchors_of(stage))
+        policies = [config.data[each].policy for each in rows if each in config.data]
         named = (stage.start, reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies)
         found[name] = tuple(dict.fromkeys(each for each in named if each in config.stages))
     return found
@@ -147,7 +148,8 @@ def asked_for(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, .
     sampled = {config.data[name].policy for name in names & config.data.keys()} & config.stages.keys()
     own |= {each for name in sampled for each in (name, *ancestors(config, name))}
     is_evaluated = any(target.startswith("evaluate_") for target in targets) or own & rl_stages(config).keys()
-    data = {*names, *(each for name in own for each in data_of(config.stages[name]))}
+    read = [each for name in own for each in (*data_of(config.stages[name]), *anchors_of(config.stages[name]))]
+    data = {*names, *read}
     data |= set(evaluated_data(config)) if is_evaluated else set()
     in_order = (name for name in config.stages if name in own)
     return tuple(in_order), tuple(name for name in config.data if name in data)

@@ -64,7 +64,10 @@ class DpoStage:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelStage:
-    """Training of a reward model. ``data``: data sets of preference pairs."""
+    """Training of a reward model. ``data``: data sets of preference pairs.
+
+    ``anchors``: data sets of pairs whose winners are known. It trains on none of them, and has to tell them.
+    """
 
     makes: ClassVar[Product] = "reward_model"
     reads: ClassVar[Rows] = "preference pairs"
@@ -73,6 +76,7 @@ class RewardModelStage:
     kind: Literal["reward_model"]
     start: str
     data: tuple[str, ...]
+    anchors: tuple[str, ...] = ()
     settings: RewardModelConfig = field(metadata=INLINE)
 
 
@@ -119,6 +123,12 @@ AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
 def data_of(stage: StageConfig) -> tuple[str, ...]:
     """The data sets, and the stages that make some, whose rows a stage reads."""
     return tuple(getattr(stage, stage.data_key))
+
+
+def anchors_of(stage: StageConfig) -> tuple[str, ...]:
+    """The data sets that a stage is judged on and does not learn from; none for most kinds."""
+    found: tuple[str, ...] = getattr(stage, "anchors", ())
+    return found
 
 
 def shares_of(stage: StageConfig) -> Mapping[str, float]:

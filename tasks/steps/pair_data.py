@@ -29,7 +29,7 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
     Raises:
         DataError: there are none to train on, or none held out.
     """
-    data: Mapping[str, DatasetConfig] = context.config.data
+    data: Mapping[str, DatasetConfig] = {name: context.config.data[name] for name in context.config.stage.data}
     rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
     pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
     for name, config in data.items():
@@ -45,3 +45,13 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
                 fix="add pairs with more different prompts: all pairs of a prompt are on the same side of the split",
             )
     return PairData(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
+
+
+def read_anchors(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenPair]:
+    """The pairs of the stage's anchors, of both splits: it learns from neither."""
+    found: list[TokenPair] = []
+    for name in context.config.stage.anchors:
+        for split in ("train", "eval"):
+            rows = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
+            found += tokenize_pairs(rows, tokenizer, max_tokens=context.config.data[name].max_tokens)
+    return found

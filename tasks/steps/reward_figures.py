@@ -45,12 +45,7 @@ class HeldOutFigures:
 
 def held_out_figures(held_out: HeldOut, *, seed: int, confidence: float) -> HeldOutFigures:
     """Accuracy beside the length heuristic's, calibration before and after a temperature, bias to length."""
-    place = {sequence: number for number, sequence in enumerate(held_out.sequences)}
-    scores = held_out.scores.double().numpy()
-    chosen, rejected = ([place[pair.sides[side]] for pair in held_out.pairs] for side in (0, 1))
-    margins = scores[chosen] - scores[rejected]
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(p.prompt_ids for p in held_out.pairs))}
-    prompts = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
+    margins, prompts = _margins(held_out)
     log_ratios = np.array([np.log(len(pair.chosen_ids) / len(pair.rejected_ids)) for pair in held_out.pairs])
     metrics = _accuracy_metrics(margins, log_ratios, prompts, seed=seed, confidence=confidence)
     metrics |= _calibration_metrics(margins, prompts, seed=seed, confidence=confidence)
@@ -61,7 +56,23 @@ def held_out_figures(held_out: HeldOut, *, seed: int, confidence: float) -> Held
     return HeldOutFigures(metrics=metrics, reliability=[asdict(row) for row in rows])
 
 
-def _with_bounds(name: str, interval: Interval) -> dict[str, float]:
+def pair_accuracy_of(held_out: HeldOut, *, confidence: float) -> Interval:
+    """The share of pairs whose chosen side has the higher score, with an interval by prompts."""
+    margins, prompts = _margins(held_out)
+    return pair_accuracy(margins, prompts=prompts, confidence=confidence)
+
+
+def _margins(held_out: HeldOut) -> tuple[quality.Floats, np.ndarray]:
+    """By how much the score of each pair's chosen side is above the other's, and the number of its prompt."""
+    place = {sequence: number for number, sequence in enumerate(held_out.sequences)}
+    scores = held_out.scores.double().numpy()
+    chosen, rejected = ([place[pair.sides[side]] for pair in held_out.pairs] for side in (0, 1))
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(p.prompt_ids for p in held_out.pairs))}
+    return scores[chosen] - scores[rejected], np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
+
+
+def with_bounds(name: str, interval: Interval) -> dict[str, float]:
+    """An interval as three metrics."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
@@ -73,9 +84,9 @@ def _accuracy_metrics(
         lambda rows: float((ours - by_length)[rows].mean()), prompts, seed=seed, confidence=confidence
     )
     return {
-        **_with_bounds("rm/eval_accuracy", pair_accuracy(margins, prompts=prompts, confidence=confidence)),
+        **with_bounds("rm/eval_accuracy", pair_accuracy(margins, prompts=prompts, confidence=confidence)),
         "rm/length_accuracy": float(by_length.mean()),
-        **_with_bounds("rm/over_length", gain),
+        **with_bounds("rm/over_length", gain),
         "rm/eval_pairs": float(len(margins)),
     }
 
@@ -85,7 +96,7 @@ def _calibration_metrics(
 ) -> dict[str, float]:
     """The temperature is fitted on one half of the prompts and its gain is measured on the other."""
     metrics = {
-        **_with_bounds("rm/ece", quality.calibration_interval(margins, prompts, seed=seed, confidence=confidence)),
+        **with_bounds("rm/ece", quality.calibration_interval(margins, prompts, seed=seed, confidence=confidence)),
         "rm/brier": quality.brier_score(margins),
     }
     is_fitted_on = folds_of(torch.from_numpy(prompts), min(2, len(set(prompts.tolist()))), seed=seed).numpy() == 0
@@ -112,10 +123,10 @@ def _length_metrics(
             return quality.correlation(x[rows], y[rows])
 
         interval = quality.cluster_bootstrap(statistic, prompts, seed=seed, confidence=confidence)
-        metrics |= _with_bounds(f"rm/length_correlation_{name}", interval)
+        metrics |= with_bounds(f"rm/length_correlation_{name}", interval)
     of_pairs = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
     for name, part in quality.accuracy_by_length(margins, log_ratios, of_pairs, confidence=confidence).items():
-        metrics |= _with_bounds(f"rm/accuracy_when_{name}", part)
+        metrics |= with_bounds(f"rm/accuracy_when_{name}", part)
         metrics[f"rm/pairs_when_{name}"] = float(part.n)
     return metrics
 

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import torch
 
-from rlcore.audit.data import label_noise, require_labels
+from rlcore.audit.data import label_noise, require_anchors, require_labels
 from rlcore.config import RewardModelConfig
 from rlcore.errors import TrainingError
-from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
-from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales
+from rlcore.training.reward_fit import fit_reward_model, measure_scales
 from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
 from rlcore.training.reward_model import Report
 from rlcore.training.supervised_ranks import RewardGroup, SupervisedPlan
 from tasks.home.storage import write_json, write_table
 from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.pair_data import PairData, read_pair_data
+from tasks.steps.pair_data import read_anchors, read_pair_data
 from tasks.steps.ranks import open_ranks_alone
-from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table
+from tasks.steps.reward_figures import HeldOut, held_out_figures, pair_accuracy_of, suspects_table, with_bounds
 from tasks.steps.runtime import open_runtime, peak_memory_gib
 
 TABLES = ("reliability.json", "label_audit.parquet")
@@ -36,7 +36,8 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
-    data = read_pair_data(context, ChatTokenizer.load(checkpoint))
+    tokenizer = ChatTokenizer.load(checkpoint)
+    data, anchors = read_pair_data(context, tokenizer), read_anchors(context, tokenizer)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
@@ -46,14 +47,19 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
             if fitted.suspects:
                 context.progress(str(noise))
             require_labels(noise, config.max_label_noise)
-            held_out, scales = _judge(learner, fitted, data, config, seed=context.seed)
+            members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
+            held_out = _judge(learner, data.held_out, members)
+            known = _judge(learner, anchors, members) if anchors else None
             learner.probe(held_out.sequences[:NUM_PROBES])
             learner.save_model(checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
     found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
-    scales = RewardScales(members=scales.members, temperature=found.metrics["rm/temperature"])
+    scales = RewardScales(members=members, temperature=found.metrics["rm/temperature"])
     scales.save(context.folder / MODEL)
     metrics = dict(found.metrics) | _audit_metrics(fitted.suspects)
+    on_anchors = pair_accuracy_of(known, confidence=context.config.confidence) if known else None
+    if on_anchors:
+        metrics |= with_bounds("rm/anchor_accuracy", on_anchors) | {"rm/anchor_pairs": float(len(anchors))}
     write_json(metrics, context.folder / "metrics.json")
     write_json(list(found.reliability), context.folder / "reliability.json")
     write_table(suspects_table(fitted.suspects, data.rows), context.folder / "label_audit.parquet")
@@ -63,6 +69,9 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
         context.tracker.log_artifact(context.folder / name, "reward_model")
     accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
     context.progress(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
+    if on_anchors:
+        context.progress(f"accuracy on {len(anchors)} anchors {on_anchors.mean:.3f}")
+        require_anchors(on_anchors)
     _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
@@ -104,19 +113,15 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
     return report
 
 
-def _judge(
-    learner: RewardHandle, fitted: Fitted, data: PairData, config: RewardModelConfig, *, seed: int
-) -> tuple[HeldOut, RewardScales]:
-    """Scores of the held-out completions, free of length where the preset asks for it; scales by the training set."""
-    members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=seed)
-    sequences: list[TokenSequence] = different_sequences(data.held_out)
+def _judge(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
+    """Scores of the completions of pairs, free of length where the members' scales are."""
+    sequences: list[TokenSequence] = different_sequences(pairs)
     raw = learner.scores(sequences)
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])
-    pairs = list(zip(members, raw, strict=True))
-    scores = torch.stack([scale.centred(own, lengths) for scale, own in pairs])
-    rewards = torch.stack([scale.centred(own, lengths) / scale.scale for scale, own in pairs])
-    held_out = HeldOut(pairs=data.held_out, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
-    return held_out, RewardScales(members=members)
+    own = list(zip(members, raw, strict=True))
+    scores = torch.stack([scale.centred(each, lengths) for scale, each in own])
+    rewards = torch.stack([scale.centred(each, lengths) / scale.scale for scale, each in own])
+    return HeldOut(pairs=pairs, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
 
 
 def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:

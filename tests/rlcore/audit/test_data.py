@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.audit.data import label_noise, require_demonstrations, require_labels, require_last_token
+from rlcore.audit.data import (
+    label_noise,
+    require_anchors,
+    require_demonstrations,
+    require_labels,
+    require_last_token,
+)
 from rlcore.config import ModelConfig
 from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import DataError, TrainingError
+from rlcore.evaluation import accuracy
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.importing import import_model
 from rlcore.models.precision import compute_in
@@ -122,3 +129,16 @@ def test_rewards_are_compared_in_the_precision_that_the_trunk_computes_in() -> N
         rounded = 1.02 * score_rewards(model, sequences, tokens_per_microbatch=64)
         with pytest.raises(TrainingError, match="read at its last token") if is_found else contextlib.nullcontext():
             require_last_token(model, rounded, sequences)
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "said"),
+    [(40, 50, ""), (8, 10, "it may be guessing"), (25, 50, "it may be guessing"), (5, 50, "it prefers the losers")],
+)
+def test_pairs_whose_winners_are_known_have_to_be_told_better_than_by_a_coin(right: int, of: int, said: str) -> None:
+    found = accuracy([place < right for place in range(of)])
+    if not said:
+        return require_anchors(found)
+    with pytest.raises(DataError, match=f"{right / of:.2f} .* winners are known: {said}"):
+        require_anchors(found)
+    return None

@@ -195,6 +195,14 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.first.prompts={}", "stages.first.prompts: names no data"),
         ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
         ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),
+        (
+            "stages.taste.anchors=['sums']",
+            "stages.taste.anchors = 'sums': holds no preference pairs; choose among pairs",
+        ),
+        (
+            "stages.taste.anchors=['pairs']",
+            "stages.taste.anchors = 'pairs': stands in stages.taste.data too; pairs that",
+        ),
         ("stages.first.rewards.1.data=['cod']", "stages.first.rewards.1.data = 'cod': the stage draws no prompts from"),
         ("stages.second.prompts.code=1.0", ""),
         ("stages.first.rewards.2.data=['sums']", ""),

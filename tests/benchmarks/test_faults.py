@@ -1,0 +1,24 @@
+"""The lab of silent faults: its supervised faults are stopped, and its sound stages are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults.lab import Patches
+from benchmarks.faults.supervised import SOUND, SUPERVISED
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("reward model: all labels are swapped, with 50 anchors", "it prefers the losers"),
+        ("SFT: the end is not trained on", "the end of a turn is not trained on"),
+    ],
+)
+def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
+    verdict = SUPERVISED[fault](Patches())
+    assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
+
+
+def test_sound_pairs_are_left_alone() -> None:
+    assert SOUND["reward model, with 50 anchors"](Patches()).caught == "silent"
