@@ -209,6 +209,11 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "update": _TWICE,
     },
     "ppo, head on the trunk": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, placement="head")},
+    "ppo, the critic warms up": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, warmup_iterations=3)},
+    "ppo, head on the trunk, which warms up": {
+        "algorithm": "ppo",
+        "critic": CriticConfig(learning_rate=1e-3, placement="head", warmup_iterations=3),
+    },
     "rloo": {"algorithm": "rloo"},
 }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlcore.audit.compare import Finding, experience_faults, rollout_fault, second_pass_fault
+from rlcore.audit.compare import Finding, experience_faults, rollout_fault, second_pass_fault, update_faults
 from rlcore.audit.direction import Direction
 from rlcore.audit.plain import usable
 from rlcore.audit.rewards import RewardAudit
@@ -162,9 +162,8 @@ class Audit:
                 self._report(
                     Finding(what=sentence, fix="look at the optimizer and at what sets requires_grad"), iteration
                 )
-            if _was_idle(stats, samples, self._parts.learner.config.update.mismatch.mode):
-                what = "rollouts differ in their advantages, and the gradient is 0 in every weight"
-                self._report(Finding(what=what, fix="no weight that learns is in the forward pass"), iteration)
+            for fault in update_faults(stats, samples, self._parts.config, kl=self._parts.learner.kl_coefficient):
+                self._report(fault, iteration)
             if looked is not None and stats.moved:
                 after, _ = self._parts.learner.scores([item.rollout for item in looked.items])
                 mask = torch.cat([sample.loss_mask for sample in looked.samples])
@@ -286,10 +285,3 @@ def _misdrawn(test: SamplingTest, level: float) -> Finding:
         ),
         fix="compare what the engine does to its logits before it draws with what it reports: temperature, top-k, bans",
     )
-
-
-def _was_idle(stats: UpdateStats, samples: Sequence[TrainingSample], mismatch: str) -> bool:
-    """Whether nothing learns though there is what to learn; tokens that a mask rejects teach nothing."""
-    if stats.metrics.get("gradient_norm") != 0.0 or mismatch == "mask":
-        return False
-    return any(bool(sample.advantages[sample.loss_mask].any()) for sample in samples)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rlcore.algorithms.table import ALGORITHMS
 from rlcore.audit.plain import expected, usable
 from rlcore.audit.second_pass import Examined
 from rlcore.canaries.agreement import LIMITS, ROOM
 from rlcore.config import RlConfig
 from rlcore.tokenization import ChatTokenizer
+from rlcore.training.minibatches import own_tokens
+from rlcore.training.totals import UpdateStats
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
@@ -202,3 +205,30 @@ def _loss_fault(
                 item=item,
             )
     return None
+
+
+def update_faults(
+    stats: UpdateStats, samples: Sequence[TrainingSample], config: RlConfig, *, kl: float
+) -> Iterator[Finding]:
+    """What an update's own figures say against it: that it learned, and from all samples that can teach.
+
+    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing.
+    """
+    if stats.policy_version <= config.critic.warmup_iterations:
+        return
+    teaching = [sample for sample in samples if bool(sample.advantages.any())]
+    differ = any(bool(sample.advantages[sample.loss_mask].any()) for sample in teaching)
+    rejects = config.update.mismatch.mode == "mask"  # tokens that a mask rejects teach nothing
+    if differ and not rejects and not stats.metrics.get("gradient_norm", 0.0) > 0.0:
+        what = "rollouts differ in their advantages, and the gradient is 0 in every weight"
+        yield Finding(what=what, fix="no step was taken, or no weight that learns is in the forward pass")
+    in_loss = (kl > 0.0 and config.kl.placement == "loss") or config.update.entropy_coefficient > 0.0
+    counted = samples if in_loss or ALGORITHMS[config.algorithm].uses_critic else teaching
+    expected, found = own_tokens(counted) / max(1, own_tokens(samples)), stats.metrics["update/measured"]
+    if counted and abs(found - expected) > 1e-6:
+        yield Finding(
+            what="the share of tokens that were trained on",
+            expected=f"{expected:.4f}",
+            found=f"{found:.4f}",
+            fix="every micro-batch of a step is trained on, once an epoch; look at how they are made",
+        )

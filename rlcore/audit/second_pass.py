@@ -199,7 +199,8 @@ def _losses_of(
         parts["loss/policy"] = weight[own].to(found) * tokens
         learned = learned + parts["loss/policy"].sum().cpu()
     if "loss/value" in names and learner.critic is not None:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and learner.shares_trunk and not config.critic.detach):
+        spares = config.critic.detach or "loss/policy" not in names  # which is missing while a critic warms up
+        with torch.set_grad_enabled(torch.is_grad_enabled() and learner.shares_trunk and not spares):
             values = plain_values(learner.critic, sample, own)
         old, target = (getattr(sample, name)[own].to(values) for name in ("values", "returns"))
         parts["loss/value"] = weight[own].to(values) * _value_loss(values, old, target, config.critic)

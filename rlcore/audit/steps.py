@@ -37,7 +37,9 @@ class StepWitness:
         self._steps = {id(optimizer): 0 for optimizer in learner.optimizers}
         self._watched: set[int] = set()  # optimizers whose first step of this update was looked at
         self._followed: dict[int, _Followed] = {}
-        self._left: dict[int, tuple[nn.Parameter, Tensor]] = {}  # what a step has left of a tensor
+        self._left: dict[
+            int, tuple[nn.Parameter, Tensor, float]
+        ] = {}  # what a step has left of a tensor, and its number
         for optimizer in learner.optimizers:
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
@@ -61,10 +63,8 @@ class StepWitness:
         if key in self._watched:
             return
         self._watched.add(key)
-        known, left = self._left.pop(key, (None, None))
-        if known is not None and left is not None and not torch.equal(left, _slice(known)):
-            name = self._names.get(id(known), "a tensor")
-            self._faults.append(f"{name} is another than its last step has left it: weights moved outside of steps")
+        if key in self._left:
+            self._look_at_what_was_left(optimizer, *self._left.pop(key))
         config = _config_of(self._learner, optimizer)
         self._check_norm(learning, config)
         chosen = next((p for p in reversed(learning) if not is_shard(p)), None)
@@ -75,7 +75,7 @@ class StepWitness:
         followed = self._followed.pop(id(optimizer), None)
         known = followed.parameter if followed else self._left.get(id(optimizer), (None,))[0]
         if known is not None:
-            self._left[id(optimizer)] = known, _slice(known)
+            self._left[id(optimizer)] = known, _slice(known), _step_of(optimizer, known)
         if followed is None:
             return
         expected, found = followed.expected(_config_of(self._learner, optimizer)), _slice(followed.parameter)
@@ -86,6 +86,15 @@ class StepWitness:
                 f"a step moved {self._names.get(id(followed.parameter), 'a tensor')} by {moved:.3g}; "
                 f"AdamW at this point of the schedule moves it by {size:.3g}, to a place {distance:.3g} from there"
             )
+
+    def _look_at_what_was_left(
+        self, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, left: Tensor, step: float
+    ) -> None:
+        name, found = self._names.get(id(parameter), "a tensor"), _step_of(optimizer, parameter)
+        if not torch.equal(left, _slice(parameter)):
+            self._faults.append(f"{name} is another than its last step has left it: weights moved outside of steps")
+        if found != step:
+            self._faults.append(f"the moments of {name} are of {found:.0f} steps, and it has taken {step:.0f}")
 
     def _look_for_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
         """Cross off the tensors that have one; once all have, this costs nothing."""
@@ -147,7 +156,7 @@ class _Followed:
             gradient=_slice(parameter.grad),
             first=_slice(state["exp_avg"]) if state else nothing,
             second=_slice(state["exp_avg_sq"]) if state else nothing,
-            step=float(state["step"]) if state else 0.0,
+            step=_step_of(optimizer, parameter),
             learning_rate=_expected_rate(learner, optimizer, parameter),
         )
 
@@ -200,6 +209,11 @@ def _layers_of(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
     if lists:
         name, layers = max(lists, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
         yield from ((f"{name}.{path}", p) for path, p in layers.named_parameters() if "expert" not in path)
+
+
+def _step_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> float:
+    """How many steps the moments of a parameter are of."""
+    return float(optimizer.state.get(parameter, {}).get("step", 0.0))
 
 
 def _slice(tensor: Tensor | None) -> Tensor:

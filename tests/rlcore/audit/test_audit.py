@@ -10,14 +10,24 @@ import pytest
 import torch
 
 from rlcore.audit import audit as audit_module
-from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig
+from rlcore.config import (
+    AuditConfig,
+    CheckpointConfig,
+    CriticConfig,
+    HealthConfig,
+    KlConfig,
+    SamplingConfig,
+    UpdateConfig,
+)
 from rlcore.errors import CanaryError
 from rlcore.loop import Outcome, Parts, train, update
 from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import function_reward
 from rlcore.sampling import native
+from rlcore.training import learner
 from rlcore.training.experience import Experience, build_experience
+from rlcore.training.learner import Learner
 from rlcore.types import Rollout
 from tests import strategies
 from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeParts, Tape, make_parts, start, weights  # noqa: F401
@@ -146,6 +156,30 @@ def test_updates_that_oppose_the_advantages_end_the_run(make_parts: MakeParts) -
     parts.learner.step_faults = list  # type: ignore[method-assign]  # what sees it at once looks away
     with pytest.raises(CanaryError, match="updates move log-probabilities against the advantages"):
         train(parts, Tape())
+
+
+@pytest.mark.parametrize("placement", ["trunk", "head"])
+def test_a_critic_that_warms_up_alone_is_left_alone(make_parts: MakeParts, placement: Any) -> None:  # noqa: F811
+    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, placement=placement)
+    _, tape = outcome_of(make_parts(health=ALWAYS, config={"algorithm": "ppo", "critic": critic}))
+    assert [row["gradient_norm"] > 0.0 for row in tape.rows] == [False, False, True, True]
+
+
+def test_an_update_that_was_counted_and_not_done_ends_the_run(
+    make_parts: MakeParts,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Learner, "_step", lambda self, samples, totals: totals)
+    with pytest.raises(CanaryError, match="the gradient is 0 in every weight"):
+        train(make_parts(health=ALWAYS), Tape())
+
+
+def test_micro_batches_that_were_lost_end_the_run(make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    packed = learner.pack_for
+    monkeypatch.setattr(learner, "pack_for", lambda *given, **more: packed(*given, **more)[:1])
+    small = UpdateConfig(tokens_per_microbatch=32)
+    with pytest.raises(CanaryError, match="the share of tokens that were trained on: expected"):
+        train(make_parts(health=ALWAYS, config={"update": small}), Tape())
 
 
 def test_an_audit_that_goes_on_from_its_state_keeps_what_it_has_seen(make_parts: MakeParts) -> None:  # noqa: F811

@@ -47,6 +47,16 @@ def test_an_optimizer_that_climbs_is_found_in_its_first_step() -> None:
     assert "AdamW at this point of the schedule" in faults(learner)[0]
 
 
+def test_moments_that_were_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.state.clear()
+        optim.take_step(optimizer)
+
+    monkeypatch.setattr(learner_module, "take_step", forgetful)
+    found = faults(make_learner("grpo", dtype=torch.float32, update=UPDATE), updates=2)
+    assert "are of 0 steps, and it has taken 1" in found[0]
+
+
 def test_a_rate_that_is_not_the_schedules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
     monkeypatch.setattr(learner_module, "seek", lambda scheduler, step: None)
