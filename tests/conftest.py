@@ -19,8 +19,27 @@ shapes.install()  # before anything imports rlcore
 
 from tasks.home.settings import Home, configure_environment  # noqa: E402 — imports rlcore
 
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30  # bytes; all tests together write a tenth of it
+
+
+def _in_memory() -> Path | None:
+    """The folder in memory, where this machine has one with room in which programs may run.
+
+    A run commits to its databases and syncs its files hundreds of times. On a disk, tests wait for that longer than
+    they compute; that a process was killed costs no file in either place.
+    """
+    if not _MEMORY.is_dir() or os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
+        return None
+    free = min(shutil.disk_usage(_MEMORY).free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return _MEMORY if free >= _ROOM and os.access(_MEMORY, os.W_OK) else None
+
+
+if folder := _in_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # where pytest makes its temporary folders
+
 # Set before any test module imports Prefect or MLflow; nothing may reach the state of the person who runs the tests.
-_SESSION_HOME = Home(Path(tempfile.mkdtemp(prefix="rlcore-tests-")))
+_SESSION_HOME = Home(Path(tempfile.mkdtemp(prefix="rlcore-tests-", dir=_in_memory())))
 for _name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))]:
     del os.environ[_name]
 configure_environment(_SESSION_HOME)
