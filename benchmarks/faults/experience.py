@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import SUMS, Inject, Patches
+from benchmarks.faults.lab import SUMS, Inject, Patches, start
 from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop import update as update_module
 from rlcore.rewards.length import LengthReward
@@ -167,6 +167,7 @@ def texts_moved_on(them: list[Rollout]) -> list[Rollout]:
 
 def another_template(patch: Patches) -> None:
     """The template renders otherwise than when the prompts were made."""
+    start()  # which renders too, when it is made
     calls: list[int] = []
 
     def render(self: ChatTokenizer, messages: Any) -> tuple[int, ...]:
