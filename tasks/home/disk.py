@@ -13,6 +13,21 @@ from rlcore.errors import RlcoreError, StorageError
 
 _TEXTS = ("No space left on device", "database or disk is full", "Disk quota exceeded")  # of errors that hold only text
 
+_FIXES = {
+    errno.ENOSPC: "free some space on that disk, or move the state folder to another one",
+    errno.EDQUOT: "the quota is used up: free some space, or move the state folder to another disk",
+    errno.EACCES: "give this user the right to read and write there, or name another folder",
+    errno.EPERM: "give this user the right to read and write there, or name another folder",
+    errno.EROFS: "the file system is read-only: name another folder",
+    errno.ENOENT: "run the stage that writes it, or correct the path",
+}
+
+
+def refusal(verb: str, path: Path, error: OSError) -> StorageError:
+    """The error of a file that the system lets nobody read, write or make, with what to do about it."""
+    reason = error.strerror or str(error)
+    return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
+
 
 def sync(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk itself, so that a power cut cannot take them back."""

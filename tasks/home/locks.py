@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcore.errors import StorageError
+from tasks.home.disk import refusal
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def locked_file(path: Path, text: str) -> Iterator[None]:
         hidden.rename(path)
     except OSError as error:
         hidden.unlink(missing_ok=True)
-        raise StorageError(f"cannot write the file: {error.strerror}", where=str(path)) from error
+        raise refusal("write", path, error) from error
     _held.add(descriptor)
     try:
         yield
@@ -82,7 +82,7 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StorageError(f"cannot make the lock file: {error.strerror}", where=str(path)) from error
+            raise refusal("make", path, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

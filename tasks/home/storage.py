@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -18,17 +17,9 @@ import pyarrow.parquet as pq
 
 from rlcore.errors import StorageError
 from tasks.home.artifacts import file_sha256
-from tasks.home.disk import sync
+from tasks.home.disk import refusal, sync
 
 GROUP_ROWS = 16_384  # of a table that is written in parts
-_FIXES = {
-    errno.ENOSPC: "free some space on that disk, or move the state folder to another one",
-    errno.EDQUOT: "the quota is used up: free some space, or move the state folder to another disk",
-    errno.EACCES: "give this user the right to read and write there, or name another folder",
-    errno.EPERM: "give this user the right to read and write there, or name another folder",
-    errno.EROFS: "the file system is read-only: name another folder",
-    errno.ENOENT: "run the stage that writes it, or correct the path",
-}
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
@@ -122,7 +113,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise _refusal("read", path, error) from error
+        raise refusal("read", path, error) from error
     except ValueError as error:
         raise StorageError(f"not a JSON file: {error}", where=str(path), fix="run the stage that wrote it") from error
 
@@ -170,7 +161,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(source, target)
     except OSError as error:
-        raise _refusal("write", target, error) from error
+        raise refusal("write", target, error) from error
 
 
 @contextmanager
@@ -189,7 +180,7 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
         sync(path.parent)
     except OSError as error:
-        raise _refusal("write", path, error) from error
+        raise refusal("write", path, error) from error
 
 
 @contextmanager
@@ -198,7 +189,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowInvalid) as error:
         if isinstance(error, OSError) and error.strerror:
-            raise _refusal("read", path, error) from error
+            raise refusal("read", path, error) from error
         # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
         raise StorageError(
             f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"
@@ -212,8 +203,3 @@ def _arrow(frame: pd.DataFrame, path: Path, schema: pa.Schema | None = None) -> 
         raise StorageError(
             f"the table cannot be stored: {error}", where=str(path), fix="give each column values of one type"
         ) from error
-
-
-def _refusal(verb: str, path: Path, error: OSError) -> StorageError:
-    reason = error.strerror or str(error)
-    return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
