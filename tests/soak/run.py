@@ -25,8 +25,8 @@ MARKS = 20
 BOUNDS = {
     "seconds": 0.0005,
     "resident_mib": 4.0,
-    "descriptors": 0.0,
-    "threads": 0.0,
+    "descriptors": 0.1,
+    "threads": 0.1,
     "checkpoint_bytes": 10.0,
     "state_bytes": 10.0,
 }
