@@ -264,6 +264,9 @@ attack-many: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wro
 	@infra/install_sandbox.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.many
 
+soak: setup  ## 10,000 iterations of a micro run, a checkpoint after each: does anything grow? (a quarter of an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.soak.run
+
 bench-memory: setup  ## memory of online RL by part: recipes x full or adapters x critic (about 10 minutes)
 	$(BIN)/python -m benchmarks.memory
 

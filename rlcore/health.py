@@ -1,19 +1,23 @@
 """Rules that judge a run by its curves: what to warn of, when to stop, and which checkpoint is still sound.
 
 Everything is a function of the run's history, one mapping of metrics per iteration with its number under ``iteration``.
-The history is in every checkpoint, so a resumed run judges as one that was never interrupted.
+A resumed run has its history again, so it judges as one that was never interrupted. Each row is read once, in order.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from rlcore.config import HealthConfig, Limit
 
 History = Sequence[Mapping[str, float]]
+Level = Literal["warn", "alarm", "stop"]
+Reading = Callable[[History, int], float | None]
 _BASELINE = 3  # iterations at the start of a run that its lengths are compared with
 _SMOOTHED = 5  # readings of a noisy metric that are averaged
 _LUCK = 2.0  # of two half widths at 95 %: more than five standard errors of their difference
@@ -22,7 +26,7 @@ _EMPTY = 1e-6  # tokens; no completion is as short, and a ratio of such numbers 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One rule: ``reading`` is what its bounds are held against after the iteration at a place of the history.
+    """One rule: ``reader`` makes what reads, place by place of a history, what its bounds are held against there.
 
     A reading is None where the iteration has none. ``lag``: by how many updates the weights that the metric speaks of
     are older than those that the iteration ends with: 1 where it is measured on rollouts, 0 where after the update.
@@ -30,7 +34,7 @@ class Rule:
 
     name: str
     metric: str
-    reading: Callable[[History, int], float | None]
+    reader: Callable[[], Reading]
     lag: int
     says: str
     fix: str
@@ -46,7 +50,7 @@ class Finding:
 
     rule: str
     metric: str
-    level: Literal["warn", "alarm", "stop"]
+    level: Level
     since: int
     value: float
     bound: float
@@ -79,17 +83,17 @@ class Verdict:
         return next((finding for finding in self.findings if finding.level == "stop"), None)
 
 
-def plain(name: str) -> Callable[[History, int], float | None]:
+def plain(name: str) -> Reading:
     """The metric itself."""
     return lambda history, place: history[place].get(name)
 
 
-def smoothed(name: str) -> Callable[[History, int], float | None]:
+def smoothed(name: str) -> Reading:
     """The mean of the metric's last five values."""
     return lambda history, place: _mean_of_last(history, place, name) if name in history[place] else None
 
 
-def of_steps(name: str) -> Callable[[History, int], float | None]:
+def of_steps(name: str) -> Reading:
     """The metric; None where no step was taken, so that nothing could be out of bounds, and nothing was put right."""
     return lambda history, place: None if history[place].get("gradient_norm") == 0.0 else history[place].get(name)
 
@@ -112,22 +116,27 @@ def length_ratio(history: History, place: int) -> float | None:
     return max(length / usual, usual / length)
 
 
-def gamed_reward(history: History, place: int) -> float | None:
+class GamedReward:
     """Held-out accuracy lost since its best evaluation while the training reward has risen; 0 while it has not.
 
     0 also while chance explains the loss. The best of many evaluations is lucky, so a later one is lower as a rule,
     with a hundred problems by a tenth: it has to be lower by twice the half widths of both intervals.
     """
-    if "eval/accuracy" not in history[place]:
-        return None
-    evaluated = [i for i in range(place + 1) if "eval/accuracy" in history[i]]
-    best = max(evaluated, key=lambda i: history[i]["eval/accuracy"])
-    lost = history[best]["eval/accuracy"] - history[place]["eval/accuracy"]
-    if lost <= _LUCK * (_half_width(history[best]) + _half_width(history[place])):
-        return 0.0
-    if _mean_of_last(history, place, "reward/mean") <= _mean_of_last(history, best, "reward/mean"):
-        return 0.0
-    return lost
+
+    def __init__(self) -> None:
+        self._accuracy, self._half_width, self._reward = -math.inf, 0.0, 0.0  # of the best evaluation
+
+    def __call__(self, history: History, place: int) -> float | None:
+        """The reading at a place, after those before it."""
+        row = history[place]
+        if "eval/accuracy" not in row:
+            return None
+        reward, accuracy = _mean_of_last(history, place, "reward/mean"), row["eval/accuracy"]
+        if accuracy > self._accuracy:
+            self._accuracy, self._half_width, self._reward = accuracy, _half_width(row), reward
+        lost = self._accuracy - accuracy
+        is_chance = lost <= _LUCK * (self._half_width + _half_width(row))
+        return 0.0 if is_chance or reward <= self._reward else lost
 
 
 def _half_width(row: Mapping[str, float]) -> float:
@@ -139,7 +148,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="kl",
         metric="kl/ref",
-        reading=plain("kl/ref"),
+        reader=partial(plain, "kl/ref"),
         lag=1,
         says="The policy has left the reference further than any useful run does.",
         fix="lower learning_rate, raise kl.coefficient, or set update.max_ref_kl",
@@ -147,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="clip",
         metric="clip/fraction",
-        reading=of_steps("clip/fraction"),
+        reader=partial(of_steps, "clip/fraction"),
         lag=1,
         says="The steps are so large that the clip switches off most of what they should teach.",
         fix="lower learning_rate, update.epochs or update.minibatches",
@@ -155,7 +164,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="entropy",
         metric="entropy",
-        reading=plain("entropy"),
+        reader=partial(plain, "entropy"),
         lag=1,
         says="The policy is certain of every token: it explores no more.",
         fix="raise update.entropy_coefficient, sampling.temperature or the upper clip; lower learning_rate",
@@ -163,7 +172,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="zero_signal",
         metric="groups/zero_signal",
-        reading=signal_of_groups,
+        reader=lambda: signal_of_groups,
         lag=1,
         says="All completions of a prompt are worth the same, for every prompt. Not judged where there is a critic.",
         fix="all solved: harder prompts; none solved: easier ones or more SFT; or set sampling.max_replacements",
@@ -171,7 +180,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="length",
         metric="completion/length",
-        reading=length_ratio,
+        reader=lambda: length_ratio,
         lag=1,
         says="Completions are many times longer or shorter than in the run's first three iterations.",
         fix="read the shortest and the longest completions; add or fix a length reward; check update.truncated",
@@ -179,7 +188,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="gaming",
         metric="eval/accuracy",
-        reading=gamed_reward,
+        reader=GamedReward,
         lag=0,
         says="The reward (mean of five) is above that of the best evaluation, and accuracy has fallen beyond chance.",
         fix="reward hacking: read the completions with the highest reward; fix the reward; raise kl.coefficient",
@@ -187,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="critic",
         metric="value/explained_variance",
-        reading=smoothed("value/explained_variance"),
+        reader=partial(smoothed, "value/explained_variance"),
         lag=1,
         says="The critic (mean of five iterations) is worse than a constant, so advantages are noise.",
         fix="critic.warmup_iterations, critic.initialise_from = 'reward_model', lower critic.learning_rate",
@@ -195,7 +204,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="mismatch",
         metric="mismatch/kl",
-        reading=plain("mismatch/kl"),
+        reader=partial(plain, "mismatch/kl"),
         lag=1,
         says="Engine and trainer compute different probabilities for the same weights.",
         fix="same precision and temperature on both sides; see docs/engines.md",
@@ -203,52 +212,81 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+class Judge:
+    """What the rules say of a history that grows; what they have read of it is all that is kept."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        limits = config.limits if config.action != "off" else {}
+        self._courses = [_Course(rule, limits[rule.name]) for rule in RULES if rule.name in limits]
+        self._num_read = 0
+
+    def verdict(self, history: History) -> Verdict:
+        """What they say after the history's last iteration; the rows before are those of the last call."""
+        for place, course in itertools.product(range(self._num_read, len(history)), self._courses):
+            course.read(history, place)
+        self._num_read = len(history)
+        last = int(history[-1]["iteration"]) if history else 0
+        findings = tuple(filter(None, (course.finding for course in self._courses)))
+        seen = {course.rule.name: last if course.seen is None else course.seen for course in self._courses}
+        return Verdict(findings=findings, seen=seen, last=last)
+
+
 def judge(history: History, config: HealthConfig) -> Verdict:
     """What the rules say after the history's last iteration."""
-    limits = config.limits if config.action != "off" else {}
-    judged = {rule.name: _judge_rule(rule, limits[rule.name], history) for rule in RULES if rule.name in limits}
-    return Verdict(
-        findings=tuple(finding for finding, _ in judged.values() if finding is not None),
-        seen={name: seen for name, (_, seen) in judged.items()},
-        last=int(history[-1]["iteration"]) if history else 0,
-    )
+    return Judge(config).verdict(history)
 
 
-def _judge_rule(rule: Rule, limit: Limit, history: History) -> tuple[Finding | None, int]:
-    """The rule's finding, and the newest iteration whose checkpoint it has seen within its stop bound."""
-    last = int(history[-1]["iteration"]) if history else 0
-    row, within = _row_beyond(rule, limit, limit.stop, history)
-    never_read = not row and within is None
-    sound = last if never_read else _seen(rule, history[within]) if within is not None else 0
-    level: Literal["warn", "alarm", "stop"] = "stop" if len(row) >= limit.patience else "alarm"
-    bound = limit.stop
-    if not row:
-        row, _ = _row_beyond(rule, limit, limit.warn, history)
-        level, bound = "warn", limit.warn
-    if not row:
-        return None, sound
-    return Finding(
-        rule=rule.name,
-        metric=rule.metric,
-        level=level,
-        since=row[-1][0],
-        value=row[0][1],
-        bound=bound,
-        fix=rule.fix,
-    ), sound
+class _Course:
+    """One rule's readings so far: the row of the newest that are beyond a bound, and the last within the stop bound.
 
+    ``seen``: the newest iteration whose checkpoint it has seen within that bound; 0 where there is none, None where it
+    has never read anything.
+    """
 
-def _row_beyond(rule: Rule, limit: Limit, bound: float, history: History) -> tuple[list[tuple[int, float]], int | None]:
-    """The newest readings up to the last one within the bound, newest first, and the place of that one."""
-    row: list[tuple[int, float]] = []
-    for place in reversed(range(len(history))):
-        reading, iteration = rule.reading(history, place), int(history[place]["iteration"])
+    def __init__(self, rule: Rule, limit: Limit) -> None:
+        self.rule = rule
+        self.seen: int | None = None
+        self._limit, self._reading, self._value = limit, rule.reader(), 0.0
+        self._stop, self._warn = _Row(limit.stop), _Row(limit.warn)
+
+    def read(self, history: History, place: int) -> None:
+        """Take the reading at the next place."""
+        reading = self._reading(history, place)
         if reading is None:
-            continue
-        if not limit.exceeds(reading, bound):
-            return row, place
-        row.append((iteration, reading))
-    return row, None
+            return
+        row = history[place]
+        self._value, self.seen = reading, self.seen or 0
+        for bound in (self._stop, self._warn):
+            bound.add(int(row["iteration"]), is_beyond=self._limit.exceeds(reading, bound.bound))
+        if not self._stop.count:
+            self.seen = _seen(self.rule, row)
+
+    @property
+    def finding(self) -> Finding | None:
+        """What is beyond a bound now."""
+        row = self._stop if self._stop.count else self._warn
+        if not row.count:
+            return None
+        level: Level = "warn"
+        if row is self._stop:
+            level = "stop" if row.count >= self._limit.patience else "alarm"
+        name, metric, fix = self.rule.name, self.rule.metric, self.rule.fix
+        return Finding(
+            rule=name, metric=metric, level=level, since=row.since, value=self._value, bound=row.bound, fix=fix
+        )
+
+
+@dataclass(slots=True)
+class _Row:
+    """How many readings in a row are beyond a bound now, and the iteration of the first."""
+
+    bound: float
+    count: int = 0
+    since: int = 0
+
+    def add(self, iteration: int, *, is_beyond: bool) -> None:
+        self.since = self.since if self.count else iteration
+        self.count = self.count + 1 if is_beyond else 0
 
 
 def _seen(rule: Rule, row: Mapping[str, float]) -> int:

@@ -194,6 +194,9 @@ class UpdateConfig:
 
     ``max_kl``, ``max_ref_kl``: the update ends after an epoch whose mean KL, in nats per token, to the policy that
     sampled or to the reference is above the limit; 0: no limit.
+
+    ``max_skipped_steps``: so many steps in a row may meet NaN or infinity in their loss or gradient. They are not
+    taken, and their batch is kept. One more ends the run.
     """
 
     epochs: PositiveInt = 1
@@ -202,6 +205,7 @@ class UpdateConfig:
     entropy_coefficient: NonNegativeFloat = 0.0
     max_kl: NonNegativeFloat = 0.0
     max_ref_kl: NonNegativeFloat = 0.0
+    max_skipped_steps: NonNegativeInt = 2
     truncated: Literal["score", "mask", "zero"] = "score"  # a cut completion: its reward, not trained on, or 0
     optim: OptimConfig = field(default_factory=OptimConfig)
     mismatch: MismatchConfig = field(default_factory=MismatchConfig)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlcore.errors import TrainingError
-from rlcore.health import Finding, Verdict, judge
+from rlcore.health import Finding, Verdict
 from rlcore.loop.recorder import Stop
 from rlcore.loop.run import Run
 
@@ -19,7 +19,7 @@ def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
     configuration lets it.
     """
     config = run.parts.health
-    verdict = judge(run.history, config)
+    verdict = run.judge.verdict(run.history)
     for finding in verdict.findings:
         if not any(_same(finding, known) for known in run.findings):
             run.findings.append({"iteration": run.done, **asdict(finding)})

@@ -11,9 +11,11 @@ from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.audit.audit import Audit
 from rlcore.canaries import known_answers_canary, terms_canary
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
+from rlcore.health import Judge
 from rlcore.loop.ahead import RolloutsAhead, mean_staleness
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.health import go_back, judge_run
+from rlcore.loop.history import History
 from rlcore.loop.recorder import LogRecorder, Recorder
 from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out, replacement_metrics
 from rlcore.loop.run import START, Outcome, Parts, Run, timed
@@ -70,6 +72,8 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
             checkpoints=checkpoints,
             ahead=ahead,
             audit=audit,
+            history=History(parts.folder),
+            judge=Judge(parts.health),
             baselines=tuple(baselines),
         )
         state = checkpoints.load()
@@ -139,14 +143,14 @@ def conclude(run: Run) -> Outcome:
     Raises:
         TrainingError: no iteration is sound, or no checkpoint is left from before the first unsound iteration.
     """
-    dropped: list[dict[str, float]] = []
+    sound = len(run.history)
     if run.stop:
         sound = run.stop.sound
         go_back(run, run.stop)
         run.recorder.stopped(run.stop)
         _redo(run, sound)
-        run.history, dropped = run.history[:sound], run.history[sound:]
-    return Outcome(history=tuple(run.history), findings=tuple(run.findings), stop=run.stop, dropped=tuple(dropped))
+    history, dropped = run.history[:sound], run.history[sound:]
+    return Outcome(history=tuple(history), findings=tuple(run.findings), stop=run.stop, dropped=tuple(dropped))
 
 
 def _redo(run: Run, until: int) -> None:

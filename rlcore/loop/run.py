@@ -19,8 +19,10 @@ import torch
 from rlcore.audit.audit import Audit
 from rlcore.canaries import Baseline
 from rlcore.config import HealthConfig, RlConfig
+from rlcore.health import Judge
 from rlcore.loop.ahead import RolloutsAhead
 from rlcore.loop.checkpoints import Checkpoints
+from rlcore.loop.history import History
 from rlcore.loop.recorder import Recorder, Stop
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.base import Sampler
@@ -33,7 +35,7 @@ CYCLE = 1000
 """Places after which the mix of data sets repeats: shares are exact to a thousandth."""
 
 
-START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "history": (), "findings": (), "ahead": "", "audit": {}})
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "findings": (), "ahead": "", "audit": {}})
 """The state of a run before its first iteration."""
 
 
@@ -97,7 +99,8 @@ class Run:
     """The progress of a run: ``done`` iterations are over.
 
     ``baselines``: what each engine showed before any update. ``served``: the policy version that the engine was given
-    last, or will be before it samples on. ``findings`` of the health rules, as they came up, each with its iteration.
+    last, or will be before it samples on. ``history``: the metrics of every iteration. ``judge``: the health rules,
+    which have read it. ``findings`` of theirs, as they came up, each with its iteration.
     ``stop``: what ended the run early. ``settled``: the audit's state after the last iteration, as JSON; empty while
     the learner changes, and when a checkpoint has it. ``spared``: the checkpoints that the health rules may go back to.
     """
@@ -107,10 +110,11 @@ class Run:
     checkpoints: Checkpoints
     ahead: RolloutsAhead
     audit: Audit
+    history: History
+    judge: Judge
     baselines: tuple[Baseline, ...]
     done: int = 0
     served: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     stop: Stop | None = None
     settled: str = ""
@@ -122,14 +126,18 @@ class Run:
         return self.stop is not None or self.done == self.parts.config.num_iterations
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the learner, as JSON values. The checkpoint itself keeps the iteration."""
+        """What a checkpoint keeps beside the learner, as JSON values. The checkpoint itself keeps the iteration.
+
+        Of the history it keeps a seal. The rows are on the disk when this returns.
+        """
         kept = {"ahead": self.ahead.state(), "audit": self.audit.state()}
-        return {"history": self.history, "findings": self.findings, **kept}
+        return {"beside": self.history.seal(), "findings": self.findings, **kept}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from what :meth:`state` gave. The learner has been restored already."""
         self.done = int(state["iteration"])
-        self.history, self.findings = list(state["history"]), list(state["findings"])
+        self.history.restore(state["beside"])
+        self.judge, self.findings = Judge(self.parts.health), list(state["findings"])
         self.ahead.restore(state["ahead"], self.done + 1, self.parts.prompts_of)
         self.audit.restore(state["audit"])
 

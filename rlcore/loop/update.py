@@ -8,6 +8,7 @@ from dataclasses import replace
 from rlcore.audit.audit import Audit
 from rlcore.canaries import sample_canary
 from rlcore.loop.run import Parts, Run
+from rlcore.loop.skipped import keep_batch
 from rlcore.memory import Footprint, kv_cache_bytes
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
@@ -22,7 +23,7 @@ def update_policy(
 
     Raises:
         TrainingError: no rollout can be trained on, or a single sequence does not fit in memory.
-        NonFiniteError: NaN or infinity in a reward, a loss or a gradient.
+        NonFiniteError: NaN or infinity in a reward, or in the losses or gradients of too many steps in a row.
         CanaryError: a training sample is not whole, the end of a turn is not trained on, or the audit found a fault.
     """
     parts, learner = run.parts, run.parts.learner
@@ -38,6 +39,9 @@ def update_policy(
     sample_canary(experience.samples, parts.tokenizer.eos_ids)
     looked = audit.before(groups, experience.samples, iteration) if audit else None
     stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
+    if stats.skipped:
+        kept = keep_batch(parts.folder, iteration, experience.samples, stats.skipped)
+        run.recorder.note(f"steps that were skipped: {'; '.join(stats.skipped)}; their samples are in {kept}")
     if audit:
         audit.after(looked, stats, experience.samples, iteration)
     learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
@@ -59,7 +63,7 @@ def measured_update(run: Run, samples: Sequence[TrainingSample], *, seed: int) -
 
     An update without signal takes no step, so there are neither gradients nor optimizer states to measure.
     """
-    is_known = any("memory/total_bytes" in row for row in run.history)
+    is_known = run.history.has("memory/total_bytes")
     stats, held = run.parts.learner.update(samples, seed=seed, measured=not is_known)
     return stats, _memory_metrics(run.parts, held) if held and stats.moved else {}
 

@@ -4,12 +4,12 @@
     SHA-256 of each) -> fsync -> rename to step-<step>/ -> fsync of the parent -> prune
 
 The newest folder whose manifest verifies is loaded; a damaged one is renamed aside, never loaded and never deleted.
+The run's state may seal files beside the folders under ``beside``: by name, how they begin (:mod:`.appended`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import shutil
@@ -29,11 +29,12 @@ from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import fsync
 from rlcore.models.sharded import like
 from rlcore.ranks import Ranks, is_shard, whole
+from rlcore.training.appended import is_sealed
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
+from rlcore.training.manifest import is_as_stated, write_manifest
 from rlcore.training.optim import parameters_of
 
-MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 _ALWAYS = ("policy.safetensors", "optimizer.safetensors")
 Tensors = Mapping[str, torch.Tensor]
@@ -61,7 +62,7 @@ class Snapshot:
 
 
 def take_snapshot(learner: Learner, *, run_state: Mapping[str, Any]) -> Snapshot:
-    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, history ...).
+    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, seals ...).
 
     Of ranks with shards the first one has the whole tensors, in the machine's memory; all ask at the same point.
     """
@@ -102,7 +103,7 @@ def write_checkpoint(root: Path, step: int, snapshot: Snapshot, *, keep: int = 2
         for name, tensors in snapshot.tensors.items():
             save_file({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
         (temporary / STATE).write_text(snapshot.state, encoding="utf-8")
-        _seal(temporary)
+        write_manifest(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         fsync(root)
@@ -174,14 +175,14 @@ def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path 
 def is_intact(folder: Path) -> bool:
     """Whether a checkpoint has the files that its manifest states, with their sizes and SHA-256, and no others.
 
-    Weights, optimizer and state have to be among them.
+    Weights, optimizer and state have to be among them. Files beside it that it has sealed begin with what was sealed.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        there = {path.name for path in folder.iterdir()} - {MANIFEST}
-        is_whole = {STATE, *_ALWAYS} <= manifest.keys() == there
-        return is_whole and all(_describe(folder / name) == entry for name, entry in manifest.items())
-    except (OSError, ValueError, TypeError, AttributeError):
+        if not is_as_stated(folder, at_least={STATE, *_ALWAYS}):
+            return False
+        beside = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("beside", {})
+        return all(is_sealed(folder.parent / name, seal) for name, seal in beside.items())
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return False
 
 
@@ -224,6 +225,7 @@ def _scalars(learner: Learner) -> dict[str, Any]:
         "policy_version": learner.policy_version,  # where the schedules stand follows from it
         "kl_coefficient": learner.kl.coefficient,
         "tokens_per_microbatch": learner.tokens_per_microbatch,
+        "num_skipped": learner.num_skipped,
         "loss_scale": dataclasses.asdict(learner.loss_scale),
     }
 
@@ -237,6 +239,7 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
     learner.policy_version = scalars["policy_version"]
     learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]
+    learner.num_skipped = scalars["num_skipped"]
     learner.loss_scale = LossScale(**scalars["loss_scale"])
     learner.kl = KlController(
         coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon
@@ -283,16 +286,3 @@ def _sweep(root: Path) -> None:
 def _set_aside(folder: Path) -> None:
     names = (f"damaged-{folder.name}" + (f".{number}" if number else "") for number in itertools.count())
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
-
-
-def _seal(folder: Path) -> None:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    manifest = {path.name: _describe(path) for path in files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in (*files, folder / MANIFEST, folder):
-        fsync(path)
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}

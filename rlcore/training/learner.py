@@ -73,6 +73,8 @@ class Learner:
         self.loss_scale = LossScale.of(policy) if critic is None else LossScale.of(policy, critic.backbone)
         self.tokens_per_microbatch = update.tokens_per_microbatch  # less where memory has run out
         self.policy_version = 0
+        self.num_skipped = 0  # steps in a row that met NaN or infinity
+        self._skipped: list[str] = []  # of an update: what each met
         self._has_moved = False  # within an update
 
     @property
@@ -100,13 +102,13 @@ class Learner:
         """Train on the samples of one iteration.
 
         Raises:
-            NonFiniteError: NaN or infinity in a sample, a loss or a gradient; the step that met it was not taken.
+            NonFiniteError: NaN or infinity in a sample, or in more steps in a row than ``max_skipped_steps``.
             TrainingError: one sequence, or the optimizer's state, does not fit into memory.
         """
         require_finite(samples)
         totals = Totals()
         update = self.config.update
-        self._has_moved = False
+        self._has_moved, self._skipped = False, []
         for epoch in range(update.epochs):
             totals.begin_epoch()
             for place, minibatch in enumerate(split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch)):
@@ -120,12 +122,17 @@ class Learner:
             measured = totals.num_tokens
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = totals.means() | self._figures() | {"update/measured": measured / own_tokens(samples)}
+        metrics = (
+            totals.means(num_skipped=len(self._skipped))
+            | self._figures()
+            | {"update/measured": measured / own_tokens(samples)}
+        )
         if update.max_kl > 0.0 or update.max_ref_kl > 0.0:
             metrics["update/epochs"] = epoch + 1.0
         if update.max_ref_kl > 0.0:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
-        return UpdateStats(policy_version=self.policy_version, moved=self._has_moved, metrics=metrics)
+        version, skipped = self.policy_version, tuple(self._skipped)
+        return UpdateStats(policy_version=version, moved=self._has_moved, metrics=metrics, skipped=skipped)
 
     def trial(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """The losses of a first step on ``samples``, by name; its gradient is left on the parameters, nothing moves."""
@@ -163,19 +170,30 @@ class Learner:
         """One optimizer step over a minibatch; returns the totals with it.
 
         A gradient that overflows float16 is computed again from a smaller scale of the loss, and one that runs out of
-        memory in smaller micro-batches; each is counted once.
+        memory in smaller micro-batches; each is counted once. One that meets NaN or infinity all the same is skipped.
         """
         while True:
-            counted = self._fit(partial(self._accumulate, samples, totals), samples)
+            try:
+                counted = self._fit(partial(self._accumulate, samples, totals), samples)
+            except NonFiniteError as error:
+                return self._without(error, totals)
             try:
                 self._take_steps(counted)
-            except NonFiniteError:
+            except NonFiniteError as error:
                 if not self.loss_scale.can_shrink:
-                    raise
+                    return self._without(error, totals)
                 self.loss_scale = self.loss_scale.after_overflow()
                 continue
-            self.loss_scale = self.loss_scale.after_step()
+            self.loss_scale, self.num_skipped = self.loss_scale.after_step(), 0
             return counted
+
+    def _without(self, error: NonFiniteError, before: Totals) -> Totals:
+        """The totals without a step that is skipped; the error, where too many were in a row. All ranks meet it."""
+        self.num_skipped += 1
+        if self.num_skipped > self.config.update.max_skipped_steps:
+            raise error
+        self._skipped.append(error.what)
+        return before
 
     def _fit(self, work: Callable[[int], Totals], samples: Sequence[TrainingSample]) -> Totals:
         """What ``work`` makes of the samples with as many tokens in a micro-batch as memory has room for.

@@ -7,6 +7,7 @@ for the GPU, and a micro-batch has a dozen of them for each chunk of its head.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateStats:
-    """What one update did. ``moved``: whether any policy weight changed."""
+    """What one update did. ``moved``: whether any policy weight changed. ``skipped``: what each skipped step met."""
 
     policy_version: int
     moved: bool
     metrics: Mapping[str, float]
+    skipped: tuple[str, ...] = ()
 
 
 Figure = float | Tensor  # a number, or a float64 scalar on the device that computed it
@@ -116,8 +118,11 @@ class Totals:
     def _epoch_tokens(self) -> int:
         return max(1, self.num_tokens - int(self._epoch_start[1]))
 
-    def means(self) -> dict[str, float]:
-        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""
+    def means(self, *, num_skipped: int = 0) -> dict[str, float]:
+        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens.
+
+        Where steps were skipped, their number is one of them, and no figure that is not finite.
+        """
         num_steps = max((len(values) for values in self._steps.values()), default=1)
         result = {name: float(total) / max(1, self.num_tokens) for name, total in self._sums.items()}
         weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
@@ -127,7 +132,10 @@ class Totals:
         result |= {name: float(value) for name, value in self._maxima.items()}
         result |= {name: float(total) / num_steps for name, total in self._losses.items()}
         result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
-        return result
+        if not num_skipped:
+            return result
+        finite = {name: value for name, value in result.items() if math.isfinite(value)}
+        return finite | {"update/skipped": float(num_skipped)}
 
 
 def _summed(parts: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:

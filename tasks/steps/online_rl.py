@@ -12,6 +12,7 @@ from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
+from rlcore.loop.skipped import SKIPPED
 from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from tasks.home.storage import write_json
@@ -63,11 +64,13 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
 
 
 def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Runtime) -> StageResult:
-    """The policy, every rollout, the history and what the health rules found."""
+    """The policy, every rollout, the history, what the health rules found, and batches of steps that were skipped."""
     folder = context.folder
     parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
     write_seal(folder, stage=context.stage, model=folder / MODEL)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
+    if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():
+        shutil.copytree(skipped, folder / SKIPPED)
     (folder / "history.json").write_text(json.dumps(outcome.history, indent=1), encoding="utf-8")
     write_json({"findings": outcome.findings, "stopped": _stopped(outcome)}, folder / "health.json")
     context.tracker.log_artifacts(folder / "rollouts", "rollouts")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from rlcore.loop.history import History
 from rlcore.loop.update import measured_update
 from rlcore.training.local import LocalLearner
 from rlcore.training.totals import UpdateStats
@@ -28,7 +30,7 @@ def make_run(name: str = "grpo") -> Any:
         config=learner.config,
         prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
     )
-    return SimpleNamespace(parts=parts, history=[])
+    return SimpleNamespace(parts=parts, history=History(Path("nowhere")))
 
 
 def size_of(run: Any) -> int:
@@ -39,7 +41,7 @@ def iterate(run: Any, samples: list[TrainingSample]) -> dict[str, float]:
     """One iteration's memory metrics, kept in the history as a run keeps them."""
     stats, metrics = measured_update(run, samples, seed=len(run.history))
     assert isinstance(stats, UpdateStats)
-    run.history.append(dict(metrics))
+    run.history.append({"iteration": len(run.history) + 1, **metrics})
     return dict(metrics)
 
 

@@ -12,6 +12,7 @@ import torch
 from rlcore.config import CheckpointConfig, KlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CheckpointError
 from rlcore.loop import Outcome, iteration, train
+from rlcore.loop.history import NAME
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
 
 HALF_SOLVED = {question: ["right"] if number % 2 else ANSWERS for number, question in enumerate(QUESTIONS)}
@@ -90,7 +91,7 @@ def test_what_was_recorded_is_flushed_before_every_checkpoint(make_parts: MakePa
     tape = Tape()
     train(make_parts(config={"checkpoints": CheckpointConfig(iterations=2)}), tape)
     assert tape.num_flushes == 3  # after the first, the second and the fourth
-    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["step-000002", "step-000004"]
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [NAME, "step-000002", "step-000004"]
 
 
 def test_a_checkpoint_of_another_run_is_refused(make_parts: MakeParts) -> None:

@@ -18,6 +18,7 @@ from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import make_learner, on_policy_samples, update_config, weights_of
 
+NO_SKIPS = update_config(max_skipped_steps=0)
 FIELDS = ["sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
 
 
@@ -40,7 +41,7 @@ def test_a_non_finite_sample_is_named_and_nothing_changes(field: str, bad: float
 
 
 def test_a_non_finite_loss_stops_before_the_step() -> None:
-    learner = make_learner("ppo")
+    learner = make_learner("ppo", update=NO_SKIPS)
     assert learner.critic is not None
     with torch.no_grad():
         learner.policy.model.norm.weight[0] = math.nan
@@ -55,7 +56,7 @@ def test_an_overflowing_gradient_of_the_policy_moves_neither_policy_nor_critic()
         dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30)
         for sample in strategies.random_samples(0, dtype=torch.float32)
     ]
-    learner = make_learner("ppo", dtype=torch.float32)
+    learner = make_learner("ppo", dtype=torch.float32, update=NO_SKIPS)
     assert learner.critic is not None
     before = weights_of(learner.policy), weights_of(learner.critic)
     with pytest.raises(NonFiniteError, match="gradient norm is inf"):
@@ -66,7 +67,7 @@ def test_an_overflowing_gradient_of_the_policy_moves_neither_policy_nor_critic()
 
 def test_an_update_that_was_given_up_leaves_no_gradient_behind() -> None:
     samples = strategies.random_samples(0)
-    spoilt, fresh = make_learner(), make_learner()
+    spoilt, fresh = make_learner(update=NO_SKIPS), make_learner()
     with torch.no_grad():
         norm = spoilt.policy.model.norm.weight
         good = norm.clone()
@@ -80,6 +81,45 @@ def test_an_update_that_was_given_up_leaves_no_gradient_behind() -> None:
     spoilt.update(samples, seed=0)
     fresh.update(samples, seed=0)
     assert torch.equal(weights_of(spoilt.policy), weights_of(fresh.policy))
+
+
+def with_overflow(samples: Sequence[TrainingSample], prompt: tuple[int, ...]) -> list[TrainingSample]:
+    """Samples of which those of one prompt have an advantage whose gradient leaves the numbers of float32."""
+    return [
+        dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30)
+        if sample.prompt_ids == prompt
+        else sample
+        for sample in samples
+    ]
+
+
+def test_a_step_that_overflows_is_skipped_and_counted_and_the_others_are_taken() -> None:
+    samples = strategies.random_samples(0, dtype=torch.float32)
+    config = update_config(minibatches=3)
+    learner, sound = (make_learner(dtype=torch.float32, update=config) for _ in range(2))
+    stats = learner.update(with_overflow(samples, samples[0].prompt_ids), seed=0)
+    assert stats.metrics["update/skipped"] == 1.0 and stats.moved
+    assert len(stats.skipped) == 1 and "gradient norm is inf" in stats.skipped[0]
+    assert all(map(math.isfinite, stats.metrics.values()))
+    assert bool(weights_of(learner.policy).isfinite().all())
+    assert "update/skipped" not in sound.update(samples, seed=0).metrics
+
+
+def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skipped() -> None:
+    samples = strategies.random_samples(0, dtype=torch.float32)
+    learner = make_learner(dtype=torch.float32, update=update_config(max_skipped_steps=2))
+    bad = [dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30) for sample in samples]
+    before = weights_of(learner.policy)
+    for number in (1, 2):
+        stats = learner.update(bad, seed=0)
+        assert (stats.moved, learner.num_skipped, learner.policy_version) == (False, number, number)
+    assert torch.equal(weights_of(learner.policy), before)
+    learner.update(samples, seed=0)  # a step that is taken ends the row
+    assert learner.num_skipped == 0
+    for _ in range(2):
+        learner.update(bad, seed=0)
+    with pytest.raises(NonFiniteError, match="gradient norm is inf"):
+        learner.update(bad, seed=0)
 
 
 def count_steps(learner: Learner, samples: Sequence[TrainingSample]) -> tuple[int, dict[str, float]]:

@@ -16,10 +16,11 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
-from rlcore.training.checkpoint import MANIFEST, load_newest, save_checkpoint
+from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.manifest import MANIFEST
 from tests import strategies
 from tests.learners import weights_of
 

@@ -1,0 +1,144 @@
+"""A micro run of online RL, measured while it goes on: does anything grow with the number of iterations?"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from rlcore.config import (
+    CheckpointConfig,
+    HealthConfig,
+    KlConfig,
+    LimitConfig,
+    ModelConfig,
+    SamplingConfig,
+    ShapeConfig,
+)
+from rlcore.loop import Parts, Run, iterate
+from rlcore.loop.native import chat_prompts, native_parts
+from rlcore.models.importing import import_model
+from rlcore.rewards.table import function_reward
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Rollout
+from tasks.home.settings import Home
+from tasks.preset.sections import Sections
+from tasks.steps.base import StageContext
+from tasks.steps.rl_records import StageRecorder
+from tasks.tracking.runs import open_tracker
+from tests import strategies
+
+SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=64)
+QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)]}
+NEVER = LimitConfig(patience=1_000_000)  # a run of noise collapses sooner or later, which is not what is asked here
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mark:
+    """What a process holds after so many iterations; ``seconds`` of the processor for each since the last mark."""
+
+    iteration: int
+    seconds: float
+    resident_mib: float
+    descriptors: int
+    threads: int
+    checkpoint_bytes: int
+    state_bytes: int
+
+
+def lengths(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]:
+    """A reward that noise earns too: the share of even tokens."""
+    return [sum(token % 2 == 0 for token in r.completion_ids) / len(r.completion_ids) for r in rollouts]
+
+
+def make_parts(folder: Path, iterations: int, *, every: int) -> Parts:
+    """A run of a model of some 6,000 parameters with a KL penalty, and a checkpoint each ``every`` iterations."""
+    start = folder / "start"
+    if not start.exists():
+        import_model(ModelConfig(source="scratch", shape=SHAPE), start, seed=0)
+    config = strategies.rl_config(
+        num_iterations=iterations,
+        prompts_per_iteration=2,
+        learning_rate=1e-5,
+        kl=KlConfig(coefficient=0.05),
+        sampling=SamplingConfig(max_new_tokens=6),
+        checkpoints=CheckpointConfig(iterations=every),
+    )
+    prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
+    parts = native_parts(start, config, prompts=prompts, reward=function_reward(lengths), folder=folder / "checkpoints")
+    limits: dict[str, Any] = dict.fromkeys(("kl", "clip", "entropy", "zero_signal", "length", "mismatch"), NEVER)
+    return dataclasses.replace(parts, health=HealthConfig(**limits))
+
+
+@contextmanager
+def recorded(folder: Path, iterations: int) -> Iterator[StageRecorder]:
+    """The recorder of a stage, with a home and a run in MLflow of its own."""
+    home = Home(folder / "home")
+    home.root.mkdir(parents=True, exist_ok=True)
+    with open_tracker(home).start_run("soak", "soak", tags={}) as tracker:
+        yield StageRecorder(_context(folder, tracker), iterations)
+
+
+def soak(run: Run, marks: int, say: Callable[[str], None] = print) -> list[Mark]:
+    """Finish a run; what was measured at so many places on the way, equally far from each other."""
+    total, found = run.parts.config.num_iterations, list[Mark]()
+    for number in range(marks):
+        before, started = run.done, time.process_time()
+        while run.done < total * (number + 1) // marks:
+            iterate(run)
+        found.append(_mark(run, (time.process_time() - started) / max(1, run.done - before)))
+        say(str(found[-1]))
+    return found
+
+
+def slope(marks: Sequence[Mark], name: str) -> tuple[float, float]:
+    """Growth of a figure in 1,000 iterations by least squares, with its standard error; the first mark warms up."""
+    x = np.array([mark.iteration for mark in marks[1:]]) / 1000.0
+    y = np.array([float(getattr(mark, name)) for mark in marks[1:]])
+    x = x - x.mean()
+    each = float((x * y).sum() / (x**2).sum())
+    left = y - y.mean() - each * x
+    return each, float(np.sqrt((left**2).sum() / max(1, len(x) - 2) / (x**2).sum()))
+
+
+def _mark(run: Run, seconds: float) -> Mark:
+    run.recorder.flush()
+    run.parts.learner.wait()
+    process = psutil.Process(os.getpid())
+    newest = max(run.parts.folder.glob("step-*"))
+    return Mark(
+        iteration=run.done,
+        seconds=seconds,
+        resident_mib=process.memory_info().rss / 2**20,
+        descriptors=process.num_fds(),
+        threads=process.num_threads(),
+        checkpoint_bytes=sum(path.stat().st_size for path in newest.iterdir()),
+        state_bytes=(newest / "state.json").stat().st_size,
+    )
+
+
+def _context(folder: Path, tracker: Any) -> StageContext:
+    work = folder / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    nothing: Mapping[str, Any] = {}
+    return StageContext(
+        stage="grpo",
+        folder=folder / "artifact",
+        work=work,
+        inputs={},
+        input_refs={},
+        config=Sections(nothing),
+        seed=0,
+        stage_key="soak",
+        tracker=tracker,
+        progress=lambda text: None,
+        advance=lambda label, done, total, metrics=None: None,
+        turn=lambda name, number, job: job(),
+    )
