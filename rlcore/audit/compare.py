@@ -212,9 +212,10 @@ def update_faults(
 ) -> Iterator[Finding]:
     """What an update's own figures say against it: that it learned, and from all samples that can teach.
 
-    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing.
+    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing, and an update
+    that has skipped a step says so itself.
     """
-    if stats.policy_version <= config.critic.warmup_iterations:
+    if stats.skipped or stats.policy_version <= config.critic.warmup_iterations:
         return
     teaching = [sample for sample in samples if bool(sample.advantages.any())]
     differ = any(bool(sample.advantages[sample.loss_mask].any()) for sample in teaching)
