@@ -15,7 +15,7 @@ from rlcore.errors import ConfigError
 from rlcore.metrics import check_names
 from tasks.home.storage import read_table
 from tasks.preset.graph import asked_for, checkpoints
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import environment
 from tests.flows.homes import folder, record
 from tests.flows.test_recipes import comparison, overrides_of
 from tests.flows.warm import run_warm
@@ -38,8 +38,7 @@ def arguments(*overrides: str) -> list[str]:
 
 
 def run(home: Path, *overrides: str) -> Any:
-    env = environment(home)
-    return run_warm(arguments(*overrides), env | {"PYTHONPATH": f"{home}:{env.get('PYTHONPATH', '')}"}, ROOT)
+    return run_warm(arguments(*overrides), environment(home), home)  # from where a judge of one's own lies
 
 
 def account(home: Path) -> dict[str, Any]:
