@@ -10,10 +10,20 @@ from tasks.pipeline.stages import Stage
 from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
-from tasks.preset.stages import BASE, DpoStage, RejectionStage, RewardModelStage, RlStage, SftStage, reward_models_of
+from tasks.preset.stages import (
+    BASE,
+    DpoStage,
+    RejectionStage,
+    RewardModelStage,
+    RlStage,
+    SftStage,
+    WinRateStage,
+    reward_models_of,
+)
 from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_page import reward_page
 from tasks.report.training_pages import dpo_page, rl_page, sft_page
+from tasks.report.win_rate_page import win_rate_page
 from tasks.steps.base import prepared
 from tasks.steps.dpo import run_dpo
 from tasks.steps.online_rl import run_online_rl
@@ -22,6 +32,7 @@ from tasks.steps.rejection import run_rejection
 from tasks.steps.reward_model import run_reward_model
 from tasks.steps.rl_parts import needed_reward_models, outside
 from tasks.steps.sft import run_sft
+from tasks.steps.win_rate import run_win_rate
 
 IMPORT = "import_sft"
 
@@ -125,6 +136,24 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
     )
 
 
+def win_rate_stage(name: str, config: RunConfig) -> Stage:
+    """How often a judge prefers a checkpoint's answers to another's."""
+    own = config.stage(name, WinRateStage)
+    policy, reference = (stage_of_checkpoint(each) for each in (start_of(name, own), teacher_of(name, own)))
+    data = stages_of_data(config, dict.fromkeys((*own.data, *own.human_pairs)))
+    return Stage(
+        name=name,
+        version=1,
+        kind="win_rate",
+        draw=win_rate_page,
+        run=partial(run_win_rate, policy=policy, reference=reference),
+        inputs=tuple(dict.fromkeys((policy, reference, *data, *reward_models_of(own)))),
+        sections=partial(_sections, name, ("confidence", "hardware"), own.human_pairs),
+        external=outside,
+        unused=unused_by_stage,
+    )
+
+
 KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
     {
         "sft": sft_stage,
@@ -132,6 +161,7 @@ KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
         "reward_model": reward_model_stage,
         "rl": rl_stage,
         "rejection": rejection_stage,
+        "win_rate": win_rate_stage,
     }
 )
 

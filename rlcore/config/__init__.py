@@ -33,6 +33,7 @@ from rlcore.config.training import (
     SftConfig,
     TrunkConfig,
 )
+from rlcore.config.win_rate import JudgeBounds, JudgeConfig, WinRateConfig
 from rlcore.strict import to_dict
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "GpuConfig",
     "HardwareConfig",
     "HealthConfig",
+    "JudgeBounds",
+    "JudgeConfig",
     "KlConfig",
     "Limit",
     "LimitConfig",
@@ -76,5 +79,6 @@ __all__ = [
     "TransferKind",
     "TrunkConfig",
     "UpdateConfig",
+    "WinRateConfig",
     "to_dict",
 ]

@@ -24,6 +24,15 @@ class EndpointError(Exception):
     """The server gave no usable reply; the text says why, and never holds the key."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """The text of the first choice, and the tokens that the server counted; 0 where it does not say."""
+
+    text: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class _TransientError(EndpointError):
     """What the next try may mend."""
 
@@ -40,8 +49,8 @@ class ChatEndpoint:
     timeout_seconds: float
     retries: int
 
-    def complete(self, body: Mapping[str, Any]) -> str:
-        """The text of the first choice.
+    def complete(self, body: Mapping[str, Any]) -> Reply:
+        """The server's reply.
 
         Raises:
             EndpointError: refused, too slow, or no chat completion, after all retries.
@@ -58,7 +67,7 @@ class ChatEndpoint:
                 time.sleep(wait * _JITTER.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
 
-    def _try(self, body: Mapping[str, Any]) -> str:
+    def _try(self, body: Mapping[str, Any]) -> Reply:
         try:
             status, content = self._post(json.dumps(body).encode())
         except (OSError, http.client.HTTPException) as error:
@@ -68,7 +77,7 @@ class ChatEndpoint:
             raise _TransientError(f"the endpoint answered with status {status}")
         if status != 200:
             raise EndpointError(f"the endpoint refused with status {status}: {content[:200]!r}")
-        return _text(content)
+        return _reply(content)
 
     def _post(self, body: bytes) -> tuple[int, bytes]:
         url = urllib.parse.urlsplit(self.base_url)
@@ -110,11 +119,19 @@ def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
         raise TimeoutError(f"no whole reply within {seconds:g} s")
 
 
-def _text(content: bytes) -> str:
+def _reply(content: bytes) -> Reply:
     try:
-        text = json.loads(content)["choices"][0]["message"]["content"]
+        whole = json.loads(content)
+        text = whole["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise EndpointError(f"the reply is no chat completion: {content[:120]!r}") from error
     if not isinstance(text, str):
         raise EndpointError("the reply has no text")
-    return text
+    used = whole.get("usage")
+    prompt, completion = (_count(used, name) for name in ("prompt_tokens", "completion_tokens"))
+    return Reply(text=text, prompt_tokens=prompt, completion_tokens=completion)
+
+
+def _count(used: Any, name: str) -> int:
+    value = used.get(name) if isinstance(used, dict) else None
+    return value if isinstance(value, int) and value >= 0 else 0

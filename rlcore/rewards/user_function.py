@@ -56,12 +56,12 @@ class FunctionReward:
             raise
         except Exception as error:
             raise self._failure(error, rollouts) from error
-        values = _plain(values)
+        values = plain_numbers(values)
         if not isinstance(values, list | tuple):
             raise RewardError(f"{self.name} returned {type(values).__name__}, not a list", fix=_ONE_EACH)
         if len(values) != len(rollouts):
             raise RewardError(f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts", fix=_ONE_EACH)
-        return [self._score(_plain(value), rollout) for value, rollout in zip(values, rollouts, strict=True)]
+        return [self._score(plain_numbers(value), rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
     def _call(self, rollouts: Sequence[Rollout]) -> Values:
         first = rollouts[0]
@@ -71,11 +71,8 @@ class FunctionReward:
             where=f"{len(rollouts)} rollouts; the first is of prompt {first.prompt.prompt_id!r}: {first.text[:120]!r}",
             setting="deadline_minutes of the reward",
         )
-        outcome = deadline.within(partial(self._function, rollouts))
-        if not inspect.isawaitable(outcome):
-            return outcome
-        # In a thread of its own: the caller's thread may be running an event loop already.
-        return deadline.aside(partial(asyncio.run, _finished(outcome)))
+        values: Values = call_within(deadline, self._function, rollouts)
+        return values
 
     def _failure(self, error: Exception, rollouts: Sequence[Rollout]) -> RewardError:
         frames = traceback.extract_tb(error.__traceback__)
@@ -100,7 +97,7 @@ class FunctionReward:
     def _score(self, value: Value, rollout: Rollout) -> Score:
         if value is None:
             return ungraded("the function returned None")
-        rewards = tuple(map(_plain, value)) if isinstance(value, list | tuple) else (value,)
+        rewards = tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else (value,)
         where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
         if not all(isinstance(reward, int | float) for reward in rewards):
             raise RewardError(f"{self.name} returned {value!r}", where=where, fix=_ONE_EACH)
@@ -112,7 +109,20 @@ class FunctionReward:
         return replace(graded(self.name, float(sum(rewards))), turn_rewards=tuple(map(float, rewards)))
 
 
-def _plain(value: Any) -> Any:
+def call_within(deadline: Deadline, function: Callable[..., Any], batch: Sequence[Any]) -> Any:
+    """What a function, plain or ``async``, gives for a batch.
+
+    Raises:
+        DeadlineError: it did not come back in time.
+    """
+    outcome = deadline.within(partial(function, batch))
+    if not inspect.isawaitable(outcome):
+        return outcome
+    # In a thread of its own: the caller's thread may be running an event loop already.
+    return deadline.aside(partial(asyncio.run, _finished(outcome)))
+
+
+def plain_numbers(value: Any) -> Any:
     """Numbers and arrays of numpy or torch as Python's own; anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -128,35 +138,49 @@ _ONE_EACH = "return a list with one float per rollout, None where the function c
 
 
 def import_function(term: RewardTerm, path: str) -> FunctionReward:
-    """The function that ``term.kind`` names, with ``term.options`` bound by name.
+    """The reward that ``term.kind`` names.
+
+    Raises:
+        ConfigError: as :func:`load_function`.
+    """
+    function = load_function(term, path, given="rollouts")
+    return FunctionReward(function, _name_of(term), deadline_minutes=term.deadline_minutes)
+
+
+def _name_of(term: RewardTerm) -> str:
+    return term.kind.partition(":")[2]
+
+
+def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
+    """The function that ``term.kind`` names, with ``term.options`` bound by name; ``given``: its first argument.
 
     Raises:
         ConfigError: it cannot be imported, is not callable, or does not take these options.
     """
-    module_name, _, name = term.kind.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), name)
+        function = getattr(importlib.import_module(term.module), _name_of(term))
     except Exception as error:  # the module is the user's: whatever its import raises
         fix = "name a function as module:function, of a module in the current folder or on PYTHONPATH"
-        raise ConfigError(f"cannot import the reward {term.kind!r}: {error}", where=f"{path}.kind", fix=fix) from error
+        what = f"cannot import the function {term.kind!r}: {error}"
+        raise ConfigError(what, where=f"{path}.kind", fix=fix) from error
     if not callable(function):
         raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")
-    _check_options(function, term, path)
-    return FunctionReward(partial(function, **term.options), name, deadline_minutes=term.deadline_minutes)
+    _check_options(function, term, path, given)
+    return partial(function, **term.options)
 
 
-def _check_options(function: Callable[..., Any], term: RewardTerm, path: str) -> None:
+def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, given: str) -> None:
     signature = inspect.signature(function)
     options: Mapping[str, Any] = term.options
     try:
-        signature.bind((), **options)  # the rollouts, and the options by name
+        signature.bind((), **options)  # what it is given, and the options by name
     except TypeError as error:
         raise ConfigError(
             f"{term.kind!r} cannot be called with these options: {error}",
             where=f"{path}.options",
-            fix=f"its signature is {term.kind.partition(':')[2]}{signature}; the first argument is the rollouts",
+            fix=f"its signature is {_name_of(term)}{signature}; the first argument is the {given}",
         ) from error
 
 
-async def _finished(outcome: Awaitable[Values]) -> Values:
+async def _finished(outcome: Awaitable[Any]) -> Any:
     return await outcome

@@ -25,7 +25,8 @@ from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, 
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
-from rlcore.rewards.table import reward_faults
+from rlcore.rewards.pair_judge import make_pair_judge
+from rlcore.rewards.table import reward_faults, untrained
 from rlcore.sampling.vllm.placement import is_installed
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.artifacts import ArtifactRef
@@ -38,7 +39,7 @@ from tasks.preset.data import HUB, POLICY
 from tasks.preset.evaluation import EvaluationConfig
 from tasks.preset.graph import REGISTRY, asked_for
 from tasks.preset.run import RunConfig
-from tasks.preset.stages import BASE, RlStage, StageConfig, reference_of, rewards_of, sampling_of
+from tasks.preset.stages import BASE, RlStage, StageConfig, judge_of, reference_of, rewards_of, sampling_of, terms_of
 from tasks.steps.base import MODEL
 from tasks.steps.data import check_options, hub_parts, resolve_adapter
 from tasks.steps.prepare import DATASET_KINDS
@@ -187,6 +188,10 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
         yield from reward_faults(
             rewards_of(stage), f"{path}.rewards", prefill=ready.tokenizer.prefill if ready.tokenizer else ""
         )
+        if judge := judge_of(stage):
+            known = {judge.stage: untrained} if judge.stage else {}
+            at = f"{path}.judge"
+            yield from _caught(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
         yield from _files(path, stage)
         yield from _sandbox(f"{path}.rewards", rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
@@ -228,10 +233,10 @@ def _signal(path: str, stage: RlStage) -> Iterator[str]:
 
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
     """The files that functions of one's own read."""
-    for place, term in enumerate(rewards_of(stage)):
+    for key, term in terms_of(stage).items():
         for number, file in enumerate(term.files):
             if not Path(file).is_file():
-                yield f"{path}.rewards.{place}.files.{number} = {file!r}: no such file"
+                yield f"{path}.{key}.files.{number} = {file!r}: no such file"
 
 
 def _data(config: RunConfig, name: str) -> list[str]:

@@ -60,7 +60,7 @@ def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str
     """Bytes that a run writes, about: checkpoints with their copies, those of RL while it works, and all rollouts."""
     parameters: int = ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
-    made: int = 1 + sum(stage.makes != "demonstrations" for stage in own)
+    made: int = 1 + sum(stage.makes in ("checkpoint", "reward_model") for stage in own)
     rl = [stage.settings for stage in own if isinstance(stage, RlStage)]
     working = max((_working(each, parameters) for each in rl), default=0)
     tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)

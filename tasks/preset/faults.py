@@ -28,11 +28,14 @@ from tasks.preset.stages import (
     anchors_of,
     critic_of,
     data_of,
+    human_pairs_of,
+    judge_of,
     reference_of,
     reward_models_of,
     rewards_of,
     sampling_of,
     shares_of,
+    terms_of,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ def graph_faults(config: RunConfig) -> list[str]:
     for name, stage in config.stages.items():
         path = f"stages.{name}"
         faults += [*_start(config, f"{path}.start", stage.start), *_reference(config, path, stage)]
-        faults += [*_reads(config, path, stage), *_rewards(config, path, stage)]
+        faults += [*_reads(config, path, stage), *_human_pairs(config, path, stage), *_rewards(config, path, stage)]
         faults += [*_shares(path, stage), *_critic(config, path, stage), *_turns(config, path, stage)]
     if cycle := cycle_in(needed_stages(config)):
         faults.append(f"stages.{cycle[0]}: the stages form a cycle: {' -> '.join(cycle)}; let one start elsewhere")
@@ -100,10 +103,10 @@ def _start(config: RunConfig, key: str, start: str) -> Iterator[str]:
 
 def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     named = reference_of(stage)
-    if not isinstance(stage, RlStage) or not named:
+    if not named:
         return
     yield from _start(config, f"{path}.reference", named)
-    if stage.settings.kl.coefficient == 0.0:
+    if isinstance(stage, RlStage) and stage.settings.kl.coefficient == 0.0:
         yield (
             f"{path}.reference = {named!r}: kl.coefficient is 0, so nothing is measured to it; set it above 0, or "
             "leave reference out"
@@ -133,6 +136,17 @@ def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
             yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
 
 
+def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    known = [name for name in _rows(config, "preference pairs") if not config.data[name].is_sampled]
+    for name in human_pairs_of(stage):
+        if name not in known:
+            yield f"{path}.human_pairs = {name!r}: no data set of pairs that people have judged; {_choose(known)}"
+
+
+def _choose(known: Sequence[str]) -> str:
+    return f"choose among {_listed(known)}"
+
+
 def _rows(config: RunConfig, wanted: Rows) -> list[str]:
     """The data sets, and the stages that make some, which have such rows."""
     found = [
@@ -145,16 +159,17 @@ def _rows(config: RunConfig, wanted: Rows) -> list[str]:
 
 def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     terms, models = rewards_of(stage), _reward_models(config)
-    if sampling_of(stage) and not terms and not _is_taught(stage):
+    if sampling_of(stage) and not terms and not judge_of(stage) and not _is_taught(stage):
         yield f"{path}.rewards: names no reward; add one, such as {{ kind = 'math' }}"
     for place, term in enumerate(terms):
         at = f"{path}.rewards.{place}"
         for name in term.data:
             if name not in data_of(stage):
                 yield f"{at}.data = {name!r}: the stage draws no prompts from it; it has {_listed(data_of(stage))}"
+    for key, term in terms_of(stage).items():
         if term.kind == "reward_model" and term.stage not in models:
             known = f"choose one of {_listed(models)}" if models else "add one under [stages]"
-            yield f"{at}.stage = {term.stage!r}: not a stage of the kind reward_model; {known}"
+            yield f"{path}.{key}.stage = {term.stage!r}: not a stage of the kind reward_model; {known}"
     if terms:
         for name in data_of(stage):
             if not any(not term.data or name in term.data for term in terms):

@@ -10,7 +10,16 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from tasks.preset.stages import BASE, RlStage, StageConfig, anchors_of, data_of, reference_of, reward_models_of
+from tasks.preset.stages import (
+    BASE,
+    RlStage,
+    StageConfig,
+    anchors_of,
+    data_of,
+    human_pairs_of,
+    reference_of,
+    reward_models_of,
+)
 
 if TYPE_CHECKING:
     from tasks.preset.run import RunConfig
@@ -148,7 +157,8 @@ def asked_for(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, .
     sampled = {config.data[name].policy for name in names & config.data.keys()} & config.stages.keys()
     own |= {each for name in sampled for each in (name, *ancestors(config, name))}
     is_evaluated = any(target.startswith("evaluate_") for target in targets) or own & rl_stages(config).keys()
-    read = [each for name in own for each in (*data_of(config.stages[name]), *anchors_of(config.stages[name]))]
+    stages = [config.stages[name] for name in own]
+    read = [each for stage in stages for each in (*data_of(stage), *anchors_of(stage), *human_pairs_of(stage))]
     data = {*names, *read}
     data |= set(evaluated_data(config)) if is_evaluated else set()
     in_order = (name for name in config.stages if name in own)

@@ -4,7 +4,7 @@ A kind's own keys stand beside those of its settings: ``[stages.grpo]`` has ``st
 graph has to know of a kind are facts of its class: ``makes``, the product; ``reads``, the rows that it needs;
 ``data_key``, the key under which it names their data sets, a list or a table of shares; ``is_compared``, whether the
 comparison tells of it beside its evaluation. What settings have says the rest: ``sampling``, that it samples;
-``rewards``, that it scores; ``critic``, that it trains one.
+``rewards``, that it scores; ``judge``, that it compares; ``critic``, that it trains one.
 
 A new kind is a dataclass here, a line in ``STAGE_KINDS``, its step, and a line in ``flows/kinds.py``.
 """
@@ -20,16 +20,22 @@ from rlcore.config.bounds import PositiveFloat
 from rlcore.config.rejection import RejectionConfig
 from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
 from rlcore.config.training import DpoConfig, RewardModelConfig, SftConfig
+from rlcore.config.win_rate import JudgeConfig, WinRateConfig
 from rlcore.strict import INLINE, OneOf
 from tasks.preset.data import POLICY
 
 BASE = "base"
 """The checkpoint that a run begins with, as ``start`` names it."""
 
-Product = Literal["checkpoint", "reward_model", "demonstrations"]
+Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate"]
 Rows = Literal["demonstrations", "preference pairs", "prompts"]
 PRODUCTS: Mapping[Product, str] = MappingProxyType(
-    {"checkpoint": "a checkpoint", "reward_model": "a reward model", "demonstrations": "demonstrations"}
+    {
+        "checkpoint": "a checkpoint",
+        "reward_model": "a reward model",
+        "demonstrations": "demonstrations",
+        "win_rate": "a win rate",
+    }
 )
 """What stages make, as messages name it."""
 
@@ -112,9 +118,35 @@ class RejectionStage:
     settings: RejectionConfig = field(metadata=INLINE)
 
 
-StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage
+@dataclass(frozen=True, kw_only=True)
+class WinRateStage:
+    """How often the answers of ``start`` are preferred to those of ``reference``, on the held-out prompts of ``data``.
+
+    ``human_pairs``: data sets of preference pairs, on whose held-out rows the judge is audited; none: not audited.
+    """
+
+    makes: ClassVar[Product] = "win_rate"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["win_rate"]
+    start: str
+    reference: str
+    data: tuple[str, ...]
+    human_pairs: tuple[str, ...] = ()
+    settings: WinRateConfig = field(metadata=INLINE)
+
+
+StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage | WinRateStage
 STAGE_KINDS: Mapping[str, type] = MappingProxyType(
-    {"sft": SftStage, "dpo": DpoStage, "reward_model": RewardModelStage, "rl": RlStage, "rejection": RejectionStage}
+    {
+        "sft": SftStage,
+        "dpo": DpoStage,
+        "reward_model": RewardModelStage,
+        "rl": RlStage,
+        "rejection": RejectionStage,
+        "win_rate": WinRateStage,
+    }
 )
 AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
 """A :data:`StageConfig`, as :func:`rlcore.strict.build` chooses it by its kind."""
@@ -149,8 +181,27 @@ def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
     return found
 
 
+def judge_of(stage: StageConfig) -> JudgeConfig | None:
+    """Who compares the answers that a stage samples; None where nobody does."""
+    found: JudgeConfig | None = getattr(stage.settings, "judge", None)
+    return found
+
+
+def terms_of(stage: StageConfig) -> dict[str, RewardTerm]:
+    """The reward terms of a stage and its judge, by the keys that name them within the stage."""
+    found = {f"rewards.{place}": term for place, term in enumerate(rewards_of(stage))}
+    judge = judge_of(stage)
+    return found | {"judge": judge.term} if judge else found
+
+
+def human_pairs_of(stage: StageConfig) -> tuple[str, ...]:
+    """The data sets on which a stage's judge is audited."""
+    found: tuple[str, ...] = getattr(stage, "human_pairs", ())
+    return found
+
+
 def reference_of(stage: StageConfig) -> str:
-    """The checkpoint that a stage measures KL to, where that is not its start; empty otherwise."""
+    """The checkpoint that a stage holds its own against, where that is not its start; empty otherwise."""
     found: str = getattr(stage, "reference", "")
     return found
 
@@ -162,8 +213,8 @@ def critic_of(stage: StageConfig) -> CriticConfig | None:
 
 
 def reward_models_of(stage: StageConfig) -> tuple[str, ...]:
-    """The stages whose reward models a stage needs: as rewards, and to start a critic from."""
-    named = [term.stage for term in rewards_of(stage) if term.kind == "reward_model"]
+    """The stages whose reward models a stage needs: as rewards, as a judge, and to start a critic from."""
+    named = [term.stage for term in terms_of(stage).values() if term.kind == "reward_model"]
     critic = critic_of(stage)
     if critic and critic.initialise_from != POLICY:
         named.append(critic.initialise_from)

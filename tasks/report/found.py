@@ -23,5 +23,10 @@ def rejections(folders: Folders) -> dict[str, Path]:
     return _with("rejection.json", folders)
 
 
+def win_rates(folders: Folders) -> dict[str, Path]:
+    """The stages that compared two checkpoints by a judge."""
+    return _with("win_rate.json", folders)
+
+
 def _with(file: str, folders: Folders) -> dict[str, Path]:
     return {name: folder for name, folder in folders.items() if (folder / file).is_file()}

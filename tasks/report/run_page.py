@@ -23,7 +23,7 @@ from tasks.preset.run import RunConfig
 from tasks.report import run_data as data
 from tasks.report import run_facts as facts
 from tasks.report.comparison import accuracy_table
-from tasks.report.found import rl_runs
+from tasks.report.found import rl_runs, win_rates
 from tasks.report.head_to_head import standings
 from tasks.report.levels import level
 from tasks.report.rollout_traces import rollout_traces
@@ -201,6 +201,7 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
         "samples": data.changed_samples(folders, contrasts(config)),
         "extremes": data.extreme_rollouts(folders),
         "gates": data.gates(folders),
+        "win_rates": [read_json(folder / "win_rate.json") for folder in win_rates(folders).values()],
     }
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig
 from tasks.preset.sections import Sections
-from tasks.preset.stages import reward_models_of, rewards_of, sampling_of
+from tasks.preset.stages import reward_models_of, sampling_of, terms_of
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
     "format": ("rlcore.rewards.format", "rlcore.rewards.regex_matcher"),
-    "judge": ("rlcore.rewards.judge",),
+    "judge": ("rlcore.rewards.judge", "rlcore.rewards.pair_endpoint"),
     "language": ("rlcore.rewards.language",),
     "length": ("rlcore.rewards.length",),
     "procedural": ("rlcore.rewards.procedural", "rlcore.rewards.procedural_scorer"),
@@ -60,12 +60,12 @@ _CLUSTER = (
 
 
 def unused_by_stage(config: Sections) -> frozenset[str]:
-    """What a stage that samples and scores, online RL or rejection sampling, does not run."""
+    """What a stage that samples and scores or compares, such as online RL or rejection sampling, does not run."""
     sampling = sampling_of(config.stage)
     assert sampling is not None
     models = ["reward_model"] if reward_models_of(config.stage) else []
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
-    kinds = [*(term.kind for term in rewards_of(config.stage)), *models, *verifiers]
+    kinds = [*(term.kind for term in terms_of(config.stage).values()), *models, *verifiers]
     unplaced = _unplaced(config) if "placement" in config.declared else frozenset((*_RANKS, *_CLUSTER))
     return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | unplaced
 

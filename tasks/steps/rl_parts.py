@@ -30,7 +30,7 @@ from rlcore.training.local import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
-from tasks.preset.stages import RlStage, rewards_of, sampling_of
+from tasks.preset.stages import RlStage, sampling_of, terms_of
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import corpus_digest, with_tools
 from tasks.steps.rewards import (
@@ -176,7 +176,7 @@ def outside(config: Sections) -> str:
     Raises:
         DataError: a file cannot be read.
     """
-    terms, sampling = rewards_of(config.stage), sampling_of(config.stage)
+    terms, sampling = tuple(terms_of(config.stage).values()), sampling_of(config.stage)
     assert sampling is not None
     modules = sorted({term.module for term in terms if term.module})
     files = [file_digest(path) for term in terms for path in files_of(term)]

@@ -68,6 +68,10 @@ DRIVEN_BY = {
         "tasks/steps/sft",
     ),
     "flows/test_dpo": ("tasks/steps/dpo", "tasks/steps/pair_data"),
+    "flows/test_win_rate": (
+        "tasks/report/win_rate_page",
+        "tasks/steps/win_rate",
+    ),
     "flows/test_presets": ("flows/kinds", "flows/stages"),
     "flows/test_promote": ("flows/rollback", "tasks/pipeline/promotion", "tasks/steps/promote"),
     "flows/test_report": (
@@ -100,6 +104,7 @@ DRIVEN_BY = {
     "rlcore/rewards/test_judge": ("rlcore/rewards/chat_endpoint",),
     "rlcore/rewards/test_math_verdicts": ("rlcore/rewards/math_verifier", "rlcore/rewards/units"),
     "rlcore/rewards/test_mix": ("rlcore/rewards/__init__", "rlcore/rewards/base"),
+    "rlcore/rewards/test_pair_judge": ("rlcore/rewards/pair_endpoint", "rlcore/rewards/pairs"),
     "rlcore/rewards/test_procedural": ("rlcore/rewards/procedural_scorer",),
     "rlcore/rewards/test_table": ("rlcore/rewards/regex_matcher", "rlcore/rewards/user_function"),
     "rlcore/sampling/test_scripted": ("rlcore/sampling/base",),
@@ -127,6 +132,7 @@ DRIVEN_BY = {
         "rlcore/config/rejection",
         "rlcore/config/rl",
         "rlcore/config/training",
+        "rlcore/config/win_rate",
         "tasks/preset/data",
         "tasks/preset/evaluation",
         "tasks/preset/retrain",

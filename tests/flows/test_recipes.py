@@ -35,6 +35,8 @@ MICRO = (
 SIZES = {
     "data": {"num_train": 24, "num_eval": 8},
     "sft": {"num_steps": 2, "batch_size": 4},
+    "reward_model": {"num_epochs": 1, "batch_size": 4, "min_accuracy": 0.0},
+    "win_rate": {"max_unjudged": 0.1},
     "dpo": {"num_epochs": 1, "batch_size": 4},
     "rl": {"num_iterations": 2, "prompts_per_iteration": 4, "group_size": 2, "eval_every": 2},
 }

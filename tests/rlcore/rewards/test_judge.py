@@ -31,6 +31,7 @@ class Server:
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.faults, self.bodies, self.headers = answer, list[str](), list[Any](), list[Any]()
+        self.usage: Any = None
         self.busy = self.most_busy = 0
         self.lock = threading.Lock()
 
@@ -71,7 +72,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         status = int(fault) if fault.isdigit() else 401 if fault == "echo" else 200
         message = {"role": "assistant", "content": None if fault == "null" else self.state.answer(body)}
-        whole = json.dumps({"object": "chat.completion", "choices": [{"index": 0, "message": message}]}).encode()
+        reply = {"object": "chat.completion", "choices": [{"index": 0, "message": message}], "usage": self.state.usage}
+        whole = json.dumps(reply).encode()
         content = {
             "echo": str(dict(self.headers)).encode(),
             "garbage": b"<html>",

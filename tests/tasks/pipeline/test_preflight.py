@@ -47,13 +47,13 @@ FAULTS = [
     (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; known: last_number"),
     (math(options="{partial='much'}"), "stages.grpo.rewards.0.options.partial = 'much': must be a number"),
     ("stages.grpo.rewards=[{kind='math'},{kind='math'}]", "stages.grpo.rewards: the reward 'math' is named twice"),
-    ("stages.grpo.rewards.0.kind=no_such:f", "stages.grpo.rewards.0.kind: cannot import the reward 'no_such:f'"),
-    ("stages.grpo.rewards=[{kind='own_reward:long'}]", "stages.grpo.rewards.0.kind: cannot import the reward"),
+    ("stages.grpo.rewards.0.kind=no_such:f", "stages.grpo.rewards.0.kind: cannot import the function 'no_such:f'"),
+    ("stages.grpo.rewards=[{kind='own_reward:long'}]", "stages.grpo.rewards.0.kind: cannot import the function"),
     (
         "stages.grpo.rewards=[{kind='own_reward:brief',options={limt=1}}]",
         "stages.grpo.rewards.0.options: 'own_reward:brief' cannot be called with these options",
     ),
-    ("stages.grpo.rewards=[{kind='broken_reward:f'}]", "stages.grpo.rewards.0.kind: cannot import the reward"),
+    ("stages.grpo.rewards=[{kind='broken_reward:f'}]", "stages.grpo.rewards.0.kind: cannot import the function"),
     (
         "stages.grpo.rewards=[{kind='own_reward:brief',files=['words.txt']}]",
         "stages.grpo.rewards.0.files.0 = 'words.txt': no such file",

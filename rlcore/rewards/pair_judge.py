@@ -1,0 +1,138 @@
+"""Judges of pairs: which of two answers to a prompt is better? A function of one's own, a reward model, an endpoint.
+
+    def briefer(pairs: Sequence[Pair]) -> list[float | None]:
+        return [0.5 + 0.5 * ((len(p.second) > len(p.first)) - (len(p.second) < len(p.first))) for p in pairs]
+
+A function gets a batch of pairs. It returns for each 1 where the first answer is better, 0 where the second is, 0.5
+for a tie, None where it cannot tell. A judge that fails, refuses or is too slow leaves pairs unjudged: no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rlcore.config.win_rate import JudgeConfig
+from rlcore.deadlines import Deadline
+from rlcore.errors import ConfigError, RewardError
+from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions
+from rlcore.rewards.pairs import Judgement, Pair
+from rlcore.rewards.reward_model import ScoreTokens
+from rlcore.rewards.user_function import call_within, load_function, plain_numbers
+from rlcore.strict import build
+
+TIE = 0.5
+
+
+class PairJudge(Protocol):
+    """Judges a batch of pairs, in their order: one :class:`Judgement` each."""
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Judgement]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BothOrders:
+    """A pair judged twice. ``forward``: as it is; ``backward``: swapped, its value from the same view. ``asked``: False
+    where both answers are the same text, which is a tie that nobody has to be asked about."""
+
+    forward: Judgement
+    backward: Judgement
+    asked: bool
+
+
+def judge_both_orders(judge: PairJudge, pairs: Sequence[Pair]) -> list[BothOrders]:
+    """What a judge says of each pair in both orders, from one call with all of them."""
+    asked = [pair for pair in pairs if pair.first != pair.second]
+    said = iter(judge([order for pair in asked for order in (pair, pair.swapped)]))
+    tie = Judgement(value=TIE)
+    found = []
+    for pair in pairs:
+        if pair.first == pair.second:
+            found.append(BothOrders(forward=tie, backward=tie, asked=False))
+            continue
+        forward, backward = next(said), next(said)
+        turned = backward if backward.value is None else replace(backward, value=1.0 - backward.value)
+        found.append(BothOrders(forward=forward, backward=turned, asked=True))
+    return found
+
+
+class FunctionPairJudge:
+    """A user's function as a judge. An exception in it, or its deadline, leaves the whole batch unjudged."""
+
+    def __init__(self, function: Callable[..., Any], name: str, *, deadline_minutes: float) -> None:
+        self._function, self._name, self._seconds = function, name, 60.0 * deadline_minutes
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Judgement]:
+        """
+        Raises:
+            RewardError: it returned another number of values than pairs, or a value that is neither None nor in 0..1.
+        """
+        if not pairs:
+            return []
+        deadline = Deadline(
+            seconds=self._seconds,
+            name=f"the judge {self._name}",
+            where=f"{len(pairs)} pairs",
+            setting="judge.deadline_minutes",
+        )
+        try:
+            values = plain_numbers(call_within(deadline, self._function, pairs))
+        except Exception as error:  # noqa: BLE001 - the function is the user's: whatever it raises
+            reason = f"the judge {self._name} raised {type(error).__name__}: {error}"
+            return [Judgement(value=None, error=reason)] * len(pairs)
+        if not isinstance(values, list | tuple) or len(values) != len(pairs):
+            given = f"{len(values)} values" if isinstance(values, list | tuple) else type(values).__name__
+            raise RewardError(f"{self._name} returned {given} for {len(pairs)} pairs", fix=_ONE_EACH)
+        return [self._judgement(plain_numbers(value)) for value in values]
+
+    def _judgement(self, value: Any) -> Judgement:
+        if value is None:
+            return Judgement(value=None, error="the function returned None")
+        if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+            raise RewardError(f"{self._name} returned {value!r}", fix=_ONE_EACH)
+        return Judgement(value=float(value))
+
+
+class RewardModelPairJudge:
+    """A reward model as a judge: the answer with the higher reward wins, equal rewards are a tie.
+
+    It reads token ids, each answer once however often it stands in the pairs; so its verdicts know no order.
+    """
+
+    def __init__(self, score_tokens: ScoreTokens) -> None:
+        self._score_tokens = score_tokens
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Judgement]:
+        if not pairs:
+            return []
+        sides = [((pair.prompt_ids, pair.first_ids), (pair.prompt_ids, pair.second_ids)) for pair in pairs]
+        items = list(dict.fromkeys(item for both in sides for item in both))
+        means = self._score_tokens(items, calibrated=False).detach().double().mean(dim=0).tolist()
+        reward = dict(zip(items, means, strict=True))
+        return [
+            Judgement(value=TIE + 0.5 * ((reward[first] > reward[second]) - (reward[first] < reward[second])))
+            for first, second in sides
+        ]
+
+
+def make_pair_judge(
+    config: JudgeConfig, *, where: str, score_tokens: Mapping[str, ScoreTokens] | None = None
+) -> PairJudge:
+    """The judge of a preset. ``where``: its key. ``score_tokens``: the trained reward models by their stage.
+
+    Raises:
+        ConfigError: unknown options, a function that cannot be imported, a key that is not set, no such reward model.
+    """
+    if config.kind == "judge":
+        options = build(PairJudgeOptions, config.options, source=f"{where}.options (judge)")
+        return EndpointPairJudge(options)
+    if config.kind == "reward_model":
+        if score_tokens is None or config.stage not in score_tokens:
+            raise ConfigError(f"the reward model {config.stage!r} is not available here", where=f"{where}.stage")
+        return RewardModelPairJudge(score_tokens[config.stage])
+    function = load_function(config.term, where, given="pairs")
+    return FunctionPairJudge(function, config.kind, deadline_minutes=config.deadline_minutes)
+
+
+_ONE_EACH = "return a list with one value per pair: 1 the first is better, 0 the second, 0.5 a tie, None unjudged"
