@@ -67,6 +67,7 @@ def test_the_figures_of_episodes_are_those_worked_by_hand(tokenizer: ChatTokeniz
         {
             "episode/turns": 1.5,
             "episode/with_calls": 0.5,
+            "episode/parsed": 0.5,
             "episode/tool_calls": 0.5,
             "episode/tool_errors": 1.0,
             "episode/tool_tokens": 35 / 71,
