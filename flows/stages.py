@@ -31,7 +31,7 @@ from tasks.steps.base import prepared
 from tasks.steps.compare import run_compare
 from tasks.steps.data import resolve_adapter
 from tasks.steps.drift import run_drift
-from tasks.steps.episodes import evaluation_corpus, evaluation_sections
+from tasks.steps.episodes import evaluation_episodes, evaluation_sections
 from tasks.steps.evaluate import run_evaluate
 from tasks.steps.import_sft import import_sections, registered_version, run_import_sft, run_start, source_files
 from tasks.steps.prepare import data_source, run_prepare
@@ -221,7 +221,7 @@ def _evaluate(checkpoint: str, config: RunConfig) -> Stage:
         run=partial(run_evaluate, checkpoint=stage, data=data),
         inputs=(stage, *stages_of_data(config, data)),
         sections=evaluation_sections,
-        external=evaluation_corpus,
+        external=evaluation_episodes,
         unused=unused_by_evaluation,
     )
 

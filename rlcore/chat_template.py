@@ -5,9 +5,11 @@ The template is rendered around placeholders, so that what a person wrote never 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlcore.errors import ModelError
 from rlcore.types import Message, Role
 
+Turn = Mapping[str, Any]
 TEMPLATE_FIX = "name a Jinja file of a chat template that fits the model in model.chat_template"
 _PLACEHOLDER = re.compile("\ue000\\d+\ue001")
 _OPEN_THOUGHT = re.compile(r"<think>(?!.*</think>).*\Z", re.DOTALL)
@@ -26,14 +29,16 @@ def encode(backend: PreTrainedTokenizerBase, text: str, *, is_template: bool) ->
     return tuple(backend(text, add_special_tokens=False, split_special_tokens=not is_template).input_ids)
 
 
-def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> list[str]:
+def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role], *, tools: str = "") -> list[str]:
     """What the template writes before, between and after the texts of a conversation: one piece more than texts.
+
+    ``tools``: the JSON list of the schemas that it describes, if any.
 
     Raises:
         ModelError: it refuses such a conversation, or does not write each message once and in order.
     """
     messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
-    rendered = render(backend, messages, add_generation_prompt=True)
+    rendered = render(backend, messages, add_generation_prompt=True, tools=tools)
     if _PLACEHOLDER.findall(rendered) != [message.content for message in messages]:
         raise ModelError(
             f"the chat template does not write each message of the roles {', '.join(roles)} once and in order",
@@ -44,14 +49,14 @@ def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role]) -> 
 
 
 def texts_as_rendered(
-    backend: PreTrainedTokenizerBase, messages: Sequence[Message], pieces: Sequence[str]
+    backend: PreTrainedTokenizerBase, messages: Sequence[Message], pieces: Sequence[str], *, tools: str = ""
 ) -> list[str]:
     """The messages' texts as the template writes them: unchanged, or without the white space around them.
 
     Raises:
         ModelError: it rewrites a text.
     """
-    rendered = render(backend, messages, add_generation_prompt=True)
+    rendered = render(backend, messages, add_generation_prompt=True, tools=tools)
     return texts_within(rendered, messages, pieces, where=str(backend.name_or_path))
 
 
@@ -98,17 +103,33 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
     return prefill, tail_ids[: end + 1]
 
 
-def render(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+def render(
+    backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool, tools: str = ""
+) -> str:
     """A conversation as its template writes it.
 
     Raises:
         ModelError: the template refuses the conversation.
     """
     turns = [{"role": message.role, "content": message.content} for message in messages]
+    return render_turns(backend, turns, add_generation_prompt=add_generation_prompt, tools=tools)
+
+
+def render_turns(
+    backend: PreTrainedTokenizerBase, turns: Sequence[Turn], *, add_generation_prompt: bool, tools: str = ""
+) -> str:
+    """The same of turns as the template takes them, which may hold calls.
+
+    Raises:
+        ModelError: the template refuses the conversation.
+    """
+    declared = {"tools": json.loads(tools)} if tools else {}
     try:
-        text: str = backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+        text: str = backend.apply_chat_template(
+            list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **declared
+        )
     except (TemplateError, ValueError, TypeError) as error:
-        roles = ", ".join(message.role for message in messages)
+        roles = ", ".join(turn["role"] for turn in turns)
         raise ModelError(
             f"the chat template refuses a conversation of the roles {roles}: {error}",
             where=str(backend.name_or_path),

@@ -202,6 +202,14 @@ RULES: tuple[Rule, ...] = (
         fix="critic.warmup_iterations, critic.initialise_from = 'reward_model', lower critic.learning_rate",
     ),
     Rule(
+        name="tools",
+        metric="episode/parsed",
+        reading=plain("episode/parsed"),
+        lag=1,
+        says="There are tools, and next to no episode holds a call of one that could be parsed.",
+        fix="show a call in data.<name>.system or in demonstrations; check episodes.call_format and max_turn_tokens",
+    ),
+    Rule(
         name="mismatch",
         metric="mismatch/kl",
         reader=partial(plain, "mismatch/kl"),

@@ -95,14 +95,14 @@ class ChatTokenizer:
         """Text of token ids, without control tokens."""
         return _decode(self.backend, ids, skip_special_tokens=True)
 
-    def render_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of a conversation, ending with the generation prompt.
+    def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> tuple[int, ...]:
+        """Token ids of a conversation, ending with the generation prompt; ``tools``: as in :class:`Prompt`.
 
         Raises:
             ModelError: the template refuses the conversation, or drops or rewrites a message.
         """
-        pieces = template_pieces(self.backend, [message.role for message in messages])
-        texts = texts_as_rendered(self.backend, messages, pieces)
+        pieces = template_pieces(self.backend, [message.role for message in messages], tools=tools)
+        texts = texts_as_rendered(self.backend, messages, pieces, tools=tools)
         ids: tuple[int, ...] = ()
         for piece, text in zip_longest(pieces, texts, fillvalue=""):
             ids += self.encode_template(piece) + self.encode(text)

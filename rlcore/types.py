@@ -50,6 +50,7 @@ class Prompt:
     ``reference`` is what the verifier needs (a ground truth, or JSON for a task's own scorer); ``""`` when the
     reward does not need one. ``task`` names the family of problems, for per-task figures and verifiers. ``dataset`` is
     the name of the data set that the prompt is of, where a run has several: rewards may be on some of them alone.
+    ``tools``: the JSON schemas of the tools that the chat template describes in it, as one JSON list; ``""`` for none.
     """
 
     prompt_id: str
@@ -58,6 +59,7 @@ class Prompt:
     reference: str
     task: str
     dataset: str = ""
+    tools: str = ""
 
     @property
     def has_reference(self) -> bool:
@@ -87,7 +89,8 @@ class Rollout:
 
     ``finish_reason`` is the engine's word: ``"length"`` means cut by the limit of tokens, or of turns. ``text`` is the
     decoded last turn without special tokens, for verifiers and people; it is never tokenized again. ``tool_calls``
-    are the turns before it, each of which ended in a call; without tools there are none.
+    are the turns before it, each of which ended in a call; without tools there are none. ``environment_reward``: what
+    the episode's environment says that it was worth; None where there is none, or where it says nothing.
     """
 
     prompt: Prompt
@@ -98,6 +101,7 @@ class Rollout:
     finish_reason: FinishReason
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
+    environment_reward: float | None = None
 
     @property
     def turns(self) -> tuple[tuple[int, int], ...]:

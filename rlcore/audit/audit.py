@@ -34,7 +34,7 @@ from rlcore.sampling.base import members_of
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.training.totals import UpdateStats
-from rlcore.types import ScoredRollout, TrainingSample
+from rlcore.types import Prompt, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
     from rlcore.loop.run import Parts
@@ -72,7 +72,7 @@ class Audit:
             )
         )
         first = parts.prompts[:2]
-        self._renders = bool(first) and all(self._rendered(p.messages) == p.token_ids for p in first)
+        self._renders = bool(first) and all(self._rendered(p) == p.token_ids for p in first)
         # A script replays what it was given: nothing is drawn.
         self._draws = not any(isinstance(engine, ScriptedSampler) for engine in members_of(parts.engine))
         self._sampling, self._direction, self._said = SamplingTest(), Direction(), set[str]()
@@ -205,7 +205,7 @@ class Audit:
         parts = self._parts
         for item, sample in zip(items, samples, strict=True):
             prompt = item.rollout.prompt
-            rendered = self._rendered(prompt.messages) if self._renders else prompt.token_ids
+            rendered = self._rendered(prompt) if self._renders else prompt.token_ids
             if fault := rollout_fault(item, sample, parts.tokenizer, rendered):
                 self._report(fault, iteration)
         seed = derive_seed(parts.seed, "audit", iteration)
@@ -249,8 +249,9 @@ class Audit:
                 "entropy may outweigh them, or the learning rate is next to 0"
             )
 
-    def _rendered(self, messages: Any) -> tuple[int, ...]:
-        return self._parts.tokenizer.render_prompt(messages) if messages else ()
+    def _rendered(self, prompt: Prompt) -> tuple[int, ...]:
+        render = self._parts.tokenizer.render_prompt
+        return render(prompt.messages, tools=prompt.tools) if prompt.messages else ()
 
     def _report(self, finding: Finding, iteration: int) -> None:
         error = CanaryError(f"the audit of iteration {iteration}: {finding}", where=finding.where, fix=finding.fix)

@@ -11,6 +11,7 @@ from itertools import islice
 from rlcore.errors import CanaryError, RlcoreError
 from rlcore.rewards.answers import closing
 from rlcore.rewards.base import RewardFn, known_as
+from rlcore.rewards.environment import EnvironmentReward
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
 from rlcore.rewards.math_answer import find_reference
@@ -67,6 +68,8 @@ def terms_canary(
         elif part.reward.name in VERIFIERS:
             notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
             continue
+        elif isinstance(known_as(part.reward), EnvironmentReward):
+            continue  # it reads what an episode has brought, and no sample here is one
         notes += _check_samples(part.reward, [each for each in samples if part.is_on(each.prompt)][:NUM_SAMPLES])
     return notes
 

@@ -43,6 +43,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "length": Limit(warn=4.0, stop=10.0, patience=5),
         "gaming": Limit(warn=0.1, stop=0.25, patience=2),
         "critic": Limit(warn=-0.1, stop=-1.0, patience=10),
+        "tools": Limit(warn=0.01, stop=0.001, patience=5),
         "mismatch": Limit(warn=0.01, stop=0.1, patience=3),
     }
 )
@@ -86,6 +87,7 @@ class HealthConfig:
     length: LimitConfig = field(default_factory=LimitConfig)
     gaming: LimitConfig = field(default_factory=LimitConfig)
     critic: LimitConfig = field(default_factory=LimitConfig)
+    tools: LimitConfig = field(default_factory=LimitConfig)
     mismatch: LimitConfig = field(default_factory=LimitConfig)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class SamplingConfig:
     engine: EngineConfig | None = None  # left out: the run's engine
 
     def __post_init__(self) -> None:
-        if self.episodes.tools and self.episodes.max_turn_tokens > self.max_new_tokens:
+        if self.episodes.has_tools and self.episodes.max_turn_tokens > self.max_new_tokens:
             raise ConfigError("episodes.max_turn_tokens must not be above max_new_tokens, which bounds all turns")
         if self.staleness and self.max_replacements:
             raise ConfigError(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from rlcore.types import Prompt, Rollout, ScoredRollout, ToolCall
+from rlcore.types import Message, Prompt, Rollout, ScoredRollout, ToolCall
 
 Groups = list[list[Rollout]]
 
@@ -106,14 +106,34 @@ def _loaded(load: Callable[[], object] | None, sample: Callable[[int], Groups], 
 
 
 def to_json(groups: Sequence[Sequence[Rollout]]) -> str:
-    """Groups without their prompts, which are known; numbers exactly as they are."""
-    return json.dumps([[_record(rollout) for rollout in group] for group in groups])
+    """Groups with what their environments made of the prompts; numbers exactly as they are."""
+    return json.dumps([{"prompt": _asked(group), "rollouts": [_record(one) for one in group]} for group in groups])
 
 
 def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
     """The groups that :func:`to_json` was given, of these prompts in this order."""
     groups = zip(json.loads(text), prompts, strict=True)
-    return [[_rollout(record, prompt) for record in group] for group, prompt in groups]
+    return [_group(group["rollouts"], _prompt(group["prompt"], prompt)) for group, prompt in groups]
+
+
+def _asked(group: Sequence[Rollout]) -> dict[str, Any]:
+    """The fields of a group's prompt that an environment changes; empty for a group without rollouts."""
+    if not group:
+        return {}
+    prompt = group[0].prompt
+    messages = [dataclasses.asdict(message) for message in prompt.messages]
+    return {"messages": messages, "token_ids": prompt.token_ids, "tools": prompt.tools}
+
+
+def _prompt(asked: dict[str, Any], prompt: Prompt) -> Prompt:
+    if not asked:
+        return prompt
+    messages = tuple(Message(**message) for message in asked["messages"])
+    return dataclasses.replace(prompt, messages=messages, token_ids=tuple(asked["token_ids"]), tools=asked["tools"])
+
+
+def _group(records: Sequence[dict[str, Any]], prompt: Prompt) -> list[Rollout]:
+    return [_rollout(record, prompt) for record in records]
 
 
 def _record(rollout: Rollout) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def _rollout_metrics(parts: Parts, drawn: Drawn[list[ScoredRollout]]) -> dict[st
         metrics |= replacement_metrics(drawn, truncated=config.update.truncated)
     if len(parts.shares) > 1:
         metrics |= dataset_rewards(drawn.groups, truncated=config.update.truncated)
-    if config.sampling.episodes.tools:
+    if config.sampling.episodes.has_tools:
         metrics |= episode_metrics([item.rollout for group in drawn.groups for item in group])
     if config.sampling.staleness:
         metrics["staleness"] = mean_staleness(drawn.groups, parts.learner.policy_version)

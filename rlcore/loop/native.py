@@ -76,7 +76,7 @@ def _refuse_what_is_not_built(config: RlConfig) -> None:
     engine, critic = config.sampling.engine, config.critic
     settings = {
         "update.adapter.rank": config.update.adapter.rank > 0,
-        "sampling.episodes.tools": bool(config.sampling.episodes.tools),
+        "sampling.episodes.tools": config.sampling.episodes.has_tools,
         "sampling.engine.kind": engine is not None and engine.kind != "native",
         "critic.initialise_from": critic.initialise_from != "policy",
     }

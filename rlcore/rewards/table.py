@@ -15,6 +15,7 @@ from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.code_tests import CodeOptions, CodeReward
+from rlcore.rewards.environment import EnvironmentOptions, EnvironmentReward
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.language import LanguageOptions, LanguageReward
@@ -70,6 +71,7 @@ REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
         "language": RewardEntry(LanguageOptions, lambda options, *_: LanguageReward(options)),
         "repetition": RewardEntry(RepetitionOptions, lambda options, *_: RepetitionReward(options)),
         "length": RewardEntry(LengthOptions, lambda options, *_: LengthReward(options)),
+        "environment": RewardEntry(EnvironmentOptions, lambda *_: EnvironmentReward()),
         "judge": RewardEntry(JudgeOptions, lambda options, *_: JudgeReward(options)),
         "reward_model": RewardEntry(RewardModelOptions, _make_reward_model),
     }

@@ -12,11 +12,11 @@ malformed call, an unknown tool, a division by zero) comes back to it as text th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-OPENING = re.compile(r"<tool:([a-z_]{1,40})>")
+OPENING = re.compile(r"<tool:([A-Za-z_][A-Za-z0-9_]{0,63})>")
 CLOSING = "</tool>"
 
 
@@ -35,6 +35,13 @@ class ToolFailure:
     reason: str
 
 
+class CallError(Exception):
+    """Raised by a method of an environment: the call is wrong, and the policy is told why.
+
+    Any other exception is a fault of the environment, which fails the rollout.
+    """
+
+
 class Tool(Protocol):
     """Answers calls. The same argument has the same answer, whatever else is asked at the same time."""
 
@@ -48,11 +55,17 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedCall:
-    """A call as it was written; ``fault`` says why it is none that can be run (then ``tool`` is empty)."""
+    """A call as it was written; ``fault`` says why it is none that can be run (then ``tool`` is empty).
+
+    What the tool is given is ``arguments`` by name where the format writes them so, else the text ``argument``.
+    ``call_id``: what the policy calls its call, in formats that have such a name.
+    """
 
     tool: str = ""
     argument: str = ""
     fault: str = ""
+    arguments: Mapping[str, Any] | None = None
+    call_id: str = ""
 
 
 def parse_call(turn: str) -> ParsedCall | None:

@@ -25,6 +25,7 @@ class CalculatorTool:
     """``+ - * / // % **`` and brackets over exact rational numbers; see :func:`calculate`."""
 
     name = "calculator"
+    describes = "Computes an expression of numbers, + - * / // % ** and brackets, exactly."
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
         """The value of each expression, or what is wrong with it."""

@@ -26,6 +26,7 @@ class PythonTool:
     """
 
     name = "python"
+    describes = "Runs a Python program, and says what it printed. Nothing is kept between two calls."
 
     def __init__(self, sandbox: Sandbox, *, timeout_seconds: float) -> None:
         self._sandbox = sandbox

@@ -31,6 +31,7 @@ class SearchTool:
     """The best passages for a query, one a line: ``[id] text``; see :func:`words` for what a word is."""
 
     name = "search"
+    describes = "Finds the passages of a corpus that fit a query best."
 
     def __init__(self, passages: Sequence[Passage], *, num_passages: int) -> None:
         """

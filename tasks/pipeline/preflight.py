@@ -42,6 +42,7 @@ from tasks.preset.run import RunConfig
 from tasks.preset.stages import BASE, RlStage, StageConfig, judge_of, reference_of, rewards_of, sampling_of, terms_of
 from tasks.steps.base import MODEL
 from tasks.steps.data import check_options, hub_parts, resolve_adapter
+from tasks.steps.episodes import environment_faults
 from tasks.steps.prepare import DATASET_KINDS
 from tasks.tracking.registry import read_version
 
@@ -195,6 +196,7 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
         yield from _files(path, stage)
         yield from _sandbox(f"{path}.rewards", rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
+        yield from environment_faults(sampling.episodes, f"{path}.sampling.episodes")
         yield from _engine_of(ready.config, f"{path}.sampling", sampling)
 
 

@@ -15,7 +15,7 @@ from rlcore.config.rl import RewardTerm
 class VerifierConfig:
     """The grader of held-out answers: right or wrong. ``data``: the data sets that it grades; none named: all."""
 
-    kind: Literal["math", "procedural", "code"] = "math"
+    kind: Literal["math", "procedural", "code", "environment"] = "math"
     data: tuple[str, ...] = ()
     options: Mapping[str, Scalar] = field(default_factory=dict)
 

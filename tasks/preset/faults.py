@@ -21,6 +21,7 @@ from tasks.preset.graph import (
 from tasks.preset.stages import (
     BASE,
     PRODUCTS,
+    RejectionStage,
     RewardModelStage,
     RlStage,
     Rows,
@@ -202,6 +203,13 @@ def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
 
 def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     sampling = sampling_of(stage)
+    if sampling and sampling.episodes.environment and isinstance(stage, RejectionStage):
+        yield (
+            f"{path}.sampling.episodes.environment: what an environment says first is in no demonstration; take the "
+            "tools of the table, or train online"
+        )
+    if sampling and not sampling.episodes.environment and any(t.kind == "environment" for t in rewards_of(stage)):
+        yield f"{path}.rewards: kind 'environment' reads what an environment says; name one in sampling.episodes"
     if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
         yield (
             f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "
@@ -223,7 +231,7 @@ def _episodes(config: RunConfig) -> Iterator[str]:
 
 def _players(config: RunConfig) -> list[str]:
     """The stages whose policies call tools."""
-    return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.tools]
+    return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.has_tools]
 
 
 def _evaluation(config: RunConfig) -> Iterator[str]:

@@ -9,17 +9,20 @@ from pathlib import Path
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
 from rlcore.config import EpisodeConfig
-from rlcore.errors import DataError
+from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.episodes import EpisodeSampler
 from rlcore.sandbox.pool import SandboxPool
 from rlcore.tokenization import ChatTokenizer
+from rlcore.tools.environment import import_environment
 from rlcore.tools.search import Passage
 from rlcore.tools.table import ToolResources, build_tools
 from tasks.home.artifacts import file_sha256
+from tasks.home.code_hash import closure_digest
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, section_of
 from tasks.preset.stages import sampling_of
+from tasks.steps.rewards import file_digest
 
 
 @contextmanager
@@ -27,16 +30,35 @@ def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig)
     """The engine itself where no tools are named, else one that plays episodes on it.
 
     Raises:
+        ConfigError: the environment cannot be imported, or is none.
         DataError: the search tool's corpus cannot be read or breaks its contract.
         ModelError: the chat template cannot show a tool's output.
     """
-    if not config.tools:
+    if not config.has_tools:
         yield engine
         return
     with ExitStack() as stack:
         sandbox = stack.enter_context(SandboxPool()) if "python" in config.tools else None
         resources = ToolResources(passages=_passages(config), sandbox=sandbox)
-        yield EpisodeSampler(engine, tokenizer, build_tools(config, resources), config)
+        tools = build_tools(config, resources)
+        environment = import_environment(config.environment, config.options) if config.environment else None
+        yield EpisodeSampler(engine, tokenizer, tools, config, environment)
+
+
+def environment_faults(config: EpisodeConfig, path: str) -> list[str]:
+    """What is wrong with the environment of a section, each fault with its full key; ``path``: the section's."""
+    if not config.environment:
+        return []
+    faults = [
+        f"{path}.files.{number} = {file!r}: no such file"
+        for number, file in enumerate(config.files)
+        if not Path(file).is_file()
+    ]
+    try:
+        import_environment(config.environment, config.options)
+    except ConfigError as error:
+        faults.append(f"{path}.environment: {error.what}; {error.fix}")
+    return faults
 
 
 def episodes_of(config: RunConfig) -> EpisodeConfig:
@@ -68,9 +90,21 @@ def corpus_digest(config: EpisodeConfig) -> str:
         ) from error
 
 
-def evaluation_corpus(config: Sections) -> str:
-    """:func:`corpus_digest` of the episodes that are evaluated."""
-    return corpus_digest(config.episodes)
+def episodes_digest(config: EpisodeConfig) -> str:
+    """Digest of what episodes depend on outside of this code; empty where that is nothing.
+
+    The search tool's corpus, the environment with all that is the user's own of what it imports, and its files.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    own = [closure_digest(config.module), *map(file_digest, config.files)] if config.environment else []
+    return " ".join(filter(None, [corpus_digest(config), *own]))
+
+
+def evaluation_episodes(config: Sections) -> str:
+    """:func:`episodes_digest` of the episodes that are evaluated."""
+    return episodes_digest(config.episodes)
 
 
 def _passages(config: EpisodeConfig) -> list[Passage]:

@@ -14,6 +14,7 @@ from tasks.preset.stages import reward_models_of, sampling_of, terms_of
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
+    "environment": ("rlcore.rewards.environment",),
     "format": ("rlcore.rewards.format", "rlcore.rewards.regex_matcher"),
     "judge": ("rlcore.rewards.judge", "rlcore.rewards.pair_endpoint"),
     "language": ("rlcore.rewards.language",),
@@ -27,7 +28,12 @@ _REWARDS: Mapping[str, tuple[str, ...]] = {
         "rlcore.models.reward_scale",
     ),
 }
-_EPISODES = ("rlcore.sampling.episodes", "rlcore.tools")
+_EPISODES = (
+    "rlcore.sampling.episodes",
+    "rlcore.sampling.openings",
+    "rlcore.sampling.replies",
+    "rlcore.tools",
+)
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     "python": (*_EPISODES, "rlcore.sandbox"),
     "search": (*_EPISODES, "data_contracts.search_corpus"),
@@ -110,6 +116,7 @@ def _unused(kinds: Iterable[str], episodes: EpisodeConfig, engine: EngineConfig 
     named = ("a function" if ":" in kind else kind for kind in kinds)
     taken = {module for kind in named for module in _REWARDS.get(kind, ())}
     taken |= {module for tool in episodes.tools for module in _TOOLS[tool]}
+    taken |= {*_EPISODES} if episodes.environment else set()
     taken |= {*_ENGINES.get(engine.kind, ())}
     every = {module for table in (_REWARDS, _TOOLS, _ENGINES) for modules in table.values() for module in modules}
     return frozenset(every - taken)

@@ -36,7 +36,7 @@ def files_of(term: RewardTerm) -> tuple[str, ...]:
 
 
 def file_digest(path: str) -> str:
-    """SHA-256 of a file that a reward reads.
+    """SHA-256 of a file that a reward or an environment reads.
 
     Raises:
         DataError: it cannot be read.
@@ -44,7 +44,7 @@ def file_digest(path: str) -> str:
     try:
         return file_sha256(Path(path))
     except OSError as error:
-        raise DataError(f"cannot read a file of a reward: {error.strerror}", where=path) from error
+        raise DataError(f"cannot read a file that the preset names: {error.strerror}", where=path) from error
 
 
 def open_reward_models(

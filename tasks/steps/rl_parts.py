@@ -32,7 +32,7 @@ from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
 from tasks.preset.stages import RlStage, sampling_of, terms_of
 from tasks.steps.base import MODEL, StageContext
-from tasks.steps.episodes import corpus_digest, with_tools
+from tasks.steps.episodes import episodes_digest, with_tools
 from tasks.steps.rewards import (
     file_digest,
     files_of,
@@ -171,7 +171,7 @@ def outside(config: Sections) -> str:
     """Digest of what a stage that samples and scores depends on outside of this code.
 
     The user's own rewards with all that is the user's own of what they import, the files that they and judges read, the
-    search tool's corpus, and the version of a library that a reward names.
+    search tool's corpus, the environment of the episodes likewise, and the version of a library that a reward names.
 
     Raises:
         DataError: a file cannot be read.
@@ -180,7 +180,7 @@ def outside(config: Sections) -> str:
     assert sampling is not None
     modules = sorted({term.module for term in terms if term.module})
     files = [file_digest(path) for term in terms for path in files_of(term)]
-    digests = [*(closure_digest(module) for module in modules), *files, corpus_digest(sampling.episodes)]
+    digests = [*(closure_digest(module) for module in modules), *files, episodes_digest(sampling.episodes)]
     if any(term.kind == "language" and term.options.get("identifier") == "py3langid" for term in terms):
         digests.append(f"py3langid {_version('py3langid')}")
     return " ".join(filter(None, digests))

@@ -16,12 +16,13 @@ from typing import Any
 from data_contracts.characters import has_visible
 from rlcore.canaries import mask_canary
 from rlcore.config import RejectionConfig
-from rlcore.errors import RewardError
+from rlcore.errors import ConfigError, RewardError
 from rlcore.models.architectures import positions_of
 from rlcore.rejection import Candidate
 from rlcore.rewards.base import check_error_rate, score_groups
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.episodes import EpisodeSampler
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
@@ -72,6 +73,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             )
         )
         sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
+        _refuse_changed_prompts(context, sampler)
         for number, path in enumerate(paths):
             if path in intact:
                 continue
@@ -80,12 +82,22 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             groups = score_groups(reward, sample_groups(sampler, chunk, config, seed=seed))
             refuse_failing_grader(groups, path)
             mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
-            if config.sampling.episodes.tools:
+            if config.sampling.episodes.has_tools:
                 write_json(calls_of(groups), path.with_suffix(CALLS))
                 note_digest(path.with_suffix(CALLS))
             write_rollouts(path, number, groups)
             note_digest(path)
             context.advance("rejection chunks", number + 1, len(paths))
+
+
+def _refuse_changed_prompts(context: StageContext, sampler: Sampler) -> None:
+    """Demonstrations of these answers would have prompts without the tools that the policy was told of."""
+    if isinstance(sampler, EpisodeSampler) and sampler.changes_prompts:
+        raise ConfigError(
+            "the chat template declares the tools in the prompt, and demonstrations cannot hold such a prompt",
+            where=f"stages.{context.stage}.sampling.episodes.call_format",
+            fix="set call_format = 'ours' and say in data.<name>.system how a call is written",
+        )
 
 
 def _has_other_calls(path: Path) -> bool:

@@ -162,7 +162,7 @@ def test_the_demo_is_shown_changed_and_taken_along(
 
 
 @pytest.mark.slow  # half a minute for all
-@pytest.mark.parametrize("preset", ["mine.toml", "brief.toml", "tools.toml", "rlhf.toml", "ppo.toml"])
+@pytest.mark.parametrize("preset", ["mine.toml", "brief.toml", "tools.toml", "guessing.toml", "rlhf.toml", "ppo.toml"])
 def test_the_run_of_a_page_ends_with_its_comparison(project: Path, tmp_path: Path, preset: str) -> None:
     overrides = (*SMALL_MODEL, *SMALL_RUN)
     if preset in ("mine.toml", "brief.toml"):

@@ -54,6 +54,8 @@ STOPS: Mapping[str, tuple[list[dict[str, float]], int, int]] = {
     ),
     # Means of five: -0.5 (twice) and -0.9, -1.0 are within the bound, -5.1 / 4 = -1.275 is the first beyond it.
     "critic": (history(value__explained_variance=[0.0, -0.6, -1.5, -3.0, *[-2.0] * 9]), 4, 2),
+    # One of a thousand episodes calls, then none: rollouts of iteration 3 are of the weights after iteration 2.
+    "tools": (history(episode__parsed=[0.5, 0.001, *[0.0] * 5]), 3, 1),
     "mismatch": (history(mismatch__kl=[1e-4, 1e-4, 0.2, 0.2, 0.2]), 3, 1),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Callable
@@ -167,6 +168,13 @@ def test_without_staleness_a_checkpoint_keeps_no_rollouts() -> None:
 def test_a_rollout_comes_back_from_json_as_it_was(logprobs: list[float]) -> None:
     groups = [[rollout(logprob=value) for value in logprobs], []]
     assert from_json(to_json(groups), [PROMPT, PROMPT]) == groups
+
+
+def test_what_an_environment_made_of_a_prompt_comes_back_from_json_too() -> None:
+    asked = (Message(role="user", content="3+4\n\nYour turn."),)
+    changed = dataclasses.replace(PROMPT, messages=asked, token_ids=(*PROMPT.token_ids, 7), tools="[]")
+    groups = [[dataclasses.replace(rollout(), prompt=changed, environment_reward=0.5)]]
+    assert from_json(to_json(groups), [PROMPT]) == groups
 
 
 def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training() -> None:

@@ -18,11 +18,19 @@ from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tasks.preset.stages import RlStage
-from tasks.steps.episodes import corpus_digest, episodes_of, evaluation_sections, with_tools
+from tasks.steps.episodes import (
+    corpus_digest,
+    environment_faults,
+    episodes_digest,
+    episodes_of,
+    evaluation_sections,
+    with_tools,
+)
 from tasks.steps.rl_records import rollout_rows
+from tests.architecture.source_files import ROOT
 
 CALCULATOR = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=40)
-PARAMS = SamplingParams(temperature=1.0, max_new_tokens=120, num_samples=1)
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=320, num_samples=1)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +75,7 @@ def test_the_figures_of_episodes_are_those_worked_by_hand(tokenizer: ChatTokeniz
         {
             "episode/turns": 1.5,
             "episode/with_calls": 0.5,
+            "episode/parsed": 0.5,
             "episode/tool_calls": 0.5,
             "episode/tool_errors": 1.0,
             "episode/tool_tokens": 35 / 71,
@@ -111,6 +120,8 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
         ("stages.grpo.sampling.episodes.tools=['calculator', 'calculator']", "a tool is named twice"),
         ("stages.grpo.sampling.episodes.tools=['search']", "the search tool and its corpus go together"),
         ("stages.grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
+        ("stages.grpo.sampling.episodes.environment='guess'", "is not written as module:Class"),
+        ("stages.grpo.sampling.episodes.files=['a']", "options and files are those of an environment"),
         ("stages.grpo.sampling.episodes.max_output_tokens=15", "must be at least 16"),
     ],
 )
@@ -118,3 +129,33 @@ def test_episodes_that_cannot_be_are_refused_with_their_path(override: str, mess
     with pytest.raises(ConfigError, match=message) as caught:
         open_preset("agentic", [override])
     assert "grpo.sampling" in caught.value.what
+
+
+GAME = re.compile(r'```python title="game.py"\n(.*?)```', re.DOTALL)
+
+
+def test_the_game_of_the_tutorial_is_played_from_its_setting_and_its_code_is_in_the_key(
+    tokenizer: ChatTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/tutorials/own-environment.md").read_text(encoding="utf-8")
+    (code,) = GAME.findall(page)
+    (tmp_path / "game.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = EpisodeConfig(environment="game:Guess", max_turns=4, max_turn_tokens=30)
+    rollout = play(tokenizer, config, "<tool:guess>5</tool>", "<tool:guess>10</tool>", "<tool:guess>7</tool>", "Yes.")
+    said = [(call.output, call.is_error) for call in rollout.tool_calls]
+    assert said == [("higher", False), ("error: a guess is from 1 to 9", True), ("right", False)]
+    assert (rollout.text, rollout.environment_reward) == ("Yes.", 0.5)
+    assert rollout.prompt.messages[-1].content == "3+4\n\nGuess my number, from 1 to 9."
+    before = episodes_digest(config)
+    (tmp_path / "game.py").write_text(code.replace("1 / self.tries", "1.0"), encoding="utf-8")
+    assert episodes_digest(config) != before
+    (tmp_path / "words.txt").write_text("one")
+    with_file = dataclasses.replace(config, files=("words.txt",))
+    assert episodes_digest(with_file).startswith(episodes_digest(config))
+    assert environment_faults(with_file, "e") == []
+    wrong = dataclasses.replace(config, environment="game:Absent", files=("absent.txt",))
+    first, second = environment_faults(wrong, "stages.grpo.sampling.episodes")
+    assert first == "stages.grpo.sampling.episodes.files.0 = 'absent.txt': no such file"
+    assert second.startswith("stages.grpo.sampling.episodes.environment: cannot import the environment 'game:Absent'")

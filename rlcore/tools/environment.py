@@ -1,0 +1,203 @@
+"""An environment of the user's own: a class with a state, whose public methods are the tools of an episode.
+
+    class Guess:
+        def reset(self, prompt: Prompt) -> str | None: ...          # the first observation
+        def guess(self, number: int) -> str: ...                     # a tool: its schema from hints and docstring
+        def get_reward(self) -> float: ...                           # optional: what the episode was worth
+
+A preset names it as ``module:Class``. Methods may be ``async``. Every episode has an instance of its own. ``reset`` may
+take ``rng``, a seeded ``random.Random``. In ``reset`` it draws the same for a whole group, which has one prompt; from
+then on each episode draws its own. ``close``, where there is one, is called at the end of an episode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils import get_json_schema
+
+from rlcore.errors import ConfigError
+
+Schema = Mapping[str, Any]
+RESERVED = ("reset", "get_reward", "close")
+_FIX = "name a class as module:Class, of a module in the current folder or on PYTHONPATH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentClass:
+    """A user's class with its options. ``schemas``: of its tools, by their names, as chat templates take them."""
+
+    make: Callable[[], Any]
+    name: str
+    schemas: Mapping[str, Schema]
+    takes_rng: bool
+    has_reward: bool
+
+    def parameters_of(self, tool: str) -> Schema:
+        """The JSON schema of a tool's arguments, an object."""
+        found: Schema = self.schemas[tool]["function"]["parameters"]
+        return found
+
+
+def import_environment(name: str, options: Mapping[str, Any], *, where: str = "environment") -> EnvironmentClass:
+    """The class that ``name`` (``module:Class``) means, with ``options`` for its constructor; ``where``: its key.
+
+    Raises:
+        ConfigError: it cannot be imported, takes other options, has no ``reset`` or no tool, or a tool without type
+            hints or without a description of each argument.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # the module is the user's: whatever its import raises
+        raise ConfigError(f"cannot import the environment {name!r}: {error}", where=where, fix=_FIX) from error
+    return environment_of(found, options, name=name, where=where)
+
+
+def environment_of(
+    found: Any, options: Mapping[str, Any], *, name: str = "", where: str = "environment"
+) -> EnvironmentClass:
+    """The same of a class at hand.
+
+    Raises:
+        ConfigError: as :func:`import_environment`.
+    """
+    name = name or getattr(found, "__name__", repr(found))
+    reset = getattr(found, "reset", None)
+    if not inspect.isclass(found) or not callable(reset):
+        raise ConfigError(f"{name!r} is no class with a method reset", where=where, fix=_FIX)
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name!r} cannot be made with these options: {error}",
+            where=where,
+            fix=f"its signature is {class_signature(found)}",
+        ) from error
+    schemas = {tool: _schema(found, tool, where=where) for tool in _tools_of(found)}
+    if not schemas:
+        raise ConfigError(f"{name!r} has no tool", where=where, fix="write a public method: it is a tool")
+    return EnvironmentClass(
+        make=lambda: found(**options),
+        name=name,
+        schemas=schemas,
+        takes_rng="rng" in inspect.signature(reset).parameters,
+        has_reward=callable(getattr(found, "get_reward", None)),
+    )
+
+
+def class_signature(found: type) -> str:
+    """A class with the arguments of its constructor, for an error."""
+    return f"{found.__name__}{inspect.signature(found)}"
+
+
+def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | None) -> dict[str, Any] | str:
+    """The arguments of a call by name, or what is wrong with them, for the policy.
+
+    ``named``: where the format writes them so. A ``text`` is the one argument of a tool that has one, none at all, or
+    a JSON object of several.
+    """
+    properties: Mapping[str, Schema] = parameters.get("properties", {})
+    required = parameters.get("required", [])
+    found = _from_text(properties, text) if named is None else dict(named)
+    if found is None:
+        return f"the arguments are a JSON object of {', '.join(properties)}" if properties else "it takes no argument"
+    for name in found:
+        if name not in properties:
+            return f"there is no argument {name!r}, only {', '.join(properties) or 'none'}"
+    for name in required:
+        if name not in found:
+            return f"the argument {name!r} is missing"
+    for name, value in found.items():
+        if not fits(value, properties[name]):
+            return f"{name} must be {_kind(properties[name])}"
+    return found
+
+
+def fits(value: object, schema: Schema) -> bool:
+    """Whether a JSON value is one of a schema, of those that type hints make."""
+    if value is None and schema.get("nullable"):
+        return True
+    if "anyOf" in schema:
+        return any(fits(value, each) for each in schema["anyOf"])
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    kinds = schema.get("type", [])
+    if not any(_is_a(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)) and kinds:
+        return False
+    items = schema.get("items")
+    return not isinstance(value, list) or not items or all(fits(each, items) for each in value)
+
+
+def written(value: object) -> str:
+    """What a tool gave, as the policy reads it: a text as it is, anything else as JSON, None as nothing."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def _is_a(value: object, kind: str) -> bool:
+    if isinstance(value, bool) and kind != "boolean":  # a boolean is an integer to Python and to nobody else
+        return False
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _from_text(properties: Mapping[str, Schema], text: str) -> dict[str, Any] | None:
+    """The arguments that a text is, None where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    if isinstance(value, dict) and set(value) <= set(properties):
+        return value
+    if not properties and not text:
+        return {}
+    if len(properties) != 1:
+        return None
+    ((name, schema),) = properties.items()
+    return {name: value if not fits(text, schema) else text}
+
+
+def _kind(schema: Schema) -> str:
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    kinds = schema.get("type", "something else")
+    return f"of type {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
+
+
+def _tools_of(found: type) -> list[str]:
+    names = [name for name, _ in inspect.getmembers(found, inspect.isfunction)]
+    return [name for name in names if not name.startswith("_") and name not in RESERVED]
+
+
+def _schema(found: type, tool: str, *, where: str) -> Schema:
+    method = inspect.getattr_static(found, tool)
+    # Bound, so that self is no argument; static methods have none.
+    bound = method.__func__ if isinstance(method, staticmethod) else types.MethodType(getattr(found, tool), found)
+    try:
+        schema: dict[str, Any] = get_json_schema(bound)
+    except Exception as error:  # the library has a type of its own for each fault
+        raise ConfigError(
+            f"the method {found.__name__}.{tool} is a tool, and cannot be described: {error}",
+            where=where,
+            fix="give each argument a type hint and a line under Args: in the docstring; or begin its name with _",
+        ) from error
+    schema["function"].pop("return", None)
+    return schema
