@@ -204,7 +204,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="tools",
         metric="episode/parsed",
-        reading=plain("episode/parsed"),
+        reader=partial(plain, "episode/parsed"),
         lag=1,
         says="There are tools, and next to no episode holds a call of one that could be parsed.",
         fix="show a call in data.<name>.system or in demonstrations; check episodes.call_format and max_turn_tokens",

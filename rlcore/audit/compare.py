@@ -212,7 +212,7 @@ def update_faults(
 ) -> Iterator[Finding]:
     """What an update's own figures say against it: that it learned, and from all samples that can teach.
 
-    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing, and an update
+    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing. An update
     that has skipped a step says so itself.
     """
     if stats.skipped or stats.policy_version <= config.critic.warmup_iterations:
