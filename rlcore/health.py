@@ -35,9 +35,9 @@ class Rule:
     name: str
     metric: str
     reader: Callable[[], Reading]
-    lag: int
     says: str
     fix: str
+    lag: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +149,6 @@ RULES: tuple[Rule, ...] = (
         name="kl",
         metric="kl/ref",
         reader=partial(plain, "kl/ref"),
-        lag=1,
         says="The policy has left the reference further than any useful run does.",
         fix="lower learning_rate, raise kl.coefficient, or set update.max_ref_kl",
     ),
@@ -157,7 +156,6 @@ RULES: tuple[Rule, ...] = (
         name="clip",
         metric="clip/fraction",
         reader=partial(of_steps, "clip/fraction"),
-        lag=1,
         says="The steps are so large that the clip switches off most of what they should teach.",
         fix="lower learning_rate, update.epochs or update.minibatches",
     ),
@@ -165,7 +163,6 @@ RULES: tuple[Rule, ...] = (
         name="entropy",
         metric="entropy",
         reader=partial(plain, "entropy"),
-        lag=1,
         says="The policy is certain of every token: it explores no more.",
         fix="raise update.entropy_coefficient, sampling.temperature or the upper clip; lower learning_rate",
     ),
@@ -173,7 +170,6 @@ RULES: tuple[Rule, ...] = (
         name="zero_signal",
         metric="groups/zero_signal",
         reader=lambda: signal_of_groups,
-        lag=1,
         says="All completions of a prompt are worth the same, for every prompt. Not judged where there is a critic.",
         fix="all solved: harder prompts; none solved: easier ones or more SFT; or set sampling.max_replacements",
     ),
@@ -181,7 +177,6 @@ RULES: tuple[Rule, ...] = (
         name="length",
         metric="completion/length",
         reader=lambda: length_ratio,
-        lag=1,
         says="Completions are many times longer or shorter than in the run's first three iterations.",
         fix="read the shortest and the longest completions; add or fix a length reward; check update.truncated",
     ),
@@ -197,7 +192,6 @@ RULES: tuple[Rule, ...] = (
         name="critic",
         metric="value/explained_variance",
         reader=partial(smoothed, "value/explained_variance"),
-        lag=1,
         says="The critic (mean of five iterations) is worse than a constant, so advantages are noise.",
         fix="critic.warmup_iterations, critic.initialise_from = 'reward_model', lower critic.learning_rate",
     ),
@@ -205,7 +199,6 @@ RULES: tuple[Rule, ...] = (
         name="tools",
         metric="episode/parsed",
         reader=partial(plain, "episode/parsed"),
-        lag=1,
         says="There are tools, and next to no episode holds a call of one that could be parsed.",
         fix="show a call in data.<name>.system or in demonstrations; check episodes.call_format and max_turn_tokens",
     ),
@@ -213,7 +206,6 @@ RULES: tuple[Rule, ...] = (
         name="mismatch",
         metric="mismatch/kl",
         reader=partial(plain, "mismatch/kl"),
-        lag=1,
         says="Engine and trainer compute different probabilities for the same weights.",
         fix="same precision and temperature on both sides; see docs/engines.md",
     ),

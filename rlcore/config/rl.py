@@ -196,7 +196,7 @@ class UpdateConfig:
     sampled or to the reference is above the limit; 0: no limit.
 
     ``max_skipped_steps``: so many steps in a row may meet NaN or infinity in their loss or gradient. They are not
-    taken, and their batch is kept. One more ends the run.
+    taken, and their batch is kept. One more ends the run, as does any in the last iteration.
     """
 
     epochs: PositiveInt = 1

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rlcore.audit.audit import Audit
 from rlcore.canaries import sample_canary
 from rlcore.loop.run import Parts, Run
-from rlcore.loop.skipped import keep_batch
 from rlcore.memory import Footprint, kv_cache_bytes
+from rlcore.models.saving import new_folder
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.totals import UpdateStats
 from rlcore.types import ScoredRollout, TrainingSample
+
+SKIPPED = "skipped"
+SAMPLES = "samples.json"
+_FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
 
 
 def update_policy(
@@ -79,3 +85,25 @@ def _memory_metrics(parts: Parts, held: Footprint) -> dict[str, float]:
         kv_cache=kv_cache_bytes(policy.config, num_sequences=together, num_tokens=longest, bytes_per_number=width),
     )
     return whole.metrics(policy.num_parameters)
+
+
+def keep_batch(folder: Path, iteration: int, samples: Sequence[TrainingSample], errors: Sequence[str]) -> Path:
+    """Write all samples of an iteration, with what its skipped steps met; returns their folder.
+
+    An iteration that a resumed run does again has them already.
+
+    Raises:
+        StorageError: the disk is full or refuses.
+    """
+    target = folder / SKIPPED / f"iteration-{iteration:05d}"
+    if not target.exists():
+        with new_folder(target) as temporary:
+            found = {"errors": list(errors), "samples": [_described(sample) for sample in samples]}
+            (temporary / SAMPLES).write_text(json.dumps(found), encoding="utf-8")
+    return target
+
+
+def _described(sample: TrainingSample) -> dict[str, list[float]]:
+    """Its tokens and numbers; a place that no loss reads may hold NaN."""
+    numbers = {name: getattr(sample, name).tolist() for name in _FIELDS}
+    return {"prompt_ids": list(sample.prompt_ids), "completion_ids": list(sample.completion_ids), **numbers}

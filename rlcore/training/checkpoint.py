@@ -4,7 +4,7 @@
     SHA-256 of each) -> fsync -> rename to step-<step>/ -> fsync of the parent -> prune
 
 The newest folder whose manifest verifies is loaded; a damaged one is renamed aside, never loaded and never deleted.
-The run's state may seal files beside the folders under ``beside``: by name, how they begin (:mod:`.appended`).
+The run's state may seal files beside the folders under ``beside``: by name, how they begin (:mod:`.sealed`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import fsync
 from rlcore.models.sharded import like
 from rlcore.ranks import Ranks, is_shard, whole
-from rlcore.training.appended import is_sealed
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
-from rlcore.training.manifest import is_as_stated, write_manifest
 from rlcore.training.optim import parameters_of
+from rlcore.training.sealed import is_as_stated, is_sealed, write_manifest
 
 STATE = "state.json"
 _ALWAYS = ("policy.safetensors", "optimizer.safetensors")

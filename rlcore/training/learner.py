@@ -107,8 +107,7 @@ class Learner:
         """
         require_finite(samples)
         totals = Totals()
-        update = self.config.update
-        self._has_moved, self._skipped = False, []
+        update, self._has_moved, self._skipped = self.config.update, False, []
         for epoch in range(update.epochs):
             totals.begin_epoch()
             for place, minibatch in enumerate(split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch)):
@@ -122,11 +121,8 @@ class Learner:
             measured = totals.num_tokens
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = (
-            totals.means(num_skipped=len(self._skipped))
-            | self._figures()
-            | {"update/measured": measured / own_tokens(samples)}
-        )
+        metrics = totals.means(num_skipped=len(self._skipped)) | self._figures()
+        metrics["update/measured"] = measured / own_tokens(samples)
         if update.max_kl > 0.0 or update.max_ref_kl > 0.0:
             metrics["update/epochs"] = epoch + 1.0
         if update.max_ref_kl > 0.0:
@@ -188,9 +184,13 @@ class Learner:
             return counted
 
     def _without(self, error: NonFiniteError, before: Totals) -> Totals:
-        """The totals without a step that is skipped; the error, where too many were in a row. All ranks meet it."""
+        """The totals without a step that is skipped; the error, where too many were in a row, which all ranks meet.
+
+        In the last iteration none is skipped: no sound step after it would show that the policy is whole.
+        """
         self.num_skipped += 1
-        if self.num_skipped > self.config.update.max_skipped_steps:
+        limit = self.config.update.max_skipped_steps if self.policy_version + 1 < self.config.num_iterations else 0
+        if self.num_skipped > limit:
             raise error
         self._skipped.append(error.what)
         return before

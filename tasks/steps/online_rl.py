@@ -12,7 +12,7 @@ from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
-from rlcore.loop.skipped import SKIPPED
+from rlcore.loop.update import SKIPPED
 from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from tasks.home.storage import write_json

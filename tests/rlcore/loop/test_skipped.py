@@ -11,7 +11,7 @@ import torch
 from rlcore.config import AuditConfig, HealthConfig
 from rlcore.errors import NonFiniteError
 from rlcore.loop import iterate, open_run, train
-from rlcore.loop.skipped import SAMPLES, SKIPPED, keep_batch
+from rlcore.loop.update import SAMPLES, SKIPPED, keep_batch
 from rlcore.training.local import LocalLearner
 from tests import strategies
 from tests.rlcore.loop.conftest import MakeParts, Tape, weights

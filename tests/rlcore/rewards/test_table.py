@@ -91,7 +91,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_names_of_the_table() -> None:
     names = {"math", "procedural", "code", "format", "length", "judge", "language", "repetition", "reward_model"}
-    assert set(REWARDS) == names
+    assert set(REWARDS) == {*names, "environment"}
 
 
 def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:

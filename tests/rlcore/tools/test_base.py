@@ -33,7 +33,6 @@ def test_a_turn_that_does_not_end_in_a_call_is_an_answer(turn: str) -> None:
         "</tool>",
         "3+4</tool>",
         "<tool:>3+4</tool>",
-        "<tool:Calculator>3+4</tool>",
         "<tool: calculator>3+4</tool>",
         "<tool:a>1</tool><tool:b>2</tool>",
         "<tool:a><tool:b>2</tool>",

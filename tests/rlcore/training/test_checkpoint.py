@@ -20,7 +20,7 @@ from rlcore.errors import CheckpointError, StorageError
 from rlcore.health import judge
 from rlcore.training.checkpoint import is_intact, load_newest, save_checkpoint, steps_to_keep
 from rlcore.training.learner import Learner
-from rlcore.training.manifest import MANIFEST
+from rlcore.training.sealed import MANIFEST
 from tests import learners, strategies
 from tests.learners import weights_of
 

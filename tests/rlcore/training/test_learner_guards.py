@@ -107,7 +107,8 @@ def test_a_step_that_overflows_is_skipped_and_counted_and_the_others_are_taken()
 
 def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skipped() -> None:
     samples = strategies.random_samples(0, dtype=torch.float32)
-    learner = make_learner(dtype=torch.float32, update=update_config(max_skipped_steps=2))
+    update = update_config(max_skipped_steps=2)
+    learner = make_learner(dtype=torch.float32, update=update, num_iterations=9)
     bad = [dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30) for sample in samples]
     before = weights_of(learner.policy)
     for number in (1, 2):
@@ -118,6 +119,15 @@ def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skippe
     assert learner.num_skipped == 0
     for _ in range(2):
         learner.update(bad, seed=0)
+    with pytest.raises(NonFiniteError, match="gradient norm is inf"):
+        learner.update(bad, seed=0)
+
+
+def test_no_step_of_the_last_iteration_is_skipped() -> None:
+    learner = make_learner(dtype=torch.float32, update=update_config(max_skipped_steps=2), num_iterations=2)
+    samples = strategies.random_samples(0, dtype=torch.float32)
+    bad = [dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30) for sample in samples]
+    assert learner.update(bad, seed=0).skipped
     with pytest.raises(NonFiniteError, match="gradient norm is inf"):
         learner.update(bad, seed=0)
 

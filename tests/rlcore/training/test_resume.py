@@ -20,7 +20,7 @@ from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
-from rlcore.training.manifest import MANIFEST
+from rlcore.training.sealed import MANIFEST
 from tests import strategies
 from tests.learners import weights_of
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,8 @@ def test_the_game_of_the_tutorial_is_played_from_its_setting_and_its_code_is_in_
     (tmp_path / "game.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "game", types.ModuleType("game"))  # so that the end puts back what is there now
+    monkeypatch.delitem(sys.modules, "game")
     config = EpisodeConfig(environment="game:Guess", max_turns=4, max_turn_tokens=30)
     rollout = play(tokenizer, config, "<tool:guess>5</tool>", "<tool:guess>10</tool>", "<tool:guess>7</tool>", "Yes.")
     said = [(call.output, call.is_error) for call in rollout.tool_calls]

@@ -1,4 +1,4 @@
-"""A file that only grows: what was sealed is found again, and nothing else is."""
+"""Sealed files: those of a folder, and one that only grows. What was sealed is found again, and nothing else is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.training.appended import AppendedLines, is_sealed
+from rlcore.training.sealed import AppendedLines, is_as_stated, is_sealed, write_manifest
 
 
 def written(path: Path, *lines: str) -> AppendedLines:
@@ -73,3 +73,15 @@ def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     file.seal()
     assert (tmp_path / "lines").read_text() == "a\n" + "b" * 2000 + "\n"
+
+
+def test_a_folder_is_as_stated_until_a_file_changes_or_comes_or_goes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    write_manifest(tmp_path)
+    assert is_as_stated(tmp_path, at_least={"a"})
+    assert not is_as_stated(tmp_path, at_least={"a", "b"})
+    (tmp_path / "a").write_text("2")
+    assert not is_as_stated(tmp_path, at_least={"a"})
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("")
+    assert not is_as_stated(tmp_path, at_least={"a"})

@@ -1,19 +1,22 @@
-"""A file of lines that only grows, and the seal of what a checkpoint has of it: its length and its SHA-256.
+"""Files that are what was sealed, by their length and SHA-256: those of a folder, and one beside it that only grows.
 
-What a run gathers is written once, beside its checkpoints. A checkpoint keeps a seal, which has always the same size.
-What stands behind the sealed part is of iterations that a resumed run does again, and is overwritten.
+A checkpoint's manifest states each of its files. What a run gathers is written once, beside its checkpoints; each keeps
+a seal of it, which has always the same size. What stands behind the sealed part is of iterations that a resumed run
+does again, and is overwritten.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import fsync
 
+MANIFEST = "MANIFEST.json"
 Seal = Mapping[str, Any]
 _EMPTY: Seal = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
@@ -95,3 +98,29 @@ def _prefix(path: Path, seal: Seal) -> bytes:
         return b""
     with path.open("rb") as stream:
         return stream.read(seal["bytes"])
+
+
+def write_manifest(folder: Path) -> None:
+    """State every file of a folder in its manifest; all of it is on the disk then."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    manifest = {path.name: _describe(path) for path in files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in (*files, folder / MANIFEST, folder):
+        fsync(path)
+
+
+def is_as_stated(folder: Path, *, at_least: Set[str]) -> bool:
+    """Whether a folder has the files of its manifest as they are stated, and no others; ``at_least`` are among them.
+
+    Raises:
+        OSError, ValueError, TypeError, AttributeError: there is no manifest, or it is none.
+    """
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    there = {path.name for path in folder.iterdir()} - {MANIFEST}
+    is_whole = at_least <= manifest.keys() == there
+    return is_whole and all(_describe(folder / name) == entry for name, entry in manifest.items())
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
