@@ -28,7 +28,7 @@ from rlcore.audit.sampling import SamplingTest
 from rlcore.audit.seals import digest_of_prompts
 from rlcore.canaries import known_answers_canary
 from rlcore.canaries.rewards import VERIFIERS, prompts_for
-from rlcore.errors import CanaryError, CheckpointError
+from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import members_of
 from rlcore.sampling.scripted import ScriptedSampler
@@ -209,7 +209,11 @@ class Audit:
             if fault := rollout_fault(item, sample, parts.tokenizer, rendered):
                 self._report(fault, iteration)
         seed = derive_seed(parts.seed, "audit", iteration)
-        found = parts.learner.examine(samples, eos_ids=parts.tokenizer.eos_ids, seed=seed)
+        try:
+            found = parts.learner.examine(samples, eos_ids=parts.tokenizer.eos_ids, seed=seed)
+        except NonFiniteError as error:  # the update meets it too, and skips a step or ends the run
+            self._say(f"the second pass met no number: {error.what}")
+            return
         if found is None:
             self._say("no memory is left for a second pass: log-probabilities, losses and gradients are not looked at")
             return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rlcore.audit.audit import Audit
 from rlcore.canaries import sample_canary
+from rlcore.errors import NonFiniteError
 from rlcore.loop.run import Parts, Run
 from rlcore.memory import Footprint, kv_cache_bytes
 from rlcore.models.saving import new_folder
@@ -44,13 +46,18 @@ def update_policy(
     )
     sample_canary(experience.samples, parts.tokenizer.eos_ids)
     looked = audit.before(groups, experience.samples, iteration) if audit else None
-    stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
+    try:
+        stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
+    except NonFiniteError as error:
+        keep_batch(parts.folder, iteration, experience.samples, [error.what])
+        raise
     if stats.skipped:
         kept = keep_batch(parts.folder, iteration, experience.samples, stats.skipped)
         run.recorder.note(f"steps that were skipped: {'; '.join(stats.skipped)}; their samples are in {kept}")
     if audit:
         audit.after(looked, stats, experience.samples, iteration)
-    learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
+    if not stats.skipped:  # of what was skipped no KL is known
+        learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
     # KL in the reward is measured with the rewards, KL in the loss with the loss.
     return {**stats.metrics, **experience.metrics, **memory}
 
@@ -103,7 +110,9 @@ def keep_batch(folder: Path, iteration: int, samples: Sequence[TrainingSample], 
     return target
 
 
-def _described(sample: TrainingSample) -> dict[str, list[float]]:
-    """Its tokens and numbers; a place that no loss reads may hold NaN."""
-    numbers = {name: getattr(sample, name).tolist() for name in _FIELDS}
+def _described(sample: TrainingSample) -> dict[str, Sequence[float | None]]:
+    """Its tokens and numbers; None for NaN and infinity, which JSON does not have."""
+    numbers = {
+        name: [value if math.isfinite(value) else None for value in getattr(sample, name).tolist()] for name in _FIELDS
+    }
     return {"prompt_ids": list(sample.prompt_ids), "completion_ids": list(sample.completion_ids), **numbers}

@@ -43,7 +43,7 @@ from rlcore.training.optim import (
     seek,
     take_step,
 )
-from rlcore.training.totals import Totals, UpdateStats
+from rlcore.training.totals import Totals, UpdateStats, after_skips
 from rlcore.types import TrainingSample
 
 SETTING = "update.tokens_per_microbatch"
@@ -121,14 +121,13 @@ class Learner:
             measured = totals.num_tokens
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = totals.means(num_skipped=len(self._skipped)) | self._figures()
-        metrics["update/measured"] = measured / own_tokens(samples)
+        metrics = totals.means() | self._figures() | {"update/measured": measured / own_tokens(samples)}
         if update.max_kl > 0.0 or update.max_ref_kl > 0.0:
             metrics["update/epochs"] = epoch + 1.0
         if update.max_ref_kl > 0.0:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
-        version, skipped = self.policy_version, tuple(self._skipped)
-        return UpdateStats(policy_version=version, moved=self._has_moved, metrics=metrics, skipped=skipped)
+        metrics, skipped = after_skips(metrics, len(self._skipped)), tuple(self._skipped)
+        return UpdateStats(policy_version=self.policy_version, moved=self._has_moved, metrics=metrics, skipped=skipped)
 
     def trial(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """The losses of a first step on ``samples``, by name; its gradient is left on the parameters, nothing moves."""
@@ -148,10 +147,9 @@ class Learner:
         return figures
 
     def _seek_schedules(self, step_of_update: int) -> None:
-        """Put the schedules where the plan has them at this step, whatever was skipped before it.
+        """Put the schedules where the plan has them at this step: counting the steps taken, they would never end.
 
-        That may be steps without a gradient, epochs after an early stop, or the policy's while the critic warms up. A
-        schedule that counted the steps that are taken would never reach its end.
+        Not taken are steps without a gradient, epochs after an early stop, the policy's while the critic warms up.
         """
         update = self.config.update
         step = self.policy_version * update.epochs * update.minibatches + step_of_update
@@ -168,6 +166,7 @@ class Learner:
         A gradient that overflows float16 is computed again from a smaller scale of the loss, and one that runs out of
         memory in smaller micro-batches; each is counted once. One that meets NaN or infinity all the same is skipped.
         """
+        scale = self.loss_scale
         while True:
             try:
                 counted = self._fit(partial(self._accumulate, samples, totals), samples)
@@ -177,10 +176,11 @@ class Learner:
                 self._take_steps(counted)
             except NonFiniteError as error:
                 if not self.loss_scale.can_shrink:
+                    self.loss_scale = scale  # no scale of the loss was at fault
                     return self._without(error, totals)
                 self.loss_scale = self.loss_scale.after_overflow()
                 continue
-            self.loss_scale, self.num_skipped = self.loss_scale.after_step(), 0
+            self.loss_scale = self.loss_scale.after_step()
             return counted
 
     def _without(self, error: NonFiniteError, before: Totals) -> Totals:
@@ -244,7 +244,7 @@ class Learner:
             take_step(self.critic_optimizer)
         if moves or self.shares_trunk:
             take_step(self.optimizer)
-        self._has_moved |= moves
+        self._has_moved, self.num_skipped = self._has_moved or moves, 0 if moves else self.num_skipped
 
     def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The policy's, and what the critic has to itself; a head on the policy's trunk is its optimizer's last."""

@@ -148,8 +148,9 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
         NonFiniteError: the gradient holds NaN or infinity; it is cleared.
     """
     parameters = list(parameters)
-    if scale != 1.0:
-        torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], 1.0 / scale)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if scale != 1.0 and gradients:  # a batch without signal has none
+        torch._foreach_mul_(gradients, 1.0 / scale)
     norm = float(whole(nn.utils.clip_grad_norm_(parameters, max_grad_norm)))
     if not math.isfinite(norm):
         for parameter in parameters:

@@ -118,11 +118,8 @@ class Totals:
     def _epoch_tokens(self) -> int:
         return max(1, self.num_tokens - int(self._epoch_start[1]))
 
-    def means(self, *, num_skipped: int = 0) -> dict[str, float]:
-        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens.
-
-        Where steps were skipped, their number is one of them, and no figure that is not finite.
-        """
+    def means(self) -> dict[str, float]:
+        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""
         num_steps = max((len(values) for values in self._steps.values()), default=1)
         result = {name: float(total) / max(1, self.num_tokens) for name, total in self._sums.items()}
         weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
@@ -132,10 +129,18 @@ class Totals:
         result |= {name: float(value) for name, value in self._maxima.items()}
         result |= {name: float(total) / num_steps for name, total in self._losses.items()}
         result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
-        if not num_skipped:
-            return result
-        finite = {name: value for name, value in result.items() if math.isfinite(value)}
-        return finite | {"update/skipped": float(num_skipped)}
+        return result
+
+
+def after_skips(metrics: dict[str, float], num_skipped: int) -> dict[str, float]:
+    """The metrics of an update; where it skipped steps with their number, and without figures that are not finite.
+
+    Where it took none, the norm of its gradient is 0, as with any update that takes none.
+    """
+    if not num_skipped:
+        return metrics
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return {"gradient_norm": 0.0} | finite | {"update/skipped": float(num_skipped)}
 
 
 def _summed(parts: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def test_a_run_skips_a_step_keeps_its_batch_counts_it_and_goes_on(make_parts: Ma
     assert any("the gradient norm is" in note and SKIPPED in note for note in tape.notes)
 
 
-def test_a_run_ends_after_too_many_in_a_row_and_the_row_survives_a_resume(make_parts: MakeParts) -> None:
+def test_a_run_ends_after_too_many_in_a_row_and_the_row_survives_a_resume(
+    make_parts: MakeParts, tmp_path: Path
+) -> None:
     first = make_parts(health=UNAUDITED)
     overflowing(first.learner, {1, 2, 3})
     with pytest.raises(NonFiniteError, match="the gradient norm is"):
@@ -61,4 +64,13 @@ def test_a_run_ends_after_too_many_in_a_row_and_the_row_survives_a_resume(make_p
     overflowing(again.learner, {1, 2, 3})
     with pytest.raises(NonFiniteError):
         train(again, tape)
+    assert (tmp_path / "run" / SKIPPED / "iteration-00004" / SAMPLES).is_file()  # of the step that ended it too
     assert tape.rows == []  # two were skipped before the kill; the third is still one too many
+
+
+def test_a_batch_with_values_that_are_not_numbers_is_kept_as_json(tmp_path: Path) -> None:
+    (sample, *_) = strategies.random_samples(0)
+    broken = dataclasses.replace(sample, ref_logprobs=torch.full_like(sample.ref_logprobs, float("nan")))
+    text = (keep_batch(tmp_path, 1, [broken], ["x"]) / SAMPLES).read_text()
+    assert "NaN" not in text
+    assert set(json.loads(text)["samples"][0]["ref_logprobs"]) == {None}

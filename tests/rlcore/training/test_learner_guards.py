@@ -14,6 +14,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.models.policy import score_sequences
 from rlcore.packing import TokenSequence
 from rlcore.training.learner import Learner
+from rlcore.training.loss_scale import LossScale
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import make_learner, on_policy_samples, update_config, weights_of
@@ -120,6 +121,22 @@ def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skippe
     for _ in range(2):
         learner.update(bad, seed=0)
     with pytest.raises(NonFiniteError, match="gradient norm is inf"):
+        learner.update(bad, seed=0)
+
+
+def test_a_skipped_step_leaves_the_scale_of_the_loss_and_a_step_without_signal_does_not_end_the_row() -> None:
+    learner = make_learner(dtype=torch.float32, update=update_config(max_skipped_steps=2), num_iterations=9)
+    learner.loss_scale = LossScale(4.0, 7, adapts=True)
+    samples = strategies.random_samples(0, dtype=torch.float32)
+    bad = [dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30) for sample in samples]
+    silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
+    scale = learner.loss_scale
+    stats = learner.update(bad, seed=0)
+    assert (learner.loss_scale, stats.metrics["gradient_norm"], stats.metrics["update/skipped"]) == (scale, 0.0, 1.0)
+    learner.update(silent, seed=0)
+    learner.update(bad, seed=0)
+    assert learner.num_skipped == 2
+    with pytest.raises(NonFiniteError):
         learner.update(bad, seed=0)
 
 
