@@ -48,12 +48,13 @@ def interrupt(process: subprocess.Popen[str], after: str, number: signal.Signals
     return process.stdout.readlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "number", "code"),
     [
         ("inline", signal.SIGINT, 130),
-        pytest.param("prefect", signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param("prefect", signal.SIGTERM, 143, marks=pytest.mark.slow),
+        ("prefect", signal.SIGINT, 130),
+        ("prefect", signal.SIGTERM, 143),
     ],
 )
 def test_an_interrupted_run_ends_with_one_line_and_the_next_one_ends_with_the_same_bytes(

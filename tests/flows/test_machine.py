@@ -74,6 +74,7 @@ def test_nothing_of_a_finished_run_is_taken_over_in_another_precision(micro_home
         assert other[name][1].startswith("machine changed: precision float32 -> bfloat16"), name
 
 
+@pytest.mark.slow
 def test_another_instruction_set_takes_nothing_over_either(
     micro_home: Path,
 ) -> None:

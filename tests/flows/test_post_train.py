@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from tasks.steps.rows import read_pairs
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
 from tests.flows.homes import folder, kill_when, record, weights
 from tests.flows.micro import MICRO
+from tests.flows.warm import run_warm
+from tests.flows.watched import CALL
 
 GOLDEN = ROOT / "tests" / "golden" / "micro_curve.json"
 
@@ -54,6 +56,7 @@ def test_a_damaged_artifact_is_noticed_and_made_again_with_the_same_content(micr
     assert set(plan_states(home).values()) == {"cached"}
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_rl_goes_on_from_its_checkpoint_and_ends_bit_for_bit_like_an_uninterrupted_one(
     micro_home: Path, tmp_path: Path
 ) -> None:
@@ -77,12 +80,11 @@ def test_editing_a_helper_reruns_exactly_the_stages_that_reach_it(micro_home: Pa
         shutil.copytree(ROOT / name, copy / name)
     shutil.copy(ROOT / "pyproject.toml", copy)
     helper = copy / "rlcore" / "training" / "sft.py"
-    original = helper.read_text()
+    commented = copy / "rlcore" / "training" / "reward_fit.py"
     command = copy / "flows" / "__main__.py"
-    helper.write_text(original + "\n# a comment changes nothing\n")
+    commented.write_text(commented.read_text() + "\n# a comment changes nothing\n")
     command.write_text(command.read_text() + "\nUNUSED = 1\n")  # no stage runs it
-    assert set(plan_states(micro_home, cwd=copy).values()) == {"cached"}
-    helper.write_text(original + "\nUNUSED = 1\n")
+    helper.write_text(helper.read_text() + "\nUNUSED = 1\n")
     states = plan_states(micro_home, cwd=copy)
     assert {name for name, state in states.items() if state == "run"} == {"sft"}
     assert states["prepare_prompts"] == states["evaluate_base"] == "cached"
@@ -100,10 +102,8 @@ def test_without_preferences_the_policy_samples_pairs_and_the_verifier_judges_th
         "data.preferences.num_train=24",
         "data.preferences.num_eval=8",
     )
-    code = f"from flows.run import run_targets; run_targets('tiny', {overrides!r}, ['prepare_preferences'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(home), cwd=ROOT, check=False
-    )
+    arguments = [json.dumps(overrides), json.dumps(["prepare_preferences"]), str(tmp_path / "called.json")]
+    done = run_warm(arguments, environment(home), ROOT, call=CALL)
     assert done.returncode == 0, done.stderr
     newest = max((home / "cache" / "prepare_preferences").glob("*.json"), key=lambda path: path.stat().st_mtime)
     pairs = read_pairs(home / json.loads(newest.read_text())["ref"]["uri"] / "train.parquet")

@@ -144,6 +144,7 @@ def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(hom
     assert next(stage for stage in stages(config) if stage.name == "sft_kept").inputs == ("grpo", "rejection")
 
 
+@pytest.mark.slow
 def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(home: Path, tmp_path: Path) -> None:
     code = f"from flows.run import run_targets; run_targets('reasoning', {OVERRIDES!r}, ['rejection'])"
     copy = tmp_path / "home"

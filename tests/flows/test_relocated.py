@@ -45,6 +45,7 @@ def test_a_run_in_a_copy_leaves_every_byte_of_the_original(micro_home: Path, cop
     assert f"below {copy}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_moved_home_promotes_tells_the_lineage_and_loads_its_champion(micro_home: Path, copy: Path) -> None:
     aside = micro_home.with_name("aside")
     micro_home.rename(aside)

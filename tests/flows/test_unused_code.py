@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,35 +14,14 @@ from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
+from tests.flows.warm import run_warm
+from tests.flows.watched import CALL
 
 LOOKED_AT = ("grpo", "ppo", "evaluate_sft")
 SMALL = (
     *(*MICRO, "evaluation.num_problems=8"),
     *(f"stages.{name}.{setting}=1" for name in ("grpo", "ppo") for setting in ("num_iterations", "eval_every")),
 )
-RUN = """
-import json, sys, threading
-from flows.run import run_targets
-from tasks.pipeline import stages
-preset, overrides, names, file = "tiny", json.loads(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-called = {name: set() for name in names}
-def watched(stage, *arguments):
-    def look(frame, event, argument):
-        if event == "call" and frame.f_code.co_name != "<module>":
-            called[stage.name].add(frame.f_globals.get("__name__", ""))
-    if stage.name not in called:
-        return run_step(stage, *arguments)
-    threading.setprofile(look)
-    sys.setprofile(look)
-    try:
-        return run_step(stage, *arguments)
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-run_step, stages._run_step = stages._run_step, watched  # the step alone: the pipeline plans memory, among others
-run_targets(preset, overrides, names)
-json.dump({name: sorted(modules) for name, modules in called.items()}, open(file, "w"))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +30,8 @@ def called(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("called")
     shutil.copytree(micro_home, folder / "home")  # it has what the stages read
     arguments = [json.dumps(SMALL), json.dumps(LOOKED_AT), str(folder / "called.json")]
-    command = [sys.executable, "-c", RUN, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment(folder / "home"), capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_warm(arguments, environment(folder / "home"), ROOT, call=CALL)
+    assert done.returncode == 0, done.stderr
     return {name: set(modules) for name, modules in json.loads((folder / "called.json").read_text()).items()}
 
 

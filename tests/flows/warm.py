@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -110,7 +111,11 @@ def serve(folder: Path) -> None:
 
 
 def _look_ahead() -> None:
-    """Read what every command reads once: sources for keys, kept by what a file holds, and installed packages."""
+    """Read what every command reads once: sources for keys, kept by what a file holds, packages, fonts and tables."""
+    from matplotlib.figure import Figure
+    from mlflow.utils.requirements_utils import _init_modules_to_packages_map
+    from sqlalchemy.orm import configure_mappers
+
     from flows.presets import open_preset
     from flows.stages import stages
     from tasks.home.code_hash import closure_digests
@@ -120,6 +125,9 @@ def _look_ahead() -> None:
     for stage in stages(open_preset("tiny", ())):
         closure_digests(function_of(stage.run)[0])
     pins()
+    _init_modules_to_packages_map()
+    configure_mappers()
+    Figure(layout="constrained").subplots(2, 2)[0, 0].figure.savefig(io.BytesIO())
 
 
 def _in_child(work: Callable[[], int | None]) -> int:
@@ -144,6 +152,10 @@ def _make_database(folder: Path) -> None:
 
 def _become(request: Request, database: Path) -> None:
     """Take the environment, folder and streams of the request; a home without a database gets the empty one."""
+    from prefect.context import refresh_global_settings_context
+
+    from tasks.home.settings import configure_environment, find_home
+
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -155,6 +167,11 @@ def _become(request: Request, database: Path) -> None:
         with contextlib.suppress(OSError):  # a home that cannot be written is what a test is about
             home.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(database, home / database.name)
+    if (
+        os.environ.get("RLCORE_ENGINE") != "inline"
+    ):  # Prefect, which reads its settings as it is imported, and that was before
+        configure_environment(find_home())
+        refresh_global_settings_context()
     if plan := os.environ.get(killer.VARIABLE):
         killer.install(home, plan)
 

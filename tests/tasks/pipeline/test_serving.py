@@ -19,6 +19,7 @@ from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.registered import register_toy
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("openai") is None, reason="the extra `serve` is not installed")
 def test_an_openai_client_gets_the_greedy_answers_of_the_evaluation(tracked_home: Home, tmp_path: Path) -> None:
     ref, port = register_toy(tracked_home), free_port()
