@@ -6,9 +6,11 @@ import contextvars
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,14 +34,16 @@ class Deadline:
     where: str = ""
     setting: str
 
-    def within(self, call: Callable[[], T]) -> T:
+    def within(self, call: Callable[[], T], *, aside: Aside | None = None) -> T:
         """What ``call`` gives. In the main thread it stays there, because signals work nowhere else.
+
+        From any other thread it goes ``aside``, by default to a thread of its own.
 
         Raises:
             DeadlineError: it was not back in time.
         """
         if threading.current_thread() is not threading.main_thread():
-            return self.aside(call)
+            return self.aside(call, aside)
 
         def interrupt(_: int, __: FrameType | None) -> None:
             raise _TooLateError
@@ -61,33 +65,26 @@ class Deadline:
         finally:
             signal.signal(_SIGNAL, before)
 
-    def aside(self, call: Callable[[], T]) -> T:
-        """What ``call`` gives in a thread of its own, with the caller's context and number of threads.
-
-        A thread cannot be ended. One that does not come back is left behind, and ends with the process.
+    def aside(self, call: Callable[[], T], thread: Aside | None = None) -> T:
+        """What ``call`` gives in another thread, by default one of its own, with the caller's context and threads.
 
         Raises:
             DeadlineError: it was not back in time.
         """
-        results: list[T] = []
-        faults: list[BaseException] = []
         threads, context = torch.get_num_threads(), contextvars.copy_context()
 
-        def work() -> None:
+        def work() -> T:
             torch.set_num_threads(threads)  # a new thread has the machine's default, which would change last bits
-            try:
-                results.append(context.run(call))
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-                faults.append(error)
+            return context.run(call)
 
-        thread = threading.Thread(target=work, name=f"deadline of {self.name}", daemon=True)
-        thread.start()
-        thread.join(self.seconds)
-        if faults:
-            raise faults[0]
-        if not results:
-            raise self._error()
-        return results[0]
+        worker = thread or Aside(f"deadline of {self.name}")
+        try:
+            return worker.ask(work, self.seconds)
+        except _TooLateError:
+            raise self._error() from None
+        finally:
+            if thread is None:
+                worker.end()
 
     def _error(self) -> DeadlineError:
         return DeadlineError(
@@ -96,6 +93,45 @@ class Deadline:
             fix=f"look for what it waits for, or raise {self.setting}; "
             "the same command goes on from the newest checkpoint",
         )
+
+
+class Aside:
+    """A thread that makes one call after another: what belongs to a thread, as SQLite's connections do, stays usable.
+
+    A thread cannot be ended. One that does not come back is left behind, and another takes its place; it ends with the
+    process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+
+    def ask(self, call: Callable[[], T], seconds: float) -> T:
+        """What ``call`` gives; raises what it raises, and :class:`_TooLateError` where it was not back in time."""
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
+        done: Future[T] = Future()
+        self._calls.put((done, call))
+        if not wait([done], seconds).done:
+            self.end()
+            raise _TooLateError
+        return done.result()
+
+    def end(self) -> None:
+        """Let the thread go when it has come back."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while asked := calls.get():
+        done, call = asked
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            done.set_exception(error)
 
 
 class _TooLateError(BaseException):

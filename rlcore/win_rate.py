@@ -112,7 +112,7 @@ def win_rate(verdicts: Verdicts, *, seed: int, confidence: float = 0.95) -> WinR
     return WinRate(
         rate=mean_share(values, seed=seed, confidence=confidence),
         length_controlled=length_controlled(values, kept.lengths, kept.other_lengths, confidence=confidence),
-        order_dependent=accuracy(kept.forward != kept.backward, confidence=confidence),
+        order_dependent=accuracy(_differ(kept), confidence=confidence),
         first=_first(kept),
         wins=int((values > 0.5).sum()),
         ties=int((values == 0.5).sum()),
@@ -171,7 +171,7 @@ def audit_judge(
     kept, of_prompt = verdicts.judged(), prompts[rows]
     values = kept.preferences
     agreement = accuracy(values, clusters=of_prompt, confidence=confidence)
-    order = accuracy(kept.forward != kept.backward, clusters=of_prompt, confidence=confidence)
+    order = accuracy(_differ(kept), clusters=of_prompt, confidence=confidence)
     bias = _length_bias(kept, of_prompt, seed=seed, confidence=confidence)
     parts = {"longer": kept.lengths > kept.other_lengths, "shorter": kept.lengths < kept.other_lengths}
     checks = (
@@ -197,6 +197,12 @@ def audit_judge(
         },
         checks=checks,
     )
+
+
+def _differ(verdicts: Verdicts) -> NDArray[np.bool_]:
+    """Whether each pair is won by another answer when they change places; a graded verdict differs in its last bits."""
+    winners = (np.sign(np.round(values - 0.5, 9)) for values in (verdicts.forward, verdicts.backward))
+    return np.asarray(np.not_equal(*winners))
 
 
 def _first(verdicts: Verdicts) -> float:

@@ -9,6 +9,7 @@ for a tie, None where it cannot tell. A judge that fails, refuses or is too slow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -110,10 +111,13 @@ class RewardModelPairJudge:
         items = list(dict.fromkeys(item for both in sides for item in both))
         means = self._score_tokens(items, calibrated=False).detach().double().mean(dim=0).tolist()
         reward = dict(zip(items, means, strict=True))
-        return [
-            Judgement(value=TIE + 0.5 * ((reward[first] > reward[second]) - (reward[first] < reward[second])))
-            for first, second in sides
-        ]
+        return [_by_reward(reward[first], reward[second]) for first, second in sides]
+
+
+def _by_reward(first: float, second: float) -> Judgement:
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return Judgement(value=None, error="the reward model's score is not finite")
+    return Judgement(value=TIE + 0.5 * ((first > second) - (first < second)))
 
 
 def make_pair_judge(

@@ -22,7 +22,7 @@ import torch
 from rlcore.config import EpisodeConfig
 from rlcore.errors import ConfigError, ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.openings import Key, Opening, check_failures, open_episodes, pay
+from rlcore.sampling.openings import Key, Opening, check_failures, failures_of, open_episodes, pay
 from rlcore.sampling.replies import reply_frame, writes_tools
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
@@ -126,7 +126,7 @@ class EpisodeSampler:
                 seed=seed,
             )
             groups = pay(worlds, self._play(opening, params, seed=seed, numbers=numbers, worlds=worlds))
-        check_failures(groups, self._environment.name)
+        check_failures(failures_of(self._environment.name, groups), sum(map(len, groups)))
         return groups
 
     def _play(
@@ -205,7 +205,8 @@ class EpisodeSampler:
             mark = self._tokenizer.encode(CUT)
             ids = ids[: limit - len(mark)] + mark
         before, after = self._frame.around(call.call_id)
-        shown = ToolCall(text=turn, tool=call.tool, output=self._tokenizer.decode(ids), is_error=output.is_error)
+        tool = call.tool if call.tool in self._names else ""  # a name of nothing is no call of a tool
+        shown = ToolCall(text=turn, tool=tool, output=self._tokenizer.decode(ids), is_error=output.is_error)
         return _Reply(token_ids=before + ids + after, call=shown)
 
     def _encoded(self, output: str) -> tuple[int, ...]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from rlcore.errors import SamplingError
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.base import ToolFailure
-from rlcore.tools.worlds import Worlds, seeds_of
+from rlcore.tools.worlds import MAX_FAILURES, Worlds, seeds_of
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-MAX_FAILURES = 0.1  # an environment that fails more of the episodes stops the run, as a failing grader does
 Key = tuple[int, int]  # which prompt, which sample
 _OURS = "the environment: "
 
@@ -38,7 +37,7 @@ def open_episodes(
     """The prompts with the tools declared, and the first observation at the end of the last message.
 
     Raises:
-        SamplingError: an environment begins the episodes of a group differently.
+        SamplingError: an environment begins the episodes of a group differently, or fails more than a tenth of them.
         ModelError: the template cannot write a prompt with tools.
     """
     if worlds is None and not tools:
@@ -51,6 +50,7 @@ def open_episodes(
         for key, start in starts.items()
         if isinstance(start, ToolFailure)
     }
+    check_failures([each.reason for each in failed.values()], len(keys))  # before the engine samples for nobody
     opened = []
     for i, prompt in enumerate(prompts):
         said = {start for j in range(num_samples) if isinstance(start := starts.get((i, j), ""), str)}
@@ -71,17 +71,21 @@ def pay(worlds: Worlds, groups: Sequence[Sequence[Rollout | FailedRollout]]) -> 
     return [[_paid(made, rewards.get((i, j))) for j, made in enumerate(group)] for i, group in enumerate(groups)]
 
 
-def check_failures(groups: Sequence[Sequence[Rollout | FailedRollout]], name: str) -> None:
-    """Stop where the environment, not the policy, fails too often.
+def failures_of(name: str, groups: Sequence[Sequence[Rollout | FailedRollout]]) -> list[str]:
+    """Why the environment ``name`` has failed episodes."""
+    made = [each for group in groups for each in group]
+    return [each.reason for each in made if isinstance(each, FailedRollout) and name in each.reason]
+
+
+def check_failures(reasons: Sequence[str], count: int) -> None:
+    """Stop where the environment, not the policy, fails too often; ``count``: of episodes.
 
     Raises:
         SamplingError: more than a tenth of the episodes; says the first reason.
     """
-    made = [each for group in groups for each in group]
-    reasons = [each.reason for each in made if isinstance(each, FailedRollout) and name in each.reason]
-    if len(reasons) > MAX_FAILURES * len(made):
+    if len(reasons) > MAX_FAILURES * count:
         raise SamplingError(
-            f"the environment failed in {len(reasons)} of {len(made)} episodes (allowed: {MAX_FAILURES:.0%}), "
+            f"the environment failed in {len(reasons)} of {count} episodes (allowed: {MAX_FAILURES:.0%}), "
             f"first: {reasons[0]}",
             fix="repair it; what the policy did wrong is raised as rlcore.tools.base.CallError",
         )

@@ -11,6 +11,7 @@ malformed call, an unknown tool, a division by zero) comes back to it as text th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,3 +87,15 @@ def parse_call(turn: str) -> ParsedCall | None:
 def error_output(what: str) -> ToolOutput:
     """An error message for the policy."""
     return ToolOutput(text=f"error: {what}", is_error=True)
+
+
+def json_value(text: str) -> Any:
+    r"""The JSON value that a policy has written.
+
+    Raises:
+        ValueError: it is none, or holds half of a surrogate pair (``"\ud800"``), which no tokenizer or table takes.
+        RecursionError: it is nested too deeply.
+    """
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value

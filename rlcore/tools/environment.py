@@ -23,6 +23,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from rlcore.errors import ConfigError
+from rlcore.tools.base import json_value
 
 Schema = Mapping[str, Any]
 RESERVED = ("reset", "get_reward", "close")
@@ -162,7 +163,7 @@ def _is_a(value: object, kind: str) -> bool:
 def _from_text(properties: Mapping[str, Schema], text: str) -> dict[str, Any] | None:
     """The arguments that a text is, None where it is none."""
     try:
-        value = json.loads(text)
+        value = json_value(text)
     except (ValueError, RecursionError):
         value = text
     if isinstance(value, dict) and set(value) <= set(properties):

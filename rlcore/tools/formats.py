@@ -10,14 +10,13 @@ A turn holds one call. A turn that is no call is the answer, and ends the episod
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from rlcore.tools.base import ParsedCall, parse_call
+from rlcore.tools.base import ParsedCall, json_value, parse_call
 
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
@@ -114,6 +113,6 @@ def _with_arguments(name: str, arguments: Any, call_id: Any) -> ParsedCall:
 def _json(text: str) -> Any:
     """A JSON value; None where it is none."""
     try:
-        return json.loads(text)
+        return json_value(text)
     except (ValueError, RecursionError):
         return None

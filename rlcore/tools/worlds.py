@@ -2,7 +2,8 @@
 
 What the policy did wrong is text for it (:class:`rlcore.tools.base.CallError`, arguments that do not fit). What the
 environment did wrong, its deadline included, is a :class:`rlcore.tools.base.ToolFailure`, which fails the rollout.
-Methods that are ``async`` wait for each other's answers at the same time, the others run one after another.
+Methods that are ``async`` wait for each other's answers at the same time, the others run one after another in one
+thread. Once more episodes have failed than a batch may lose, no other call is made: each could take its whole deadline.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any, TypeVar
 
-from rlcore.deadlines import Deadline
+from rlcore.deadlines import Aside, Deadline
 from rlcore.errors import DeadlineError
 from rlcore.seeding import derive_seed
 from rlcore.tools.base import CallError, ParsedCall, ToolFailure, ToolOutput, error_output
 from rlcore.tools.environment import EnvironmentClass, arguments_of, written
 from rlcore.types import Prompt
 
+MAX_FAILURES = 0.1  # share of the episodes of a batch that an environment may fail
+FEW = 8  # failures that a small batch, too, is asked on after
 MAX_CHARACTERS = 100_000  # of an observation; the limit in tokens is counted on what is left
 _SETTING = "sampling.episodes.timeout_seconds"
 _Key = TypeVar("_Key", bound=Hashable)
@@ -36,11 +40,15 @@ class Worlds:
         self._kind, self._seconds = kind, timeout_seconds
         self._instances: dict[Any, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = Aside(f"calls of {kind.name}")
+        self._failures: list[ToolFailure] = []
+        self._allowed = math.inf
 
     def reset(
         self, prompts: Mapping[_Key, Prompt], groups: Mapping[_Key, tuple[int, int]]
     ) -> dict[_Key, str | ToolFailure]:
         """The first observation of each episode, empty for none. ``groups``: the seeds of its group and of its own."""
+        self._allowed = max(FEW, MAX_FAILURES * len(prompts))
         draws = {key: random.Random(group) for key, (group, _) in groups.items()}
         made = self._ask(dict.fromkeys(prompts, self._kind.make), "__init__")
         self._instances = {key: world for key, world in made.items() if not isinstance(world, ToolFailure)}
@@ -79,22 +87,24 @@ class Worlds:
 
     def close(self) -> None:
         """End every environment that has a ``close``, whatever it raises; its rollout is done."""
+        self._failures = []
         self._ask({key: world.close for key, world in self._instances.items() if hasattr(world, "close")}, "close")
         self._instances = {}
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
+        self._thread.end()
 
     def _reward(self, value: Any) -> float | ToolFailure | None:
         if value is None or isinstance(value, ToolFailure):
             return value
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             return ToolFailure(reason=f"{self._kind.name}.get_reward returned {value!r}, which is no finite number")
         return float(value)
 
     def _ask(self, calls: Mapping[_Key, Callable[[], Any]], method: str, *, shown: bool = False) -> dict[_Key, Any]:
         """What each call gives: its value, as text where it is ``shown``; an error for the policy; or a failure."""
-        found = {key: self._guarded(method, self._deadline(method, call)) for key, call in calls.items()}
+        found = {key: self._counted(self._guarded(method, self._deadline(method, call))) for key, call in calls.items()}
         waiting = {key: each for key, each in found.items() if inspect.isawaitable(each)}
         found |= self._finished(waiting, method) if waiting else {}
         if not shown:
@@ -104,18 +114,25 @@ class Worlds:
             for key, each in found.items()
         }
 
+    def _counted(self, said: Any) -> Any:
+        if isinstance(said, ToolFailure):
+            self._failures.append(said)
+        return said
+
     def _deadline(self, method: str, call: Callable[[], Any]) -> Callable[[], Any]:
         deadline = Deadline(seconds=self._seconds, name=self._name(method), setting=_SETTING)
-        return lambda: deadline.within(call)
+        return lambda: deadline.within(call, aside=self._thread)
 
     def _guarded(self, method: str, call: Callable[[], Any]) -> Any:
+        if len(self._failures) > self._allowed:
+            return self._failures[-1]
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - the user's code: whatever it raises fails this rollout
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: what it raises fails this rollout
             is_call = method in self._kind.schemas and isinstance(error, CallError)
             return error_output(str(error)) if is_call else self._failure(method, error)
 
-    def _failure(self, method: str, error: Exception) -> ToolFailure:
+    def _failure(self, method: str, error: BaseException) -> ToolFailure:
         if isinstance(error, DeadlineError):
             return ToolFailure(reason=f"{error.what}; {error.fix.partition(';')[0]}")
         frames = traceback.extract_tb(error.__traceback__)
@@ -167,7 +184,8 @@ def _given(result: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return written(value)[:MAX_CHARACTERS]
+    """An observation that a tokenizer and a table can hold: half of a surrogate pair is neither's."""
+    return written(value)[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def seeds_of(seed: int, place: int, sample: int) -> tuple[int, int]:

@@ -36,6 +36,7 @@ from rlcore.training.minibatches import (
 )
 from rlcore.training.optim import (
     add_gradient,
+    clear_gradients,
     clip_gradient,
     make_optimizer,
     make_scheduler,
@@ -106,8 +107,7 @@ class Learner:
             TrainingError: one sequence, or the optimizer's state, does not fit into memory.
         """
         require_finite(samples)
-        totals = Totals()
-        update, self._has_moved, self._skipped = self.config.update, False, []
+        totals, update, self._has_moved, self._skipped = Totals(), self.config.update, False, []
         for epoch in range(update.epochs):
             totals.begin_epoch()
             for place, minibatch in enumerate(split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch)):
@@ -119,6 +119,7 @@ class Learner:
         if not measured:  # no sample has a gradient, or the critic alone learns
             totals = self._fit(partial(self._measure, samples, totals, seed), samples)
             measured = totals.num_tokens
+        clear_gradients(self.policy, self.critic)  # of steps that were not taken
         self.policy_version += 1
         self._seek_schedules(0)
         metrics = totals.means() | self._figures() | {"update/measured": measured / own_tokens(samples)}
@@ -214,8 +215,7 @@ class Learner:
         sequences = token_sequences([samples[i] for i in chosen])
         mine = share_for(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch)
         trained, counted = [samples[chosen[i]] for i in mine], [weights[chosen[i]] for i in mine]
-        for module in filter(None, (self.policy, self.critic)):  # an update that was given up may have left gradients
-            module.zero_grad(set_to_none=True)
+        clear_gradients(self.policy, self.critic)  # an update that was given up may have left some
         losses = self._losses()
         for batch in pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch):
             for loss, name in losses.each(Columns(trained, counted, batch), totals):

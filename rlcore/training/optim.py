@@ -81,6 +81,12 @@ def seek(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
     scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
+def clear_gradients(*models: nn.Module | None) -> None:
+    """Forget the gradients of models, and give back the memory that they take; None stands for no model."""
+    for model in filter(None, models):
+        model.zero_grad(set_to_none=True)
+
+
 def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str, ranks: Ranks = ONE) -> None:
     """Add the gradient of ``scale * loss`` to the parameters.
 

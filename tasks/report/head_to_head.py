@@ -44,7 +44,8 @@ def standings(history: History) -> list[Standing]:
         memory = max(memory, row.get("memory/total_bytes", 0.0))
         samples += row["rollouts/count"]
         tokens += row["rollouts/tokens"]
-        seconds += sum(row[f"seconds/{part}"] for part in ("rollout", "score", "update", "sync"))
+        # Rollouts further ahead share a sync: an iteration without one has no time of it.
+        seconds += sum(row.get(f"seconds/{part}", 0.0) for part in ("rollout", "score", "update", "sync"))
         if "eval/accuracy" in row:
             standing = Standing(
                 iteration=int(row["iteration"]),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 from data_contracts.errors import ContractError
@@ -93,12 +95,18 @@ def corpus_digest(config: EpisodeConfig) -> str:
 def episodes_digest(config: EpisodeConfig) -> str:
     """Digest of what episodes depend on outside of this code; empty where that is nothing.
 
-    The search tool's corpus, the environment with all that is the user's own of what it imports, and its files.
+    The search tool's corpus, the environment with all that is the user's own of what it imports, what the policy reads
+    of its tools (docstrings, which no digest of code holds), and its files.
 
     Raises:
         DataError: a file cannot be read.
+        ConfigError: the environment cannot be imported.
     """
-    own = [closure_digest(config.module), *map(file_digest, config.files)] if config.environment else []
+    if not config.environment:
+        return corpus_digest(config)
+    schemas = import_environment(config.environment, config.options).schemas
+    read = sha256(json.dumps(schemas).encode()).hexdigest()
+    own = [closure_digest(config.module), read, *map(file_digest, config.files)]
     return " ".join(filter(None, [corpus_digest(config), *own]))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from tasks.steps.base import MODEL, StageContext, prepared
 from tasks.steps.episodes import with_tools
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
 from tasks.steps.rows import PairRow, read_pairs
+from tasks.steps.sampled_answers import refuse_changed_prompts
 from tasks.steps.texts import tokenize_pairs
 from tasks.steps.tokens import check_context
 
@@ -87,6 +89,7 @@ def answer(
         )
         require_served(engine, folder, prompts, runtime, seed=derive_seed(context.seed, "served"))
         sampler = stack.enter_context(with_tools(engine, tokenizer, sampling.episodes))
+        refuse_changed_prompts(context, sampler, "a judge would compare answers to a prompt that it has not read")
         groups = sampler.sample(prompts, params, seed=derive_seed(context.seed, "win_rate", side))
     found = [
         Answer(text=tokenizer.prefill + one.transcript, token_ids=one.completion_ids)
@@ -148,7 +151,7 @@ def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[Asked],
         is_there = is_as_noted(path)
         chunk = asked[number * PAIRS_PER_CHUNK : (number + 1) * PAIRS_PER_CHUNK]
         table = read_table(path) if is_there else _judged(judge, chunk)
-        errors.update(table["error"][table["error"] != ""])
+        errors.update(reasons_of(table))
         _refuse(errors, limit, len(asked), where=f"stages.{context.stage}.judge")
         if not is_there:  # a chunk that made the stage stop is asked again
             path.parent.mkdir(exist_ok=True)
@@ -204,6 +207,11 @@ _COLUMNS = {
     "tokens": "int64",
     "cost": "float64",
 }
+
+
+def reasons_of(table: pd.DataFrame) -> Counter[str]:
+    """How often each reason left a pair unjudged; what a judge wrote, quoted at the end, is no part of a reason."""
+    return Counter(re.sub(r": ['\"].*", "", error, flags=re.DOTALL) for error in table["error"] if error)
 
 
 def _refuse(errors: Counter[str], limit: float, count: int, *, where: str) -> None:

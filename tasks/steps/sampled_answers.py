@@ -73,7 +73,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             )
         )
         sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
-        _refuse_changed_prompts(context, sampler)
+        refuse_changed_prompts(context, sampler, "demonstrations cannot hold such a prompt")
         for number, path in enumerate(paths):
             if path in intact:
                 continue
@@ -90,13 +90,19 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             context.advance("rejection chunks", number + 1, len(paths))
 
 
-def _refuse_changed_prompts(context: StageContext, sampler: Sampler) -> None:
-    """Demonstrations of these answers would have prompts without the tools that the policy was told of."""
+def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) -> None:
+    """Refuse episodes whose answers answer another prompt than the row's: what is made of them would not know it.
+
+    ``why``: what cannot be made of them.
+
+    Raises:
+        ConfigError: the chat template declares tools in the prompt, or an environment adds its first observation.
+    """
     if isinstance(sampler, EpisodeSampler) and sampler.changes_prompts:
         raise ConfigError(
-            "the chat template declares the tools in the prompt, and demonstrations cannot hold such a prompt",
-            where=f"stages.{context.stage}.sampling.episodes.call_format",
-            fix="set call_format = 'ours' and say in data.<name>.system how a call is written",
+            f"declared tools or an environment's first observation change the prompt, and {why}",
+            where=f"stages.{context.stage}.sampling.episodes",
+            fix="set call_format = 'ours', say in data.<name>.system how a call is written, and name no environment",
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from rlcore.win_rate import JudgeAudit, Verdicts, WinRate, audit_judge, win_rate
 from tasks.home.storage import write_json, write_table
 from tasks.preset.stages import WinRateStage
 from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.judged_pairs import Answer, answer, human_pairs, judge_pairs
+from tasks.steps.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
 from tasks.steps.rewards import open_reward_models
 from tasks.steps.runtime import open_runtime
 from tasks.steps.tokens import read_prompt_sets
@@ -102,7 +101,7 @@ def give_account(
         "found": dataclasses.asdict(found),
         "audit": dataclasses.asdict(audit) if audit else None,
         "distrust": reasons,
-        "unjudged": dict(Counter(table["error"][table["error"] != ""])),
+        "unjudged": dict(reasons_of(table)),
         "prompts": len(table),
         "identical": int((~table["asked"] & (table["error"] == "")).sum()),
         "calls": int(both["calls"].sum()),

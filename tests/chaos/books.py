@@ -40,7 +40,8 @@ def _runs(database: sqlite3.Connection) -> Iterator[str]:
         lines = [status, *(f"tag {tag}" for tag in own if not tag.startswith(_KEPT)), *_logged(database, run)]
         lines += [f"{tag} {value}" for tag, value in stages.items()]
         lines += ["no parent"] if "stage_key" in own and own.get("mlflow.parentRunId") not in tags else []
-        yield from (f"run {name}: {line}" for line in lines)
+        shown = name if "stage_key" in own else "of the flow"  # Prefect makes its name up
+        yield from (f"run {shown}: {line}" for line in lines)
 
 
 def _logged(database: sqlite3.Connection, run: str) -> Iterator[str]:

@@ -42,6 +42,13 @@ def test_a_judge_that_always_takes_the_first_gives_half_and_full_position_bias()
     assert win_rate(verdicts(np.zeros(30), np.ones(30)), seed=0).first == 0.0
 
 
+def test_a_graded_verdict_that_differs_in_its_last_bits_knows_no_order() -> None:
+    grades = np.linspace(0.0, 1.0, 30)
+    turned = 1.0 - (1.0 - grades)
+    assert (turned != grades).any()
+    assert win_rate(verdicts(grades, turned), seed=0).order_dependent.mean == 0.0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_judge_of_length_alone_wins_raw_and_not_at_equal_length(seed: int) -> None:
     gaps = np.random.default_rng(seed).normal(85.0, 100.0, 200)  # longer in four of five

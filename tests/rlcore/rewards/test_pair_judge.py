@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import sys
 import time
@@ -220,6 +221,12 @@ def test_a_reward_model_prefers_the_higher_reward_in_any_order_and_reads_each_an
     judge = RewardModelPairJudge(score)
     assert values(judge, pair("aa", "b"), pair("b", "aa"), pair("b", "c")) == [(1.0, 1.0), (0.0, 0.0), (0.5, 0.5)]
     assert read == [3]
+
+
+def test_a_reward_that_is_no_number_leaves_its_pair_unjudged() -> None:
+    judge = RewardModelPairJudge(lambda items, *, calibrated: torch.full((1, len(items)), math.nan))
+    (found,) = judge([pair("a", "b")])
+    assert (found.value, found.error) == (None, "the reward model's score is not finite")
 
 
 def test_the_judge_of_a_preset_is_made_or_its_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

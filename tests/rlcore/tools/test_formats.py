@@ -40,6 +40,8 @@ NAMED = ParsedCall(tool="guess", arguments={"number": 5}, call_id="a1B2c3D4e")
         ("mistral", "[TOOL_CALLS]guess[ARGS]{5}", "fault"),
         ("ours", "<tool:guess>5</tool>", ParsedCall(tool="guess", argument="5")),
         ("ours", "5</tool>", "fault"),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "fault"),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"word": "\\ud800"}}</tool_call>', "fault"),
         ("ours", "5", None),
     ],
 )

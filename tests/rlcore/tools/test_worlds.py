@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from rlcore.tools.base import CallError, ParsedCall, ToolFailure, ToolOutput
 from rlcore.tools.environment import environment_of
-from rlcore.tools.worlds import MAX_CHARACTERS, Worlds, seeds_of
+from rlcore.tools.worlds import FEW, MAX_CHARACTERS, Worlds, seeds_of
 from rlcore.types import Message, Prompt
 
 
@@ -34,6 +38,8 @@ class Counter:
         if prompt.reference == "broken":
             raise KeyError("board")
         self.rng, self.calls, self.name = rng, 0, prompt.reference
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("CREATE TABLE calls (one)")
         return f"start {rng.randrange(10**6)}"
 
     def step(self, by: int) -> int:
@@ -54,6 +60,19 @@ class Counter:
     def crash(self) -> str:
         """Raises."""
         raise ZeroDivisionError("oh")
+
+    def store(self) -> int:
+        """Counts in a database, which only the thread may use that has opened it."""
+        self.database.execute("INSERT INTO calls VALUES (1)")
+        return int(self.database.execute("SELECT count(*) FROM calls").fetchone()[0])
+
+    def leave(self) -> str:
+        """Leaves."""
+        sys.exit(3)
+
+    def half(self) -> str:
+        """Says half of a surrogate pair."""
+        return "\ud800"
 
     def hang(self) -> str:
         """Waits."""
@@ -87,7 +106,7 @@ class Counter:
         return "late"
 
     def get_reward(self) -> float | None:
-        return {"nan": float("nan"), "none": None}.get(self.name, float(self.calls))
+        return {"nan": float("nan"), "none": None, "numpy": np.float32(0.5)}.get(self.name, float(self.calls))
 
     def close(self) -> None:
         self.ended.append(self.name)
@@ -145,6 +164,40 @@ def test_a_call_that_does_not_come_back_fails_its_rollout_and_no_other() -> None
     assert found[1] == ToolOutput(text="1")
 
 
+def test_after_more_failures_than_a_batch_may_lose_no_other_call_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Counter, "ended", asked)
+    worlds, _ = started(*"abcdefghijkl")
+    found = worlds.answer({key: call("crash") for key in range(FEW + 1)} | {FEW + 1: call("step", by=1)})
+    assert found[FEW + 1] == found[FEW]
+    worlds.close()
+    assert len(asked) == FEW + 1  # it raises each time
+
+
+def test_outside_the_main_thread_an_environment_stays_in_one_thread_and_loses_it_with_a_call_that_hangs() -> None:
+    def play() -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        worlds, _ = started("a", "b", timeout_seconds=0.3)
+        stored = worlds.answer({0: call("store"), 1: call("store")})
+        worlds.answer({0: call("hang")})
+        after = worlds.answer({1: call("step", by=1)})
+        return stored, after, worlds.answer({1: call("store")})
+
+    with ThreadPoolExecutor(1) as threads:
+        stored, after, elsewhere = threads.submit(play).result()
+    assert stored == {0: ToolOutput(text="1"), 1: ToolOutput(text="1")}
+    assert after == {1: ToolOutput(text="1")}
+    assert isinstance(elsewhere[1], ToolFailure) and "SQLite objects created in a thread" in elsewhere[1].reason
+
+
+def test_a_tool_that_leaves_python_fails_its_rollout_and_no_text_of_the_policys_reaches_a_table_unwritable() -> None:
+    worlds, _ = started("a", "b")
+    found = worlds.answer({0: call("leave"), 1: call("half")})
+    assert isinstance(found[0], ToolFailure) and "raised SystemExit" in found[0].reason
+    assert found[1] == ToolOutput(text="?")
+
+
 def test_async_methods_wait_at_the_same_time_each_with_its_own_deadline() -> None:
     worlds, _ = started("a", "b", "refused", "d", timeout_seconds=1.5)
     began = time.monotonic()
@@ -172,8 +225,9 @@ def test_an_environment_that_cannot_begin_fails_alone() -> None:
 
 
 def test_a_reward_is_a_finite_number_or_none() -> None:
-    worlds, _ = started("nan", "none", "c")
-    found = worlds.rewards([0, 1, 2])
+    worlds, _ = started("nan", "none", "c", "numpy")
+    found = worlds.rewards([0, 1, 2, 3])
+    assert found[3] == 0.5
     assert isinstance(found[0], ToolFailure) and "no finite number" in found[0].reason
     assert (found[1], found[2]) == (None, 0.0)
 

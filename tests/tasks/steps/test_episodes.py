@@ -155,6 +155,9 @@ def test_the_game_of_the_tutorial_is_played_from_its_setting_and_its_code_is_in_
     before = episodes_digest(config)
     (tmp_path / "game.py").write_text(code.replace("1 / self.tries", "1.0"), encoding="utf-8")
     assert episodes_digest(config) != before
+    (tmp_path / "game.py").write_text(code.replace("from 1 to 9", "from 1 to 8"), encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "game")
+    assert episodes_digest(config) != before  # what the policy reads of a tool stands in its docstring
     (tmp_path / "words.txt").write_text("one")
     with_file = dataclasses.replace(config, files=("words.txt",))
     assert episodes_digest(with_file).startswith(episodes_digest(config))

@@ -7,13 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 
 from rlcore.errors import RewardError
 from rlcore.rewards.pairs import Judgement, Pair
 from rlcore.types import Message
 from tasks.steps.base import StageContext
-from tasks.steps.judged_pairs import PAIRS_PER_CHUNK, Asked, judge_pairs
+from tasks.steps.judged_pairs import PAIRS_PER_CHUNK, Asked, judge_pairs, reasons_of
 
 
 class Longer:
@@ -72,6 +73,11 @@ def test_too_many_unjudged_end_the_stage_which_asks_again_when_it_goes_on(tmp_pa
     repaired = Longer()
     assert len(judge_pairs(context(tmp_path), repaired, pairs(count), name="verdicts")) == count
     assert repaired.asked == 2 * PAIRS_PER_CHUNK  # the chunk that was refused
+
+
+def test_what_a_judge_wrote_is_no_part_of_why_a_pair_is_unjudged() -> None:
+    table = pd.DataFrame({"error": ["no verdict: 'I like'", 'no verdict: "it\'s\nfine"', "too slow", ""]})
+    assert reasons_of(table) == {"no verdict": 2, "too slow": 1}
 
 
 def test_no_pairs_make_an_empty_table_with_its_columns(tmp_path: Path) -> None:
