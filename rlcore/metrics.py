@@ -50,6 +50,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 _PATTERNS = [(re.compile(re.sub(r"<\w+>", "[^/]+", name)), metric) for name, metric in METRICS.items() if "<" in name]
 
 
+def is_of_machine(name: str) -> bool:
+    """Whether a metric tells of the machine that computed: the same computation, done again, gives another number."""
+    found = find_metric(name)
+    return found is not None and found in SECTIONS["Speed and memory"]
+
+
 def find_metric(name: str) -> Metric | None:
     """The glossary's entry for a logged name: ``reward/part/math`` is found under ``reward/part/<name>``."""
     patterned = (metric for pattern, metric in _PATTERNS if pattern.fullmatch(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rlcore.metrics import is_of_machine
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Record, describe_machine
 from tasks.pipeline.stage_runs import PipelineRun
@@ -32,7 +33,9 @@ def register(
     tags = _tags(record, inputs) | {"preset": preset}
     cards = write_cards(run.home, read_records(run.home), record, name=name, tags=tags)
     package = Package(checkpoint=run.store.path(ref) / MODEL, cards=cards, facts=tags)
-    version = register_model(made_by, package, name=name, tags=tags, metrics=record.metrics)
+    # The times of an attempt that was killed stand in the run's curves already; they are no facts of a model.
+    metrics = {metric: value for metric, value in record.metrics.items() if not is_of_machine(metric)}
+    version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
     describe(run.tracker, version, cards.model)
 
 

@@ -13,6 +13,7 @@ from tasks.tracking.runs import Tracker
 
 _MILLISECOND = 1_000_000  # nanoseconds
 _OF_RUN, _NUMBER = "of_run", "number"  # tags: a trace is this one of its run
+_PAGE = 500  # the most that MLflow gives at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     killed has stored already is not stored again.
     """
     stored = _stored(tracker, run_id) if traces else {}
+    if traces:
+        _remove_begun(tracker, run_id)
     missing = [number for number in range(len(traces)) if str(number) not in stored]
     from mlflow.tracing import reset
 
@@ -61,6 +64,33 @@ def _stored(tracker: Tracker, run_id: str) -> dict[str, str]:
     return {trace.info.tags[_NUMBER]: trace.info.trace_id for trace in found}
 
 
+def _remove_begun(tracker: Tracker, run_id: str) -> None:
+    """Remove what a killed call has begun: MLflow stores a trace's spans first, and what the trace is in a second step.
+
+    Such a trace has no tags. Its span says which run it is of.
+    """
+    client, run = tracker.client, tracker.client.get_run(run_id)
+    place = run.info.experiment_id
+    since, page = f"timestamp_ms >= {run.info.start_time}", None
+    begun: list[str] = []
+    while page is None or page.token:
+        page = client.search_traces(
+            locations=[place],
+            filter_string=since,
+            max_results=_PAGE,
+            page_token=page.token if page else None,
+            include_spans=False,
+        )
+        unknown = [trace.info.trace_id for trace in page if _OF_RUN not in trace.info.tags]
+        begun += [name for name in unknown if _is_of(client.get_trace(name), run_id)]
+    if begun:
+        client.delete_traces(place, trace_ids=begun)
+
+
+def _is_of(trace: Any, run_id: str) -> bool:
+    return any(span.attributes.get(_OF_RUN) == run_id for span in trace.data.spans)
+
+
 def _log(tracker: Tracker, run_id: str, trace: Trace, moment: int) -> str:
     """Store one trace as of ``moment``, nanoseconds; its id, or an empty text where MLflow could not."""
     from mlflow.entities.span import NO_OP_SPAN_TRACE_ID
@@ -68,6 +98,7 @@ def _log(tracker: Tracker, run_id: str, trace: Trace, moment: int) -> str:
     span = tracker.client.start_trace(
         "rollout",
         inputs=dict(trace.inputs),
+        attributes={_OF_RUN: trace.tags[_OF_RUN]},
         tags=dict(trace.tags),
         experiment_id=tracker.client.get_run(run_id).info.experiment_id,
         start_time_ns=moment,
