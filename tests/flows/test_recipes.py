@@ -113,6 +113,7 @@ def test_two_rl_stages_follow_each_other_and_each_is_held_against_its_start(tmp_
     assert first != second  # each draws in an order of its own
 
 
+@pytest.mark.slow
 def test_three_algorithms_from_one_start_are_compared_with_each_other_under_their_own_names(tmp_path: Path) -> None:
     home = ran(tmp_path, "three_way")
     page = comparison(home)

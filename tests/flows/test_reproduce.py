@@ -29,6 +29,7 @@ def scratch_homes(home: Home) -> list[Path]:
     return list(home.work.glob("reproduce-*"))
 
 
+@pytest.mark.slow
 def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_any_work(
     tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ def test_the_environment_is_played_and_its_tool_and_reward_do_what_the_page_says
     assert (error.text, error.is_error) == ("error: no price for 'fish'", True)
 
 
+@pytest.mark.slow
 def test_the_demo_is_shown_changed_and_taken_along(
     micro_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
