@@ -260,6 +260,9 @@ bench-ranks: setup  ## one, two and four ranks of this machine against what the 
 bench-overhead: setup  ## share of wall time outside rlcore on the tiny run, milliseconds per task (about 10 minutes)
 	$(BIN)/python -m benchmarks.overhead
 
+bench-many-runs: setup  ## processor seconds of commands and pages when MLflow holds 100 runs of 1,000 steps (ten minutes)
+	$(BIN)/python -m benchmarks.many_runs
+
 attack-many: setup  ## 10,000 programs and 100,000 answers with 5 % hostile: wrong verdicts, what is left (an hour)
 	@infra/install_sandbox.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.many

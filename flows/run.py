@@ -17,6 +17,7 @@ from tasks.home.disk import full_disk_named
 from tasks.home.markdown import plain
 from tasks.home.settings import Home, configure_environment, configure_logging, find_home
 from tasks.pipeline.bridge import report_markdown
+from tasks.pipeline.opening import is_unfinished
 from tasks.pipeline.preflight import preflight
 from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
@@ -121,12 +122,16 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion, *, 
     rl = by_name[config.section("promotion", PromotionConfig).challenger]
     gates = [name for name in (*rl.inputs, "drift", "reward_gate") if name in by_name and name != "champion"]
     refs = cached_refs(table, config, gates, home=home)
-    if not refs.keys() >= set(gates):
+    if not refs.keys() >= set(gates) or _is_unfinished(home, config, gates):
         refs = run_pipeline(table, config, gates, home=home, experiment=config.name)
     if recipe_of(home, ingredients_of(rl, config, refs)) == past.recipe:
         outcome = f"nothing to do: version {champion.version} of {champion.name} was made from these very inputs"
         return Retraining(result="unchanged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs)
     return _judged(home, config, table, champion, report=report)
+
+
+def _is_unfinished(home: Home, config: RunConfig, targets: Collection[str]) -> bool:
+    return is_unfinished(home, open_tracker(home), config.name, config, targets)
 
 
 def _judged(
@@ -135,7 +140,7 @@ def _judged(
     """Run what is not cached, then apply the verdict; a cached verdict is applied again."""
     targets = [stage.name for stage in table if stage.name in ("drift", "reward_gate", "promote")]
     refs = cached_refs(table, config, targets, home=home)
-    known = "promote" in refs
+    known = "promote" in refs and not _is_unfinished(home, config, targets)
     if not known:
         refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=report)
     outcome = settle(home, config, refs, over=champion)

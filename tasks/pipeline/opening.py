@@ -31,6 +31,16 @@ def opened(
         yield stack.enter_context(parent)
 
 
+def is_unfinished(home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]) -> bool:
+    """Whether an attempt at this very pipeline was killed, so that pages may be missing whose results are there.
+
+    What dead processes have left is healed first.
+    """
+    with starting(home):
+        pass
+    return bool(tracker.find_runs(experiment, "pipeline", _digest(config, targets), status="= 'KILLED'"))
+
+
 def open_pipeline_run(
     tracker: Tracker,
     experiment: str,
@@ -45,8 +55,7 @@ def open_pipeline_run(
     The same values of the preset and the same targets are the same pipeline. A later attempt of a Prefect flow run goes
     on with the first attempt's, however that ended.
     """
-    values = to_dict(config)
-    pipeline = key_of({"config": values, "targets": sorted(targets)})[:16]
+    pipeline = _digest(config, targets)
     attempt_of = f"{flow_run.flow_run_id}/{pipeline}" if flow_run else ""
     known = tracker.find_runs(experiment, "attempt_of", attempt_of) if flow_run and flow_run.attempt > 1 else []
     known = known or tracker.find_runs(experiment, "pipeline", pipeline, status="= 'KILLED'")
@@ -60,7 +69,11 @@ def open_pipeline_run(
     parent = tracker.reopen_run(known[0], tags=tags) if known else None
     if parent is None:
         parent = tracker.start_run(experiment, flow_run.name if flow_run else config.name, tags=tags)
-    parent.log_params(values)
+    parent.log_params(to_dict(config))
     if parent.url:
         report_link("mlflow run", parent.url)
     return parent
+
+
+def _digest(config: RunConfig, targets: Collection[str]) -> str:
+    return key_of({"config": to_dict(config), "targets": sorted(targets)})[:16]

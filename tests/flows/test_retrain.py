@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     known = run_retrain("retrain", (*data, *SPOIL))
     assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
     assert told == [(NAME, 3)]  # of the refusal, and once
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+
+    newest = tracker.find_runs("retrain", "preset", "retrain")[0]  # as if it had been killed before its last page
+    tracker.client.set_terminated(newest, "KILLED")
+    page = max(tracked_home.pages.glob("retrain/promote/*/verdict.md"), key=lambda path: path.stat().st_mtime)
+    shutil.rmtree(page.parent)
+    finished = run_retrain("retrain", (*data, *SPOIL))
+    assert (finished.result, page.is_file()) == ("judged", True)
+    assert tracker.client.get_run(newest).info.status == "FINISHED"
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
     with pytest.raises(DataError, match="drifts from the last accepted") as caught:
