@@ -107,9 +107,8 @@ def fill(home: Path, *, runs: int, steps: int) -> int:
     run = the_run(home)
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
         (before,) = database.execute("SELECT count(*) FROM metrics").fetchone()
-        last = (
-            "SELECT key, value, timestamp, run_uuid, step, is_nan FROM latest_metrics WHERE run_uuid = ? AND step > 0"
-        )
+        columns = '"key", value, timestamp, run_uuid, step, is_nan'
+        last = f"SELECT {columns} FROM latest_metrics WHERE run_uuid = ? AND step > 0"
         for key, value, moment, owner, step, is_nan in database.execute(last, (run,)).fetchall():
             more = ((key, value + n, moment + n, owner, n, is_nan) for n in range(step + 1, steps + 1))
             database.executemany(f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, ?, ?)", more)
