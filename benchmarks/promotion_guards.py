@@ -59,9 +59,8 @@ def passes(rules_out: RulesOut, n: int, won: float, lost: float, *, margin: floa
     total = 0.0
     weights = binom.pmf(np.arange(n + 1), n, lost)
     for count in np.flatnonzero(weights > 1e-13).tolist():
-        least = bisect_left(
-            range(n - count + 1), True, key=lambda k, count=count: rules_out(k, count, n, margin, level)
-        )
+        tries = [(k, count) for k in range(n - count + 1)]
+        least = bisect_left(tries, True, key=lambda each: rules_out(*each, n, margin, level))
         total += float(weights[count] * binom.sf(least - 1, n - count, won / (1.0 - lost)))
     return total
 
