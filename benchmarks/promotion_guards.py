@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -59,10 +59,14 @@ def passes(rules_out: RulesOut, n: int, won: float, lost: float, *, margin: floa
     total = 0.0
     weights = binom.pmf(np.arange(n + 1), n, lost)
     for count in np.flatnonzero(weights > 1e-13).tolist():
-        tries = [(k, count) for k in range(n - count + 1)]
-        least = bisect_left(tries, True, key=lambda each: rules_out(*each, n, margin, level))
+        is_passed = partial(_passes, rules_out, count, n, margin, level)
+        least = bisect_left(range(n - count + 1), True, key=is_passed)
         total += float(weights[count] * binom.sf(least - 1, n - count, won / (1.0 - lost)))
     return total
+
+
+def _passes(rules_out: RulesOut, lost: int, n: int, margin: float, level: float, won: int) -> bool:
+    return rules_out(won, lost, n, margin, level)
 
 
 def print_tables(*, margin: float, level: float) -> None:
