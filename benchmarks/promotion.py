@@ -44,10 +44,8 @@ def main() -> None:
     print("| problems | checks | comparisons | promoted | 95 % interval |\n|---|---|---|---|---|")
     for n in (200, 600):
         for name, is_new in STATISTICS.items():
-            gains = [_gains(make_world(generator, n), generator, is_new=is_new) for _ in range(NUM_FAST)]
-            print(_row(f"{n} | gain alone, {name}", gains))
-            whole = [_promoted(make_world(generator, n), generator, is_new=is_new) for _ in range(NUM_WHOLE)]
-            print(_row(f"{n} | all, {name}", whole))
+            print(_row(f"{n} | gain alone, {name}", _decisions(n, NUM_FAST, is_new=is_new)))
+            print(_row(f"{n} | all, {name}", _decisions(n, NUM_WHOLE, is_new=is_new, is_whole=True)))
     print(f"\nSeries of {NUM_LOOKS} challengers, none better, on the same 600 problems: share with any promotion\n")
     print("| levels | series | promoted | 95 % interval |\n|---|---|---|---|")
     for corrected in (True, False):
@@ -58,12 +56,11 @@ def main() -> None:
     print("| problems | statistics | look 1, gain alone | look 1, all checks | look 5, gain alone |")
     print("|---|---|---|---|---|")
     for n in (200, 400, 800, 1_600):
-        worlds = [make_world(generator, n) for _ in range(NUM_POWER)]
         for name, is_new in STATISTICS.items():
             columns = (
-                [_gains(world, generator, gain=0.05, is_new=is_new) for world in worlds],
-                [_promoted(world, generator, gain=0.05, is_new=is_new) for world in worlds],
-                [_gains(world, generator, gain=0.05, look=5, is_new=is_new) for world in worlds],
+                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new),
+                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new, is_whole=True),
+                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new, look=5),
             )
             print(f"| {n} | {name} | {' | '.join(map(_share, columns))} |")
     print(f"\n{time.perf_counter() - started:.0f} s")
@@ -80,14 +77,24 @@ def make_world(generator: np.random.Generator, n: int) -> World:
     )
 
 
-def _gains(
-    world: World, generator: np.random.Generator, *, gain: float = 0.0, look: int = 1, is_new: bool = True
-) -> bool:
-    """The gate's check of the gain alone, without its interval, which decides nothing."""
-    return _is_better(world, _answers(world, generator, gain), look=look, is_new=is_new)
+def _decisions(
+    n: int, count: int, *, gain: float = 0.0, look: int = 1, is_new: bool, is_whole: bool = False
+) -> list[bool]:
+    """Whether each comparison ends in a promotion, by the gain alone or by all checks.
+
+    The draws of a comparison are its own, so every statistic judges the same answers.
+    """
+    found: list[bool] = []
+    for place in range(count):
+        generator = np.random.default_rng([SEED, n, place])
+        world = make_world(generator, n)
+        challenger = _answers(world, generator, gain)
+        is_better = _is_better(world, challenger, look=look, is_new=is_new)
+        found.append(is_better and (not is_whole or _guarded(world, challenger, generator, is_new=is_new)))
+    return found
 
 
-def _is_better(world: World, challenger: np.ndarray, *, look: int = 1, is_new: bool = True) -> bool:
+def _is_better(world: World, challenger: np.ndarray, *, look: int = 1, is_new: bool) -> bool:
     differences, level = challenger - world.champion, alpha_of_look(ALPHA, look)
     if float(differences.mean()) < MIN_GAIN:
         return False
@@ -96,20 +103,13 @@ def _is_better(world: World, challenger: np.ndarray, *, look: int = 1, is_new: b
     return mcnemar_p(int((differences > 0).sum()), int((differences < 0).sum())) / 2 <= level
 
 
-def _promoted(world: World, generator: np.random.Generator, *, gain: float = 0.0, is_new: bool = True) -> bool:
-    """The whole gate, or the one of before: the conditional test of the gain, and the bootstrap for every guard."""
-    challenger = _answers(world, generator, gain)
-    primary = Paired(name="accuracy", champion=world.champion, challenger=challenger)
-    guards, rule = _guards(world, challenger, generator), Rule(alpha=ALPHA, min_gain=MIN_GAIN)
-    if not _is_better(world, challenger, is_new=is_new):
-        return False  # and no guard needs to be looked at
-    if is_new:
-        return judge(primary, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
-    *shares, length = guards
+def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator, *, is_new: bool) -> bool:
+    """Whether no guard is broken, by the tests of now or the bootstrap of before."""
+    *shares, length = _guards(world, challenger, generator)
     sure = Paired(name="sure", champion=np.zeros(100), challenger=np.ones(100))
-    return all(_ruled_out_before(each) for each in shares) and (
-        judge(sure, [length], (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
-    )
+    guards, rule = [*shares, length] if is_new else [length], Rule(alpha=ALPHA, min_gain=MIN_GAIN)
+    passed = judge(sure, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
+    return passed and (is_new or all(_ruled_out_before(each) for each in shares))
 
 
 def _ruled_out_before(guard: Paired) -> bool:
@@ -150,7 +150,8 @@ def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator
 
 def _series(generator: np.random.Generator, *, corrected: bool) -> bool:
     world = make_world(generator, 600)
-    return any(_gains(world, generator, look=look if corrected else 1) for look in range(1, NUM_LOOKS + 1))
+    looks = (look if corrected else 1 for look in range(1, NUM_LOOKS + 1))
+    return any(_is_better(world, _answers(world, generator, 0.0), look=look, is_new=True) for look in looks)
 
 
 def _share(wins: list[bool]) -> str:
