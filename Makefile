@@ -235,8 +235,9 @@ bench-rollout: setup  ## tokens per CPU second of generate, continuous batching,
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.plots .rlcore/bench-rollout.json
 
-bench-promotion: setup  ## how often the promotion gate errs, and what it finds (two minutes)
-	$(BIN)/python -m benchmarks.promotion
+bench-promotion: setup  ## how often the promotion gate errs, what it finds, and other ways to share its level (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.promotion
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.promotion_looks
 
 bench-data-gate: setup  ## rows per processor second and memory of the data gate: BENCH='--rows 200000 1000000' (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.data_gate $(BENCH)

@@ -2,26 +2,27 @@
 
 Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it right with that
 chance, by itself. A challenger that is better is right with ``gain`` more on every problem, on average. Task slices
-and lengths are simulated beside it, so that a comparison passes through every kind of check. With ``--real`` a real
-checkpoint stands in: see :mod:`benchmarks.promotion_real`.
+and lengths are simulated beside it, so that a comparison passes through every kind of check. The statistics that the
+gate used first stand beside those of now: the conditional McNemar test of the gain, and the percentile bootstrap for
+guards. With ``--real`` a real checkpoint stands in: see :mod:`benchmarks.promotion_real`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.promotion_guards import by_bootstrap, print_tables
 from rlcore.evaluation import accuracy
-from rlcore.paired import loss_p
+from rlcore.paired import mcnemar_p
 from rlcore.promotion import Paired, Rule, alpha_of_look, judge, superiority_p
 
 ALPHA, MIN_GAIN, TASK_MARGIN, LENGTH_MARGIN = 0.05, 0.01, 0.05, 4.0
 NUM_FAST, NUM_WHOLE, NUM_POWER, NUM_SERIES, NUM_LOOKS = 4_000, 800, 400, 1_000, 10
-AT_THE_MARGIN = ((0.001, 0.051), (0.02, 0.07), (0.085, 0.135), (0.25, 0.3))  # the third: 0.85 against 0.9, independent
+STATISTICS = {"now": True, "before": False}
 SEED = 0
 
 
@@ -42,28 +43,26 @@ def main() -> None:
     print("No difference between the models: share of comparisons that end in a promotion, first look\n")
     print("| problems | checks | comparisons | promoted | 95 % interval |\n|---|---|---|---|---|")
     for n in (200, 600):
-        print(_row(f"{n} | gain alone", [_gains(make_world(generator, n), generator) for _ in range(NUM_FAST)]))
-        print(_row(f"{n} | all", [_promoted(make_world(generator, n), generator) for _ in range(NUM_WHOLE)]))
+        for name, is_new in STATISTICS.items():
+            print(_row(f"{n} | gain alone, {name}", _decisions(n, NUM_FAST, is_new=is_new)))
+            print(_row(f"{n} | all, {name}", _decisions(n, NUM_WHOLE, is_new=is_new, is_whole=True)))
     print(f"\nSeries of {NUM_LOOKS} challengers, none better, on the same 600 problems: share with any promotion\n")
     print("| levels | series | promoted | 95 % interval |\n|---|---|---|---|")
     for corrected in (True, False):
         series = [_series(generator, corrected=corrected) for _ in range(NUM_SERIES)]
         print(_row("alpha / (t (t + 1))" if corrected else "uncorrected: alpha / 2 at each look", series))
-    print("\nA slice that is worse by exactly its margin of 5 points: chance that its guard passes, by enumeration\n")
-    print(f"| problems in the slice | {' | '.join(f'won {won:g}, lost {lost:g}' for won, lost in AT_THE_MARGIN)} |")
-    print("|---" * (1 + len(AT_THE_MARGIN)) + "|")
-    for n in (50, 100, 200, 600):
-        print(f"| {n} | {' | '.join(f'{_level_at_the_margin(n, *chances):.4f}' for chances in AT_THE_MARGIN)} |")
+    print_tables(margin=TASK_MARGIN, level=alpha_of_look(ALPHA, 1))
     print("\nA challenger that is better by 5 points: share promoted\n")
-    print("| problems | look 1, gain alone | look 1, all checks | look 5, gain alone |\n|---|---|---|---|")
-    for n in (200, 400, 800, 1_600, 3_200):
-        worlds = [make_world(generator, n) for _ in range(NUM_POWER)]
-        columns = (
-            [_gains(world, generator, gain=0.05) for world in worlds],
-            [_promoted(world, generator, gain=0.05) for world in worlds],
-            [_gains(world, generator, gain=0.05, look=5) for world in worlds],
-        )
-        print(f"| {n} | {' | '.join(map(_share, columns))} |")
+    print("| problems | statistics | look 1, gain alone | look 1, all checks | look 5, gain alone |")
+    print("|---|---|---|---|---|")
+    for n in (200, 400, 800, 1_600):
+        for name, is_new in STATISTICS.items():
+            columns = (
+                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new),
+                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new, is_whole=True),
+                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new, look=5),
+            )
+            print(f"| {n} | {name} | {' | '.join(map(_share, columns))} |")
     print(f"\n{time.perf_counter() - started:.0f} s")
 
 
@@ -78,19 +77,45 @@ def make_world(generator: np.random.Generator, n: int) -> World:
     )
 
 
-def _gains(world: World, generator: np.random.Generator, *, gain: float = 0.0, look: int = 1) -> bool:
-    """The gate's check of the gain alone, without its interval, which decides nothing."""
-    primary = Paired(name="accuracy", champion=world.champion, challenger=_answers(world, generator, gain))
-    is_enough = float((primary.challenger - primary.champion).mean()) >= MIN_GAIN
-    return is_enough and superiority_p(primary, seed=0) <= alpha_of_look(ALPHA, look)
+def _decisions(
+    n: int, count: int, *, gain: float = 0.0, look: int = 1, is_new: bool, is_whole: bool = False
+) -> list[bool]:
+    """Whether each comparison ends in a promotion, by the gain alone or by all checks.
+
+    The draws of a comparison are its own, so every statistic judges the same answers.
+    """
+    found: list[bool] = []
+    for place in range(count):
+        generator = np.random.default_rng([SEED, n, place])
+        world = make_world(generator, n)
+        challenger = _answers(world, generator, gain)
+        is_better = _is_better(world, challenger, look=look, is_new=is_new)
+        found.append(is_better and (not is_whole or _guarded(world, challenger, generator, is_new=is_new)))
+    return found
 
 
-def _promoted(world: World, generator: np.random.Generator, *, gain: float = 0.0) -> bool:
-    """The whole gate."""
-    challenger = _answers(world, generator, gain)
-    primary = Paired(name="accuracy", champion=world.champion, challenger=challenger)
-    guards, rule = _guards(world, challenger, generator), Rule(alpha=ALPHA, min_gain=MIN_GAIN)
-    return judge(primary, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
+def _is_better(world: World, challenger: np.ndarray, *, look: int = 1, is_new: bool) -> bool:
+    differences, level = challenger - world.champion, alpha_of_look(ALPHA, look)
+    if float(differences.mean()) < MIN_GAIN:
+        return False
+    if is_new:
+        return superiority_p(Paired(name="accuracy", champion=world.champion, challenger=challenger), seed=0) <= level
+    return mcnemar_p(int((differences > 0).sum()), int((differences < 0).sum())) / 2 <= level
+
+
+def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator, *, is_new: bool) -> bool:
+    """Whether no guard is broken, by the tests of now or the bootstrap of before."""
+    *shares, length = _guards(world, challenger, generator)
+    sure = Paired(name="sure", champion=np.zeros(100), challenger=np.ones(100))
+    guards, rule = [*shares, length] if is_new else [length], Rule(alpha=ALPHA, min_gain=MIN_GAIN)
+    passed = judge(sure, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
+    return passed and (is_new or all(_ruled_out_before(each) for each in shares))
+
+
+def _ruled_out_before(guard: Paired) -> bool:
+    differences = guard.challenger - guard.champion
+    won, lost = int((differences > 0).sum()), int((differences < 0).sum())
+    return by_bootstrap(won, lost, len(differences), guard.margin, alpha_of_look(ALPHA, 1))
 
 
 def _answers(world: World, generator: np.random.Generator, gain: float) -> np.ndarray:
@@ -125,23 +150,8 @@ def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator
 
 def _series(generator: np.random.Generator, *, corrected: bool) -> bool:
     world = make_world(generator, 600)
-    return any(_gains(world, generator, look=look if corrected else 1) for look in range(1, NUM_LOOKS + 1))
-
-
-def _level_at_the_margin(n: int, won: float, lost: float) -> float:
-    """Chance that a loss of the margin is "ruled out" at the first look, by the chances to be won or lost."""
-    alpha, level = alpha_of_look(ALPHA, 1), 0.0
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    reach = 8.0 * np.sqrt(n * lost) + 5.0
-    for count in range(max(0, int(n * lost - reach)), min(n, int(n * lost + reach)) + 1):
-        tries = range(n - count + 1)
-        least = bisect_left(tries, True, key=lambda k, lost=count: loss_p(k, lost, n, TASK_MARGIN) <= alpha)
-        passing = np.arange(least, n - count + 1)
-        rest = n - count - passing
-        ways = logs[n] - logs[passing] - logs[count] - logs[rest]
-        chance = ways + passing * np.log(won) + count * np.log(lost) + rest * np.log(1.0 - won - lost)
-        level += float(np.exp(chance).sum())
-    return level
+    looks = (look if corrected else 1 for look in range(1, NUM_LOOKS + 1))
+    return any(_is_better(world, _answers(world, generator, 0.0), look=look, is_new=True) for look in looks)
 
 
 def _share(wins: list[bool]) -> str:

@@ -35,7 +35,7 @@ from tasks.preset.promotion import PromotionConfig
 from tasks.preset.run import RunConfig
 from tasks.steps.base import MODEL
 from tasks.steps.evaluate import answers
-from tasks.steps.promote import compared
+from tasks.steps.promotion_figures import compared
 from tasks.steps.rewards import verifier
 from tasks.steps.rows import read_prompts
 from tasks.steps.runtime import open_runtime

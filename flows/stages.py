@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
@@ -21,7 +22,7 @@ from tasks.preset.graph import (
 from tasks.preset.promotion import PromotionConfig
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, data_sections, sections_of, stage_sections
-from tasks.preset.stages import RlStage, data_of
+from tasks.preset.stages import RlStage, WinRateStage, data_of
 from tasks.report.comparison import comparison_page
 from tasks.report.data_page import data_page
 from tasks.report.drift_page import drift_page
@@ -36,7 +37,7 @@ from tasks.steps.evaluate import run_evaluate
 from tasks.steps.import_sft import import_sections, registered_version, run_import_sft, run_start, source_files
 from tasks.steps.prepare import data_source, run_prepare
 from tasks.steps.prepare_sampled import run_prepare_sampled
-from tasks.steps.promote import run_champion, run_promote
+from tasks.steps.promote import CHAMPION_STAGE, WINS, run_champion, run_promote
 from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs
 from tasks.steps.reward_gate import run_reward_gate
 from tasks.steps.rl_parts import needed_reward_models
@@ -110,33 +111,54 @@ def _reward_gate(model: str, config: RunConfig, past: Past) -> Stage:
 
 
 def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
-    """The champion, its evaluation, and the verdict."""
-    challenger = config.section("promotion", PromotionConfig).challenger
-    data = evaluated_data(config)
-    inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", *stages_of_data(config, data))
+    """The champion, what it is compared by, and the verdict."""
+    promotion = config.section("promotion", PromotionConfig)
+    challenger, data = promotion.challenger, evaluated_data(config)
+    judged = config.stage(promotion.win_rate, WinRateStage).data if promotion.win_rate else ()
+    asked = dict.fromkeys((*data, *judged))
+    inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", *stages_of_data(config, asked))
     opponent: tuple[Stage, ...] = ()
     if champion is not None:
         uri = f"models:/{champion.name}/{champion.version}"
         imported = Stage(
-            name="champion",
+            name=CHAMPION_STAGE,
             version=1,
             kind="checkpoint",
             run=partial(run_champion, uri=uri, sha256=champion.sha256),
             sections=_sections(),
             external=partial(_constant, champion.model_id),
         )
-        opponent, inputs = (imported, _evaluate("champion", config)), (*inputs, "champion", "evaluate_champion")
+        wins = (_champion_win_rate(config),) if promotion.win_rate else ()
+        opponent = (imported, _evaluate(CHAMPION_STAGE, config), *wins)
+        inputs = (*inputs, *(stage.name for stage in opponent))
     version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
     verdict = Stage(
         name="promote",
         version=1,
         kind="verdict",
         draw=promotion_page,
-        run=partial(run_promote, challenger=challenger, champion=version, champion_sha256=sha256, data=data),
+        run=partial(
+            run_promote, challenger=challenger, champion=version, champion_sha256=sha256, data=data, judged=judged
+        ),
         inputs=inputs,
         sections=_sections("name", "promotion"),
     )
     return (*opponent, verdict)
+
+
+def _champion_win_rate(config: RunConfig) -> Stage:
+    """The win rate of the challenger over the champion, by the judge of the stage that the promotion names."""
+    promotion = config.section("promotion", PromotionConfig)
+    name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
+    compared = replace(own, start=promotion.challenger, reference=CHAMPION_STAGE)
+    between = replace(config, stages={**config.stages, name: compared})
+    stage = KINDS["win_rate"](name, between)
+    return replace(stage, name=WINS, sections=partial(_as_in, between, stage.sections))
+
+
+def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:
+    """The sections of a stage of another preset, ``changed``."""
+    return sections(changed)
 
 
 def _imports_and_data(config: RunConfig) -> tuple[Stage, ...]:

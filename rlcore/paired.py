@@ -25,6 +25,7 @@ from rlcore.evaluation import Interval, finite
 
 Floats = NDArray[np.float64]
 _NUM_CHANCES = 64  # at which the p value's maximum is looked for
+_NUM_FINER, _ROUNDS = 9, 2  # and then between the neighbours of the largest, and between those of the next
 _SPREADS = 8.0  # what lies further from its mean than this many standard deviations, and ten problems, is left out
 _STEPS = 60  # of a bisection: to the last bit
 
@@ -81,8 +82,9 @@ def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> 
 def loss_p(won: int, lost: int, n: int, margin: float) -> float:
     """p value of "the share has fallen by ``margin`` or more", exact: a rule that passes at p <= alpha errs at most so.
 
-    The chance of a score statistic as high as this one, or higher, where the loss is exactly ``margin``: the largest
-    over all chances q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008), on a grid of 64.
+    The chance of a score statistic as high as this one, or higher, where the loss is exactly ``margin``
+    (:func:`chance_of_score`). At a margin of 0 the statistic is McNemar's, and this is the exact unconditional test of
+    "better" (Suissa & Shuster 1991), which keeps its level for problems drawn independently of each other.
 
     Raises:
         DataError: impossible counts, or a margin outside 0..1.
@@ -92,9 +94,24 @@ def loss_p(won: int, lost: int, n: int, margin: float) -> float:
         raise DataError(f"a margin of {margin:g} is not in 0..1")
     if margin == 1.0:
         return float(lost == n)  # then every problem was lost, and nothing else can be seen
-    needed = _needed(float(_score(won, lost, n, -margin)), n, margin)
+    return chance_of_score(float(_score(won, lost, n, -margin)), n, margin)
+
+
+def chance_of_score(observed: float, n: int, margin: float) -> float:
+    """The chance of a score statistic of ``observed`` or more from ``n`` problems, where the loss is ``margin`` < 1.
+
+    The largest over all chances q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008): on a grid of
+    64, and then twice between the neighbours of the best.
+    """
+    needed = _needed(observed, n, margin)
     chances = margin + np.linspace(1e-4, 1.0, _NUM_CHANCES) ** 2 * (1.0 - margin) / 2.0  # denser where few are won
-    return min(1.0, max(_tail(needed, n, float(q), margin) for q in chances))
+    largest = 0.0
+    for _ in range(1 + _ROUNDS):
+        tails = [_tail(needed, n, float(q), margin) for q in chances]
+        best = int(np.argmax(tails))
+        largest = max(largest, tails[best])
+        chances = np.linspace(chances[max(best - 1, 0)], chances[min(best + 1, len(chances) - 1)], _NUM_FINER)
+    return min(1.0, largest)
 
 
 def fewest(margin: float, alpha: float) -> int:
@@ -159,10 +176,18 @@ def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
     neither = n - won - lost
     with np.errstate(divide="ignore"):
         logs = np.log(np.maximum(chances, 1e-300))
-    logarithm = gammaln(n + 1) - gammaln(won + 1) - gammaln(lost + 1) - gammaln(np.maximum(neither, 0) + 1)
+    factorials = _log_factorials(n)
+    logarithm = factorials[n] - factorials[won] - factorials[lost] - factorials[np.maximum(neither, 0)]
     logarithm = logarithm + won * logs[0] + lost * logs[1] + neither * logs[2]
     is_counted = (won >= needed[lost]) & (neither >= 0)
     return float(np.exp(logarithm[is_counted]).sum())
+
+
+@lru_cache(maxsize=64)
+def _log_factorials(n: int) -> Floats:
+    """Of 0..n."""
+    found: Floats = gammaln(np.arange(n + 1) + 1.0)
+    return found
 
 
 def _likely(n: int, chance: float) -> tuple[int, int]:

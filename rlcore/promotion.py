@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rlcore.checks import Check
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.paired import fewest, loss_p, mcnemar_p, score_interval
+from rlcore.paired import fewest, loss_p, score_interval
 from rlcore.seeding import derive_seed
 
 Values = NDArray[np.float64]
@@ -104,9 +104,10 @@ def judge(
 
 
 def superiority_p(pair: Paired, *, seed: int, flips: int = 10_000) -> float:
-    """One-sided p value of "the challenger is better": exact McNemar for verdicts, sign flips for real figures.
+    """One-sided p value of "the challenger is better": an exact test for verdicts, sign flips for real figures.
 
-    Where the challenger's verdicts are not better it is 1, which is not below the exact value.
+    That of verdicts is McNemar's statistic in its unconditional test (:func:`rlcore.paired.loss_p` at a margin of 0),
+    which finds more than the test among the changed problems alone. It is 1 where the challenger is not ahead.
 
     Raises:
         DataError, NonFiniteError: as :func:`judge`.
@@ -114,7 +115,7 @@ def superiority_p(pair: Paired, *, seed: int, flips: int = 10_000) -> float:
     differences = _differences(pair)
     if _is_verdict(pair):
         won, lost = _changed(differences)
-        return mcnemar_p(won, lost) / 2 if won > lost else 1.0
+        return loss_p(won, lost, len(differences), 0.0) if won > lost else 1.0
     return sign_flip_p(differences, seed=derive_seed(seed, "promotion", pair.name, "signs"), flips=flips)
 
 
@@ -148,7 +149,7 @@ def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values
 
 
 def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
-    """Better than the champion (exact McNemar, or sign flips for real figures), and by enough."""
+    """Better than the champion, and by enough."""
     differences = _differences(pair)
     p_value = superiority_p(pair, seed=seed, flips=_num_resamples(alpha))
     estimate = float(differences.mean())

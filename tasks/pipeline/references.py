@@ -43,10 +43,12 @@ def reference_faults(config: RunConfig, stages: Collection[str], data: Collectio
 def promotion_fault(config: RunConfig) -> Iterator[str]:
     """A promotion by accuracy, where accuracy cannot be measured."""
     names = evaluated_data(config)
+    if config.promotion and config.promotion.win_rate:
+        return
     if names and set(names) == without_references(config, names):
         yield (
             f"promotion: is decided by accuracy, and the rows of {', '.join(names)} have no references; evaluate on "
-            "data that have some (evaluation.data)"
+            "data that have some (evaluation.data), or decide by a win rate (promotion.win_rate)"
         )
 
 

@@ -260,6 +260,9 @@ def _promotion(config: RunConfig) -> Iterator[str]:
         yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {_listed(made)}"
     elif promotion and promotion.max_kl is not None:
         yield from _max_kl(config, promotion.challenger)
+    judges = [name for name, stage in config.stages.items() if stage.makes == "win_rate"]
+    if promotion and (judging := promotion.win_rate) and judging not in judges:
+        yield f"promotion.win_rate = {judging!r}: no stage of the kind win_rate; choose one of {_listed(judges)}"
     if not config.retrain:
         return
     challenger = config.stages.get(promotion.challenger) if promotion else None

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 REGISTRY = "models:/"
 """What the URI of a registered model begins with, where ``start`` names one."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_TAKEN = (BASE, "policy", "critic", "reference", "import_sft", "compare", "champion", "drift", "reward_gate", "promote")
+_TAKEN = (
+    *(BASE, "policy", "critic", "reference", "import_sft", "compare"),
+    *("champion", "champion_win_rate", "drift", "reward_gate", "promote"),
+)
 _TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_", "reference_")
 
 

@@ -19,9 +19,14 @@ class PromotionConfig:
     tokens by which answers may grow. A task with fewer than ``min_task_problems`` problems is not judged separately,
     unless it is a safety task. ``min_accuracy``, ``max_truncated`` and ``max_kl`` are limits of the challenger itself;
     a first champion has to meet only those.
+
+    ``win_rate``: a stage of that kind. Its judge, prompts and sampling then compare the challenger with the champion,
+    whatever checkpoints it names itself, and the win rate decides in the place of accuracy, which stays a guard;
+    ``min_gain`` is then of the win rate above ½.
     """
 
     challenger: str
+    win_rate: str = ""
     alpha: Annotated[float, Above(0.0), Below(0.5)] = 0.05
     min_gain: Fraction = 0.01
     task_margin: Fraction = 0.05

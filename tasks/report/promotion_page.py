@@ -14,8 +14,9 @@ from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report.levels import level
+from tasks.report.win_rate_page import headline
 from tasks.steps.compare import greedy_answers
-from tasks.steps.promote import evaluations
+from tasks.steps.promote import WINS, evaluations
 
 _SHOWN = 5
 
@@ -25,18 +26,24 @@ def promotion_page(result: Result, folder: Path) -> str:
     told = read_json(result.data / "verdict.json")
     folders = evaluations(result.inputs, told["challenger"])
     answers = {side: greedy_answers(each) for side, each in folders.items()}
-    page = render(told["model"], build(Verdict, told["verdict"]), answers, champion=told["champion"])
+    verdict, wins = build(Verdict, told["verdict"]), told["win_rate"]
+    page = render(told["model"], verdict, answers, champion=told["champion"], wins=headline(wins) if wins else "")
     (folder / "verdict.md").write_text(page, encoding="utf-8")
     return page
 
 
-def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str) -> str:
-    """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one."""
+def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = "") -> str:
+    """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one.
+
+    ``wins``: a line about the win rate that decided.
+    """
     against = f"against version {plain(champion)}" if champion else "the first champion"
     parts = [f"# {plain(name)}: {against}", f"**{plain(verdict.sentence)}**"]
     if verdict.checks:
         parts += [f"Look {verdict.look} at these held-out prompts, level {verdict.alpha:.3g}.", check_table(verdict)]
-    if "champion" in answers:
+    if wins:
+        parts.append(f"{plain(wins)}. Its prompts and verdicts: the page of the stage {WINS}.")
+    if "champion" in answers and len(answers["champion"]):
         both = answers["champion"].merge(answers["challenger"], on="prompt_id", suffixes=("_champion", "_challenger"))
         won = both[~both["correct_champion"] & both["correct_challenger"]]
         lost = both[both["correct_champion"] & ~both["correct_challenger"]]

@@ -5,29 +5,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from rlcore.audit.seals import write_seal
-from rlcore.checks import Check, at_least, at_most
 from rlcore.config import ModelConfig
-from rlcore.errors import ConfigError, DataError
+from rlcore.errors import DataError
 from rlcore.models.importing import import_model
 from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
-from tasks.home.storage import write_json
+from tasks.home.storage import read_json, read_table, write_json
 from tasks.preset.promotion import PromotionConfig
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
-from tasks.steps.compare import greedy_answers
+from tasks.steps.promotion_figures import compared, compared_by_wins, greedy_rows, limits_of, trust, wins_of
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import read_prompts
 from tasks.tracking.registry import count_look, download_model
 from tasks.tracking.runs import open_tracker
 
+CHAMPION_STAGE = "champion"
+WINS = "champion_win_rate"
+"""The stage of the challenger's win rate over the champion, where that decides."""
 _DIGITS = 16  # of the digests that name a look
+_PRIMARY = ("accuracy", "win rate")
 
 
 def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult:
@@ -42,23 +44,29 @@ def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult
 
 
 def run_promote(
-    context: StageContext, *, challenger: str, champion: str, champion_sha256: str, data: tuple[str, ...]
+    context: StageContext,
+    *,
+    challenger: str,
+    champion: str,
+    champion_sha256: str,
+    data: tuple[str, ...],
+    judged: tuple[str, ...],
 ) -> StageResult:
     """Judge the checkpoint of the stage ``challenger``; ``champion`` is a version and its digest, empty without one.
 
-    ``data``: the data sets on whose held-out prompts both were evaluated.
-
-    The registry counts the looks at the held-out prompts: a pair that was judged before keeps its number.
+    ``data``: the data sets on whose held-out prompts both were evaluated; ``judged``: those of the win rate, if that
+    decides. The registry counts the looks at the held-out prompts: a pair that was judged before keeps its number.
     """
     settings: PromotionConfig = context.config.promotion
     ref = context.input_refs[challenger]
-    answers = {name: greedy_answers(folder) for name, folder in evaluations(context.inputs, challenger).items()}
-    if answers["challenger"].empty:
+    answers = {name: greedy_rows(folder) for name, folder in evaluations(context.inputs, challenger).items()}
+    if not settings.win_rate and not answers["challenger"]["has_reference"].any():
         raise DataError(
             "no held-out prompt has a reference, so there is no accuracy to decide by",
             where="promotion",
-            fix="evaluate on data with references (evaluation.data)",
+            fix="evaluate on data with references (evaluation.data), or decide by a win rate (promotion.win_rate)",
         )
+    wins = read_json(context.inputs[WINS] / "win_rate.json") if WINS in context.inputs else None
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
     rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
     if ref.sha256 == champion_sha256:
@@ -66,69 +74,34 @@ def run_promote(
             promote=False, look=0, alpha=0.0, checks=(), sentence="The challenger is the champion already."
         )
     elif champion:
-        look = _look(context, data, pair=f"{ref.sha256[:_DIGITS]}-{champion_sha256[:_DIGITS]}")
-        primary, guards = compared(answers["champion"], answers["challenger"], settings)
-        verdict = judge(primary, guards, limits, rule=rule, look=look, seed=context.seed)
+        pair = f"{ref.sha256[:_DIGITS]}-{champion_sha256[:_DIGITS]}"
+        look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
+        primary, guards = _figures(context, answers, settings)
+        more = [trust(wins["distrust"])] if wins else []
+        verdict = judge(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
     else:
         verdict = judge(None, (), limits, rule=rule, look=1, seed=context.seed)
     sides = {"model": model_name(context.config.name, settings), "challenger": challenger, "champion": champion}
-    write_json({**sides, "verdict": dataclasses.asdict(verdict)}, context.folder / "verdict.json")
+    told = {**sides, "verdict": dataclasses.asdict(verdict), "win_rate": wins}
+    write_json(told, context.folder / "verdict.json")
     context.tracker.log_artifact(context.folder / "verdict.json", "promotion")
     context.progress(verdict.sentence)
     return StageResult(metrics=_metrics(verdict))
 
 
+def _figures(
+    context: StageContext, answers: Mapping[str, pd.DataFrame], settings: PromotionConfig
+) -> tuple[Paired, list[Paired]]:
+    """The primary figure and the guards: by the win rate where there is one, else by accuracy."""
+    if WINS not in context.inputs:
+        return compared(answers["champion"], answers["challenger"], settings)
+    wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
+    return compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
+
+
 def model_name(preset: str, settings: PromotionConfig) -> str:
     """The registered model that the challenger is a version of."""
     return f"{preset}-{settings.challenger}"
-
-
-def compared(
-    champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
-) -> tuple[Paired, list[Paired]]:
-    """The primary figure and the guards, from the greedy answers of both to the same problems.
-
-    Raises:
-        DataError: they did not answer the same problems, or a safety task has none.
-    """
-    if champion["prompt_id"].tolist() != challenger["prompt_id"].tolist():
-        raise DataError("champion and challenger did not answer the same problems", fix="evaluate both anew")
-    tasks = challenger["task"]
-    missing = sorted(set(settings.safety_tasks) - set(tasks))
-    if missing:
-        raise DataError(f"no held-out problem is of the safety task {missing[0]!r}", where="promotion.safety_tasks")
-    large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
-    slices = dict.fromkeys(large, settings.task_margin) if tasks.nunique() > 1 else {}
-    slices |= dict.fromkeys(settings.safety_tasks, settings.safety_margin)
-    guards = [
-        _paired(f"accuracy on {name}", champion["correct"][tasks == name], challenger["correct"][tasks == name], margin)
-        for name, margin in sorted(slices.items())
-    ]
-    old, new = (frame["finish_reason"] == "stop" for frame in (champion, challenger))
-    guards.append(_paired("answers that end", old, new, settings.finished_margin))
-    length = _paired("tokens per answer", champion["num_tokens"], challenger["num_tokens"], settings.length_margin)
-    guards.append(dataclasses.replace(length, higher_is_better=False))
-    return _paired("accuracy", champion["correct"], challenger["correct"], 0.0), guards
-
-
-def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: PromotionConfig) -> list[Check]:
-    """The challenger's own limits, independent of the champion.
-
-    Raises:
-        ConfigError: there is a limit for the KL to the reference, which the run did not measure.
-    """
-    limits = [
-        at_least("accuracy by itself", answers["correct"].astype(float).tolist(), settings.min_accuracy),
-        at_most("share of answers cut", float((answers["finish_reason"] == "length").mean()), settings.max_truncated),
-    ]
-    if settings.max_kl is not None:
-        if not history or "kl/ref" not in history[-1]:
-            raise ConfigError(
-                f"promotion.max_kl: the run {settings.challenger} measured no KL to the reference",
-                fix="give it a kl.coefficient above 0, or leave max_kl out",
-            )
-        limits.append(at_most("KL to the reference", history[-1]["kl/ref"], settings.max_kl))
-    return limits
 
 
 def prompt_set(*paths: Path) -> str:
@@ -141,18 +114,13 @@ def prompt_set(*paths: Path) -> str:
     ).hexdigest()
 
 
-def _paired(name: str, champion: pd.Series, challenger: pd.Series, margin: float) -> Paired:
-    sides = [side.to_numpy(dtype=np.float64) for side in (champion, challenger)]
-    return Paired(name=name, champion=sides[0], challenger=sides[1], margin=margin)
-
-
 def evaluations(inputs: Mapping[str, Path], challenger: str) -> dict[str, Path]:
     """The evaluations of both sides, among the inputs of the verdict; without a champion that of the challenger."""
     folders = {"champion": "evaluate_champion", "challenger": f"evaluate_{challenger}"}
     return {side: inputs[stage] for side, stage in folders.items() if stage in inputs}
 
 
-def _look(context: StageContext, data: tuple[str, ...], *, pair: str) -> int:
+def _look(context: StageContext, data: Iterable[str], *, pair: str) -> int:
     home, name = find_home(), model_name(context.config.name, context.config.promotion)
     asked = prompt_set(*(context.inputs[prepared(each)] / "eval.parquet" for each in data))[:_DIGITS]
     return count_look(home, open_tracker(home), name, data=asked, pair=pair)
@@ -170,5 +138,5 @@ def _metrics(verdict: Verdict) -> dict[str, float]:
         "promotion/look": float(verdict.look),
         "promotion/failed_checks": float(sum(not check.passed for check in verdict.checks)),
     }
-    gain = next((check.estimate for check in verdict.checks if check.name == "accuracy"), None)
+    gain = next((check.estimate for check in verdict.checks if check.name in _PRIMARY), None)
     return metrics if gain is None else metrics | {"promotion/gain": gain}

@@ -73,7 +73,12 @@ DRIVEN_BY = {
         "tasks/steps/win_rate",
     ),
     "flows/test_presets": ("flows/kinds", "flows/stages"),
-    "flows/test_promote": ("flows/rollback", "tasks/pipeline/promotion", "tasks/steps/promote"),
+    "flows/test_promote": (
+        "flows/rollback",
+        "tasks/pipeline/promotion",
+        "tasks/steps/promote",
+        "tasks/steps/promotion_figures",
+    ),
     "flows/test_report": (
         "tasks/report/outcome",
         "tasks/report/run_data",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from tasks.home.settings import Home
 from tasks.home.storage import read_json, write_table
 from tasks.pipeline.pages import page_folder
 from tasks.preset.promotion import PromotionConfig
-from tasks.steps.promote import compared, limits_of, prompt_set
+from tasks.steps.promote import prompt_set
+from tasks.steps.promotion_figures import compared, compared_by_wins, limits_of, trust, wins_of
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
@@ -114,6 +116,7 @@ def answers(correct: list[bool], tasks: list[str], tokens: int = 10) -> pd.DataF
         {
             "prompt_id": [f"p{i}" for i in range(len(correct))],
             "task": tasks,
+            "has_reference": True,
             "correct": correct,
             "finish_reason": "stop",
             "num_tokens": tokens,
@@ -162,6 +165,105 @@ def test_models_that_answered_other_problems_are_not_compared() -> None:
     with pytest.raises(DataError, match="safety task 'harm'"):
         one = answers([True], ["a"])
         compared(one, one, PromotionConfig(challenger="grpo", safety_tasks=("harm",)))
+
+
+WINNING = """
+extends = "tiny"
+name = "talk"
+without = ["stages.ppo", "stages.grpo", "stages.reward_model"]
+
+[promotion]
+win_rate = "wins"
+
+[stages.wins]
+kind = "win_rate"
+start = "sft"
+reference = "base"
+data = ["prompts"]
+human_pairs = ["preferences"]
+judge = { kind = "likes_seven:judge" }
+
+[stages.wins.sampling]
+max_new_tokens = 8
+"""
+JUDGE = """
+def judge(pairs):
+    return [(1.0 + ("7" in pair.first) - ("7" in pair.second)) / 2 for pair in pairs]
+"""
+
+
+def talk(folder: Path, recipe: tuple[int, int], *overrides: str) -> Mapping[str, ArtifactRef]:
+    """A promotion by a win rate, on prompts that no program can judge."""
+    (folder / "talk.toml").write_text(WINNING)
+    (folder / "likes_seven.py").write_text(JUDGE)
+    right, steps = recipe
+    files = write_files(folder, right=right)
+    rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row | {"reference": ""}) + "\n" for row in rows))
+    return run_promotion(str(folder / "talk.toml"), (*SMALL, *files, f"stages.sft.num_steps={steps}", *overrides))
+
+
+def test_a_win_rate_decides_where_no_program_can_and_a_judge_without_an_audit_decides_nothing(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert verdict(tracked_home, talk(tmp_path, WRONG))["promote"]  # the first champion has its own limits alone
+    unaudited = verdict(tracked_home, talk(tmp_path, RIGHT, "stages.wins.human_pairs=[]"))
+    assert (unaudited["promote"], unaudited["look"]) == (False, 1)
+    assert unaudited["sentence"] == "Refused: the judge is not trusted: the judge was not audited: name human_pairs."
+
+    refs = talk(tmp_path, RIGHT)
+    better = verdict(tracked_home, refs)
+    assert (better["promote"], better["look"]) == (True, 1)  # the same pair keeps its look
+    first = better["checks"][0]
+    assert (first["name"], first["estimate"]) == ("win rate", 0.5)
+    assert first["p_value"] <= better["alpha"]
+    page = (page_folder(tracked_home, "talk", "promote", refs["promote"]) / "verdict.md").read_text()
+    assert "win rate 1.000" in page
+    assert r"judged by likes\_seven:judge" in page
+
+    worse = verdict(tracked_home, talk(tmp_path, OTHER))
+    assert (worse["promote"], worse["look"], worse["checks"][0]["estimate"]) == (False, 2, -0.5)
+
+
+def test_what_the_judge_could_not_judge_counts_as_lost_and_a_tie_as_half() -> None:
+    nan = float("nan")
+    table = pd.DataFrame({"forward": [1.0, 1.0, 0.5, nan, 1.0], "backward": [1.0, 0.0, 0.5, 1.0, nan]})
+    assert wins_of(table).tolist() == [1.0, 0.5, 0.5, 0.0, 0.0]
+
+
+def test_by_a_win_rate_accuracy_is_a_guard_where_there_are_references_and_all_answers_are_measured() -> None:
+    settings = PromotionConfig(challenger="grpo", win_rate="wins", min_task_problems=3)
+    old, new = answers([True] * 4, ["a"] * 4), answers([True] * 4, ["a"] * 4, 12)
+    for frame in (old, new):
+        frame.loc[3, "has_reference"] = False
+    wins = wins_of(pd.DataFrame({"forward": [1.0, 1.0], "backward": [1.0, 1.0]}))
+    primary, guards = compared_by_wins(wins, old, new, settings)
+    assert (primary.challenger - primary.champion).tolist() == [0.5, 0.5]
+    assert {guard.name: (len(guard.champion), guard.margin) for guard in guards} == {
+        "accuracy on all tasks": (3, 0.05),
+        "answers that end": (4, 0.02),
+        "tokens per answer": (4, 32.0),
+    }
+
+
+def test_a_judge_that_is_not_trusted_breaks_the_promotion_and_says_why() -> None:
+    assert trust([]).passed
+    assert trust(["it likes the first"]).sentence == "the judge is not trusted: it likes the first"
+    assert not trust(["it likes the first"]).passed
+
+
+def test_a_promotion_by_a_stage_that_is_no_win_rate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"promotion\.win_rate = 'sft': no stage of the kind win_rate"):
+        open_preset("tiny", ["promotion.win_rate=sft"])
+
+
+def test_a_least_accuracy_without_references_is_refused() -> None:
+    frame = answers([True], ["a"])
+    frame["has_reference"] = False
+    assert [each.name for each in limits_of(frame, [], PromotionConfig(challenger="sft"))] == ["share of answers cut"]
+    with pytest.raises(ConfigError, match="min_accuracy"):
+        limits_of(frame, [], PromotionConfig(challenger="sft", min_accuracy=0.1))
 
 
 def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:

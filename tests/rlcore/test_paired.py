@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import DataError
 from rlcore.evaluation import accuracy
-from rlcore.paired import fewest, loss_p, mcnemar_p, paired_difference, score_interval
+from rlcore.paired import chance_of_score, fewest, loss_p, mcnemar_p, paired_difference, score_interval
 
 counts = st.integers(1, 40).flatmap(
     lambda n: st.integers(0, n).flatmap(lambda won: st.tuples(st.just(won), st.integers(0, n - won), st.just(n)))
@@ -33,6 +33,47 @@ def slow_score(won: int, lost: int, n: int, change: float) -> float:
     log_likelihood = won * np.log(q + change) + lost * np.log(q) + (n - won - lost) * np.log(1.0 - 2.0 * q - change)
     best = float(q[log_likelihood.argmax()])
     return (won - lost - n * change) / math.sqrt(n * (2.0 * best + change * (1.0 - change)))
+
+
+@pytest.mark.parametrize(
+    ("case", "confidence", "low", "high"),
+    [
+        # Cavo et al. 2012: n12 = 6, n21 = 16 of 161; as the R package contingencytables 3.0 prints it (Fagerland,
+        # Lydersen & Laake, Statistical Analysis of Contingency Tables, chapter 8)
+        ((6, 16, 161), 0.95, -0.1240, -0.0054),
+        ((28, 25, 618), 0.90, -0.0148, 0.0247),  # scoreci.mp(25, 28, 618) of the R package PropCIs 0.3
+    ],
+)
+def test_tangos_intervals_are_those_that_others_publish(
+    case: tuple[int, int, int], confidence: float, low: float, high: float
+) -> None:
+    assert score_interval(*case, confidence=confidence) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_the_unconditional_test_of_better_is_the_published_one() -> None:
+    """floor(Cavo et al. 2012 / 10): 1 won, 0 lost of 14. contingencytables 3.0 prints the two-sided P = 0.542071, which
+    has 0.0001 for the part of the chances that it leaves out. Its two sides are equal."""
+    assert 2.0 * loss_p(1, 0, 14, 0.0) == pytest.approx(0.542071 - 0.0001, abs=2e-6)
+
+
+@pytest.mark.parametrize("n", [12, 40, 200])
+@pytest.mark.parametrize("alpha", [0.025, 0.05 / 30])
+def test_better_is_said_no_more_often_than_the_level_where_nothing_is(n: int, alpha: float) -> None:
+    """Every outcome is weighed, at discordances off the grid; the conditional test (McNemar) says it less often."""
+    won, lost = np.repeat(np.arange(n + 1), n + 1), np.tile(np.arange(n + 1), n + 1)
+    is_possible = won + lost <= n
+    won, lost = won[is_possible], lost[is_possible]
+    score = (won - lost) / np.sqrt(np.maximum(won + lost, 1))
+    observed = sorted(set(score[score > 0.5].tolist()))
+    low, high = 0, len(observed)  # bisect for the smallest score that passes
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if chance_of_score(observed[middle], n, 0.0) <= alpha else (middle + 1, high)
+    passes = score >= observed[low] - 1e-9
+    conditional = np.array([w > b and mcnemar_p(int(w), int(b)) / 2 <= alpha for w, b in zip(won, lost, strict=True)])
+    grid = np.linspace(0.003, 0.5, 60)
+    levels, older = (max(float(chances(q, 0.0, won[r], lost[r], n).sum()) for q in grid) for r in (passes, conditional))
+    assert older < levels <= 1.001 * alpha
 
 
 @pytest.mark.parametrize("n", [1, 5, 100])
