@@ -19,7 +19,15 @@ from tasks.home.settings import find_home
 from tasks.home.storage import read_json, read_table, write_json
 from tasks.preset.promotion import PromotionConfig
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
-from tasks.steps.promotion_figures import compared, compared_by_wins, greedy_rows, limits_of, trust, wins_of
+from tasks.steps.promotion_figures import (
+    compared,
+    compared_by_wins,
+    comparison_digest,
+    greedy_rows,
+    limits_of,
+    trust,
+    wins_of,
+)
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import read_prompts
 from tasks.tracking.registry import count_look, download_model
@@ -55,7 +63,8 @@ def run_promote(
     """Judge the checkpoint of the stage ``challenger``; ``champion`` is a version and its digest, empty without one.
 
     ``data``: the data sets on whose held-out prompts both were evaluated; ``judged``: those of the win rate, if that
-    decides. The registry counts the looks at the held-out prompts: a pair that was judged before keeps its number.
+    decides. The registry counts the looks at the held-out prompts. The same comparison keeps its number; of the same
+    pair by other figures, on fewer problems or by another bound, it is one more look.
     """
     settings: PromotionConfig = context.config.promotion
     ref = context.input_refs[challenger]
@@ -74,9 +83,10 @@ def run_promote(
             promote=False, look=0, alpha=0.0, checks=(), sentence="The challenger is the champion already."
         )
     elif champion:
-        pair = f"{ref.sha256[:_DIGITS]}-{champion_sha256[:_DIGITS]}"
-        look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
         primary, guards = _figures(context, answers, settings)
+        figures = comparison_digest(primary, guards, settings)
+        pair = "-".join(digest[:_DIGITS] for digest in (ref.sha256, champion_sha256, figures))
+        look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
         more = [trust(wins["distrust"])] if wins else []
         verdict = judge(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.checks import Check, at_least, at_most
+from rlcore.config import to_dict
 from rlcore.errors import ConfigError, DataError
 from rlcore.promotion import Paired
 from tasks.home.storage import read_table
@@ -67,6 +70,14 @@ def compared_by_wins(
     return primary, [*guards, *_manners(champion, challenger, settings)]
 
 
+def comparison_digest(primary: Paired, guards: Sequence[Paired], settings: PromotionConfig) -> str:
+    """Digest of what is decided by, and of the bounds: whoever changes either looks once more."""
+    figures = [
+        [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
+    ]
+    return hashlib.sha256(json.dumps([figures, to_dict(settings)]).encode()).hexdigest()
+
+
 def trust(distrust: Sequence[str]) -> Check:
     """The condition that a judge who decides has passed its audit. ``distrust``: what it has not."""
     sentence = f"the judge is not trusted: {'; '.join(distrust)}" if distrust else "the judge has passed its audit"
@@ -99,12 +110,14 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
     cut = float((answers["finish_reason"] == "length").mean())
     limits.append(at_most("share of answers cut", cut, settings.max_truncated))
     if settings.max_kl is not None:
-        if not history or "kl/ref" not in history[-1]:
+        # An update of which each step was skipped measured none, and moved nothing either.
+        kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
+        if kl is None:
             raise ConfigError(
                 f"promotion.max_kl: the run {settings.challenger} measured no KL to the reference",
                 fix="give it a kl.coefficient above 0, or leave max_kl out",
             )
-        limits.append(at_most("KL to the reference", history[-1]["kl/ref"], settings.max_kl))
+        limits.append(at_most("KL to the reference", kl, settings.max_kl))
     return limits
 
 

@@ -19,7 +19,7 @@ from tasks.home.storage import read_json, write_table
 from tasks.pipeline.pages import page_folder
 from tasks.preset.promotion import PromotionConfig
 from tasks.steps.promote import prompt_set
-from tasks.steps.promotion_figures import compared, compared_by_wins, limits_of, trust, wins_of
+from tasks.steps.promotion_figures import compared, compared_by_wins, comparison_digest, limits_of, trust, wins_of
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
@@ -156,6 +156,22 @@ def test_large_tasks_and_safety_tasks_are_guarded_by_themselves() -> None:
         "tokens per answer": (10, 32.0),
     }
     assert not guards[-1].higher_is_better
+
+
+def test_another_question_about_the_same_pair_is_another_look() -> None:
+    settings = PromotionConfig(challenger="grpo")
+    old, new = answers([False] * 10, ["sums"] * 10), answers([True] * 10, ["sums"] * 10)
+    asked = comparison_digest(*compared(old, new, settings), settings)
+    assert asked == comparison_digest(*compared(old, new, settings), settings)
+    fewer = comparison_digest(*compared(old[:9], new[:9], settings), settings)
+    other = PromotionConfig(challenger="grpo", min_gain=0.1)
+    assert len({asked, fewer, comparison_digest(*compared(old, new, other), other)}) == 3
+
+
+def test_a_last_update_that_measured_no_kl_leaves_that_of_the_one_before() -> None:
+    settings = PromotionConfig(challenger="grpo", max_kl=0.5)
+    *_, limit = limits_of(answers([True], ["a"]), [{"kl/ref": 0.4}, {"skipped": 1.0}], settings)
+    assert (limit.name, limit.estimate, limit.passed) == ("KL to the reference", 0.4, True)
 
 
 def test_models_that_answered_other_problems_are_not_compared() -> None:
