@@ -15,6 +15,7 @@ from rlcore.errors import ConfigError
 
 POLICY = "policy"  # the adapter of pairs that a policy samples
 HUB = "hub:"
+_FEWEST_WORDS = 8  # as data_contracts.overlap has it
 # Where a preset's document names files, and the keys that do.
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
@@ -42,6 +43,10 @@ class DatasetConfig:
     ``exact``: every character counts, as it may in code. ``near_duplicates``: what becomes of training prompts that are
     nearly a prompt which is evaluated on, by a word, or hold one in their history. ``apart``: they are held out too,
     or quarantined where the source divides its rows. ``ignore``: they are not looked for.
+
+    ``shared_words``: what becomes of training rows that share ``shared_run`` words in a row with a prompt that is
+    evaluated on, in this data set or in another of the preset. ``warn``: the report counts such prompts.
+    ``quarantine``: the rows are refused, each with the prompt. ``refuse``: the data set is.
     """
 
     contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
@@ -57,11 +62,15 @@ class DatasetConfig:
     system: str = ""
     compare: Literal["loose", "exact"] = "loose"
     near_duplicates: Literal["apart", "ignore"] = "apart"
+    shared_words: Literal["warn", "quarantine", "refuse"] = "warn"
+    shared_run: PositiveInt = 13  # at least 8; a shorter prompt of 8 words or more counts whole
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.eval_path and (not self.path or self.adapter == POLICY):
             raise ConfigError("eval_path names the held-out rows of a data set whose path names the others: name both")
+        if self.shared_run < _FEWEST_WORDS:
+            raise ConfigError(f"shared_run must be at least {_FEWEST_WORDS}: fewer words are a phrase, and no leak")
 
     @property
     def has_prompts(self) -> bool:

@@ -18,6 +18,7 @@ from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.fields import Messages
 from data_contracts.gate import GateLimits, GateReport, GateResult
+from data_contracts.overlap import SharedWords
 from data_contracts.reading import Source, joined, read_source, require_file, source_of
 from data_contracts.stream import RowStream
 from rlcore.config.data import tried
@@ -83,6 +84,7 @@ def prepare_dataset(
         seed=seed,
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
+        shared_words=SharedWords(size=config.shared_run, action=config.shared_words),
     )
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
