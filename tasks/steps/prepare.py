@@ -93,7 +93,7 @@ def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Se
             overlap.see([[turn["content"] for turn in messages if turn["role"] != "system"] for messages in some])
         if overlap.num_touched:
             raise DataError(
-                f"{overlap.num_touched} evaluation prompts share {size} words in a row, or all if they have fewer, with "
+                f"{overlap.num_touched} evaluation prompts share {size} words in a row, or all if fewer, with "
                 f"training prompts of another data set ({stage})",
                 where=f"data.{name}",
                 fix=LATER,
