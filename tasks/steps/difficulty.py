@@ -12,14 +12,13 @@ from typing import Any
 import pandas as pd
 
 from data_contracts.difficulties import NAME, check_difficulties
-from rlcore.audit.seals import require_sealed
 from rlcore.config import AnswersConfig
 from rlcore.evaluation import Interval, accuracy, mean_share
 from rlcore.rejection import Candidate
 from rlcore.types import Prompt
 from tasks.home.storage import write_json, write_table
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.sampled_answers import chosen_prompts, chunk_paths, read_candidates, sample_chunks
+from tasks.steps.base import StageContext, StageResult
+from tasks.steps.sampled_answers import answered_prompts
 from tasks.steps.tokens import id_in_dataset
 
 TABLE = "difficulty.parquet"
@@ -32,11 +31,7 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
         RewardError: the grader fails too often.
     """
     config: AnswersConfig = context.config.stage.settings
-    folder = context.inputs[policy] / MODEL
-    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
-    prompts = chosen_prompts(context, tokenizer)
-    sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
-    candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
+    prompts, candidates, _ = answered_prompts(context, policy)
     table = difficulties(candidates, prompts, threshold=config.threshold, confidence=context.config.confidence)
     check_difficulties(table)
     write_table(table, context.folder / TABLE)

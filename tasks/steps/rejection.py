@@ -10,17 +10,16 @@ from typing import Any
 
 from data_contracts.gate import GateLimits, GateReport
 from data_contracts.reading import source_of
-from rlcore.audit.seals import require_sealed
 from rlcore.config import RejectionConfig
 from rlcore.errors import DataError
 from rlcore.rejection import Candidate, Selection, Yield, account, select
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.home.storage import write_json
-from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.base import StageContext, StageResult
 from tasks.steps.data import prepare_source
 from tasks.steps.prepare import evaluated_prompts, record, token_view
-from tasks.steps.sampled_answers import answer_name, chosen_prompts, chunk_paths, read_candidates, sample_chunks
+from tasks.steps.sampled_answers import answer_name, answered_prompts
 
 MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
 SOURCE = "rejection sampling"
@@ -36,11 +35,7 @@ def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ..
         RewardError: the grader fails too often.
     """
     config: RejectionConfig = context.config.stage.settings
-    folder = context.inputs[policy] / MODEL
-    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
-    prompts = chosen_prompts(context, tokenizer)
-    sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
-    candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
+    prompts, candidates, tokenizer = answered_prompts(context, policy)
     selection = select(candidates, config, seed=context.seed)
     require_enough(selection, len(candidates), where=f"stages.{context.stage}")
     report = write_demonstrations(context, selection, prompts, tokenizer, held_out)

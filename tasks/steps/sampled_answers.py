@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_contracts.characters import has_visible
+from rlcore.audit.seals import require_sealed
 from rlcore.canaries import mask_canary
 from rlcore.config import AnswersConfig
 from rlcore.errors import ConfigError, RewardError
@@ -27,7 +28,7 @@ from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.home.storage import is_as_noted, note_digest, read_json, read_table, write_json
-from tasks.steps.base import StageContext
+from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import open_reward_models, reward_resources
 from tasks.steps.rl_records import write_rollouts
@@ -37,6 +38,28 @@ from tasks.steps.tokens import check_context, read_prompt_sets
 
 PROMPTS_PER_CHUNK = 64
 CALLS = ".calls.json"  # beside a chunk's table, where policies call tools
+
+
+class Answered(NamedTuple):
+    """The prompts that were asked, every answer to them, and the tokenizer of both."""
+
+    prompts: Sequence[Prompt]
+    candidates: Sequence[Candidate]
+    tokenizer: ChatTokenizer
+
+
+def answered_prompts(context: StageContext, policy: str) -> Answered:
+    """The chosen training prompts, and the scored answers of the checkpoint of the stage ``policy``.
+
+    Raises:
+        RewardError: the grader fails too often.
+    """
+    folder = context.inputs[policy] / MODEL
+    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
+    prompts = chosen_prompts(context, tokenizer)
+    sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
+    candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
+    return Answered(prompts, candidates, tokenizer)
 
 
 def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prompt]:

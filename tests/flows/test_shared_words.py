@@ -16,6 +16,7 @@ from tasks.home.storage import read_json, read_table
 
 PRESET = """
 extends = "rlvr_grpo"
+without = ["data.demonstrations"]
 name = "shared"
 
 [model.shape]
@@ -34,13 +35,13 @@ num_eval = 4
 max_tokens = 400
 
 [data.demonstrations]
+contract = "demonstrations"
 adapter = "demonstrations"
 path = "{demonstrations}"
 num_train = 20
 num_eval = 4
 max_tokens = 400
 max_quarantined = 0.2
-options = {{}}
 """
 RUN = " ".join(f"word{place}" for place in range(13))
 TARGETS = ("prepare_prompts", "prepare_demonstrations")
@@ -106,6 +107,7 @@ def test_an_answer_that_holds_the_words_of_an_evaluation_prompt_is_told_quaranti
 
     with pytest.raises(DataError, match="training rows that are refused: 1; each shares 13 words in a row"):
         run_targets(preset, ("data.demonstrations.shared_words=refuse",), TARGETS)
-    longer = (*action, "data.demonstrations.shared_run=14")
+    # 15 words are the whole evaluation prompt, which the answer does not hold
+    longer = (*action, "data.demonstrations.shared_run=16")
     made = tracked_home.root / run_targets(preset, longer, TARGETS)["prepare_demonstrations"].uri
     assert len(read_table(made / "train.parquet")) == 20
