@@ -51,7 +51,7 @@ def main() -> None:
 def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
     """Processor seconds and memory of one gate over ``rows`` rows."""
     from rlcore.tokenization import ChatTokenizer
-    from tasks.preset.data import DatasetConfig
+    from tasks.preset.data import ComparisonConfig, DatasetConfig
     from tasks.steps.data import prepare_dataset
     from tasks.steps.prepare import DATASET_KINDS, token_view
 
@@ -67,7 +67,7 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
             num_train=rows,
             num_eval=max(1, rows // 100),
             max_tokens=1024,
-            shared_words=shared_words,  # type: ignore[arg-type]
+            comparison=ComparisonConfig(shared_words=shared_words),  # type: ignore[arg-type]
         )
         base, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
         report = prepare_dataset(DATASET_KINDS[contract], config, seed=0, tokens=view, folder=folder / "snapshot")

@@ -74,7 +74,7 @@ def prepare_dataset(
     check_options(kind, config)
     adapter = resolve_adapter(config)
     # Made-up problems are all different, and like each other.
-    keeps_apart = config.near_duplicates == "apart" and not convert.is_generator(adapter)
+    keeps_apart = config.comparison.near_duplicates == "apart" and not convert.is_generator(adapter)
     limits = GateLimits(
         num_train=config.num_train,
         num_eval=config.num_eval,
@@ -84,7 +84,7 @@ def prepare_dataset(
         seed=seed,
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
-        shared_words=SharedWords(size=config.shared_run, action=config.shared_words),
+        shared_words=SharedWords(size=config.comparison.shared_run, action=config.comparison.shared_words),
     )
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
@@ -106,7 +106,7 @@ def prepare_source(
 def is_exact(config: DatasetConfig) -> bool:
     """Whether every character counts where texts of a data set are compared."""
     adapter = resolve_adapter(config)
-    return config.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
+    return config.comparison.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
 
 
 def _prepare(

@@ -81,8 +81,8 @@ def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> No
                 where=f"data.{name}",
                 fix=LATER,
             )
-    if config.shared_words != "warn":
-        _refuse_shared_words(context, config.shared_run, name, stages)
+    if config.comparison.shared_words != "warn":
+        _refuse_shared_words(context, config.comparison.shared_run, name, stages)
 
 
 def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from data_contracts.overlap import FEWEST_WORDS
 from rlcore.errors import ConfigError, DataError
 from tasks.home.storage import write_table
-from tasks.preset.data import DatasetConfig
+from tasks.preset.data import ComparisonConfig, DatasetConfig
 from tasks.steps.prepare import _refuse_leaks, evaluated_prompts
 
 
@@ -65,10 +65,13 @@ def test_where_shared_words_are_refused_so_are_evaluation_prompts_that_share_the
 
 
 def test_fewer_words_than_make_a_leak_are_no_setting() -> None:
-    assert dataset("prompts", shared_run=FEWEST_WORDS).shared_run == 8
+    assert dataset("prompts", shared_run=FEWEST_WORDS).comparison.shared_run == 8
     with pytest.raises(ConfigError, match="shared_run must be at least 8"):
         dataset("prompts", shared_run=FEWEST_WORDS - 1)
 
 
 def dataset(adapter: str, **changes: Any) -> DatasetConfig:
-    return DatasetConfig(contract="prompts", adapter=adapter, num_train=2, num_eval=1, max_tokens=9, **changes)
+    comparison = ComparisonConfig(**changes)
+    return DatasetConfig(
+        contract="prompts", adapter=adapter, num_train=2, num_eval=1, max_tokens=9, comparison=comparison
+    )
