@@ -24,7 +24,8 @@ from tests.flows.warm import run_warm
 
 REWARDS = "tests.flows.curriculum_rewards"
 SMALL = (
-    *overrides_of("curriculum"),
+    *(setting for setting in overrides_of("curriculum") if not setting.startswith("stages.uniform.")),
+    'without=["stages.uniform"]',
     f"stages.difficulty.rewards=[{{kind='{REWARDS}:sometimes'}}]",
     f"stages.grpo.rewards=[{{kind='{REWARDS}:length_until_killed',weight=1.0}}]",
     "stages.difficulty.num_prompts=20",
