@@ -1,6 +1,7 @@
 """Rows per processor second and memory of the data gate, from a file to a snapshot. Prints a Markdown table.
 
     python -m benchmarks.data_gate [--rows 200000 1000000] [--contracts prompts preference_pairs]
+        [--shared-words warn quarantine]
 
 The file is made of seeded words, as long as the rows of GSM8K; every row is kept, which is the most that the gate can
 have to do. The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is a process of
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 
 MIB = 2**20
@@ -34,23 +35,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000])
     parser.add_argument("--contracts", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--shared-words", nargs="+", default=["warn"], choices=("warn", "quarantine"))
     parser.add_argument("--arm", help="internal: measure here and print one line of JSON")
     arguments = parser.parse_args()
     if arguments.arm:
-        print(json.dumps(measure(arguments.arm, arguments.rows[0])))
+        print(json.dumps(measure(arguments.arm, arguments.rows[0], arguments.shared_words[0])))
         return
     print(f"{platform.processor() or platform.machine()}, one thread; rows as the gate keeps them\n")
-    print("| contract | rows | CPU s | rows per CPU s | base MiB | peak MiB | bytes a row above base |")
-    print("|---" * 7 + "|")
-    for contract in arguments.contracts:
-        for rows in arguments.rows:
-            print(_line(contract, _measured(contract, rows)), flush=True)
+    print("| contract | shared words | rows | CPU s | rows per CPU s | base MiB | peak MiB | bytes a row above base |")
+    print("|---" * 8 + "|")
+    for contract, rows, action in product(arguments.contracts, arguments.rows, arguments.shared_words):
+        print(_line(contract, action, _measured(contract, rows, action)), flush=True)
 
 
-def measure(contract: str, rows: int) -> dict[str, float]:
+def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
     """Processor seconds and memory of one gate over ``rows`` rows."""
     from rlcore.tokenization import ChatTokenizer
-    from tasks.preset.data import DatasetConfig
+    from tasks.preset.data import ComparisonConfig, DatasetConfig
     from tasks.steps.data import prepare_dataset
     from tasks.steps.prepare import DATASET_KINDS, token_view
 
@@ -66,6 +67,7 @@ def measure(contract: str, rows: int) -> dict[str, float]:
             num_train=rows,
             num_eval=max(1, rows // 100),
             max_tokens=1024,
+            comparison=ComparisonConfig(shared_words=shared_words),  # type: ignore[arg-type]
         )
         base, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
         report = prepare_dataset(DATASET_KINDS[contract], config, seed=0, tokens=view, folder=folder / "snapshot")
@@ -129,19 +131,20 @@ def make_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _measured(contract: str, rows: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.data_gate", "--arm", contract, "--rows", str(rows)]
+def _measured(contract: str, rows: int, shared_words: str) -> dict[str, float]:
+    arm = ["--arm", contract, "--rows", str(rows), "--shared-words", shared_words]
+    command = [sys.executable, "-m", "benchmarks.data_gate", *arm]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found | {"rows": rows}
 
 
-def _line(contract: str, found: dict[str, float]) -> str:
+def _line(contract: str, shared_words: str, found: dict[str, float]) -> str:
     rows, above = found["rows"], found["peak"] - found["base"]
     speed = f"{found['seconds']:,.1f} | {rows / found['seconds']:,.0f}"
     memory = f"{found['base'] / MIB:,.0f} | {found['peak'] / MIB:,.0f} | {above / rows:,.0f}"
-    return f"| `{contract}` | {rows:,.0f} | {speed} | {memory} |"
+    return f"| `{contract}` | {shared_words} | {rows:,.0f} | {speed} | {memory} |"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -21,12 +21,12 @@ from data_contracts.fields import Messages
 from data_contracts.kept import KeptRows, kept_evaluations
 from data_contracts.ledger import EVAL, NO_ROWS, TRAIN
 from data_contracts.lookup import Found, changed, look_up
-from data_contracts.overlap import Overlap
+from data_contracts.overlap import Overlap, SharedWords
 from data_contracts.records import Origin, Quarantined, excerpt
 from data_contracts.report import GateReport, RuleResult
 from data_contracts.row_rules import Screen, Terms
 from data_contracts.rules import DatasetRule, Judgement, Outcome, dataset_rules
-from data_contracts.settle import Settled, settle
+from data_contracts.settle import Settled, settle, without_shared
 from data_contracts.stream import RowStream
 from data_contracts.survey import MAX_LISTED, Surveyed, survey
 
@@ -44,7 +44,7 @@ class GateLimits:
     ``max_tokens``: budget of one row. ``max_quarantined``: largest share of quarantined rows. ``evaluated``: prompts of
     other data sets that may not be trained on. ``seed``: which training prompts are kept when there are more.
     ``is_exact``: every character counts where texts are compared. ``keeps_apart``: near duplicates of prompts that are
-    evaluated on are not trained on either.
+    evaluated on are not trained on either. ``shared_words``: what of training rows may stand in such a prompt.
     """
 
     num_train: int
@@ -55,6 +55,7 @@ class GateLimits:
     seed: int = 0
     is_exact: bool = False
     keeps_apart: bool = True
+    shared_words: SharedWords = field(default_factory=SharedWords)
 
     def terms(self, screen: Screen | None) -> Terms:
         """What of it a single row is judged by."""
@@ -107,19 +108,21 @@ def check(
         num_eval=limits.num_eval,
         keeps_apart=limits.keeps_apart,
     )
-    judged = settled.judgement
+    if limits.shared_words.action != "warn":
+        settled = without_shared(stream, settled, evaluated, limits.shared_words)
+    judged, fatal = settled.judgement, [*surveyed.fatal, *_shared_faults(settled, limits)]
     outcomes = [(rule, rule.check(judged)) for rule in dataset_rules(contract)] if judged.is_kept.any() else []
     counts = _counts(surveyed, settled)
-    is_refused = bool(surveyed.fatal) or _has_too_many(counts, judged, limits)
+    is_refused = bool(fatal) or _has_too_many(counts, judged, limits)
     is_refused |= any(rule.severity == "error" and not outcome.ok for rule, outcome in outcomes)
-    kept = KeptRows(judged, _overlap(stream, judged), meter=meter)
+    kept = KeptRows(judged, _overlap(stream, judged, evaluated, limits), meter=meter)
     details = _read_again(stream, settled, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
     if stream.source.state() != state:
         raise changed(stream.source.name)
     quarantine = _quarantine(surveyed, settled, details)
     results = [_result(rule, outcome, details) for rule, outcome in outcomes]
     results += [_apart_result(settled), kept.overlap()] if outcomes else []
-    faults = [*surveyed.fatal, *_rate_faults(quarantine, counts, judged, limits)]
+    faults = [*fatal, *_rate_faults(quarantine, counts, judged, limits)]
     faults += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
     report = _report(stream, surveyed, judged, kept, counts=counts, rules=tuple(results), faults=tuple(faults))
     return GateResult(quarantine=quarantine, report=report)
@@ -154,9 +157,10 @@ def _report(
     )
 
 
-def _overlap(stream: RowStream, judged: Judgement) -> Overlap:
+def _overlap(stream: RowStream, judged: Judgement, evaluated: Evaluated, limits: GateLimits) -> Overlap:
     found = look_up(stream, judged.ledger, kept_evaluations(judged))
-    return Overlap([row["messages"] for some in found for row in some.rows])
+    own = [row["messages"] for some in found for row in some.rows]
+    return Overlap([*own, *evaluated.messages], size=limits.shared_words.size)
 
 
 def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
@@ -227,6 +231,12 @@ def _apart_result(settled: Settled) -> RuleResult:
     return RuleResult(
         name="eval_prompts_are_apart", severity="warning", value=float(settled.num_apart), ok=is_ok, detail=detail
     )
+
+
+def _shared_faults(settled: Settled, limits: GateLimits) -> list[str]:
+    if limits.shared_words.action != "refuse" or not settled.num_shared:
+        return []
+    return [f"training rows that are refused: {settled.num_shared}; each {limits.shared_words.reason}"]
 
 
 def _has_too_many(counts: Counter[str], judged: Judgement, limits: GateLimits) -> bool:

@@ -11,7 +11,7 @@ import pandas as pd
 from data_contracts.budget import TokenMeter, completed_lengths
 from data_contracts.ledger import EVAL, SPLITS, TRAIN, Mask, Rows
 from data_contracts.lookup import Found
-from data_contracts.overlap import NGRAM_WORDS, Overlap
+from data_contracts.overlap import Overlap, texts_of
 from data_contracts.records import canonical_json
 from data_contracts.report import RuleResult
 from data_contracts.rules import Judgement
@@ -37,7 +37,8 @@ class KeptRows:
         rows = [{**row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
         for row in rows:
             self._digest.update(canonical_json({name: row[name] for name in self._names}) + b"\n")
-        self._overlap.see([row["messages"] for row, side in zip(rows, sides, strict=True) if side == TRAIN])
+        train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
+        self._overlap.see([texts_of(row, judged.contract) for row in train])
         self._note(rows, found.places)
         return pd.DataFrame(rows, columns=self._names)
 
@@ -51,10 +52,10 @@ class KeptRows:
         return sketch(pd.concat(self._sketched, ignore_index=True)) if self._sketched else {}
 
     def overlap(self) -> RuleResult:
-        """Share of evaluation prompts with a run of 13 words that stands in a training prompt too."""
+        """Share of evaluation prompts with a run of words that stands in a training row too."""
         touched, prompts = self._overlap.num_touched, self._overlap.num_prompts
         return RuleResult(
-            name=f"eval_shares_no_{NGRAM_WORDS}_words",
+            name=f"eval_shares_no_{self._overlap.size}_words",
             severity="warning",
             value=touched / max(1, prompts),
             ok=not touched,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from data_contracts.contract import Contract
 from data_contracts.contradictions import Flagged, contradictions
 from data_contracts.details import Detail
 from data_contracts.fields import Messages
+from data_contracts.kept import kept_evaluations
 from data_contracts.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
 from data_contracts.lookup import look_up
+from data_contracts.overlap import Overlap, SharedWords, texts_of
 from data_contracts.rules import Judgement
 from data_contracts.splits import assign, held_out_prompts, representatives, select
 from data_contracts.stream import RowStream
@@ -26,13 +28,15 @@ class Settled:
     """``judgement``: sides, accepted and kept rows. ``flagged``: rows that were refused by a comparison.
 
     ``num_apart``: training rows that a comparison with evaluation prompts held out, or refused where the source divides
-    its rows. ``crowded``: evaluation prompts that look like too many others: a template, not a leak.
+    its rows. ``crowded``: evaluation prompts that look like too many others: a template, not a leak. ``num_shared``:
+    training rows that were refused because they share a run of words with an evaluation prompt.
     """
 
     judgement: Judgement
     flagged: Sequence[Flagged]
     num_apart: int
     crowded: int
+    num_shared: int = 0
 
 
 def settle(
@@ -62,22 +66,50 @@ def settle(
             is_accepted = _without(is_accepted, flagged)
         else:
             split[close.rows] = EVAL
-    is_kept = np.zeros(len(ledger), dtype=bool)
-    rows = np.flatnonzero(is_accepted)
-    order = np.where(split == TRAIN, ledger.order[prompts], ledger.spelling[prompts])
-    is_kept[rows] = select(split[rows], prompts[rows], order[rows], num_train=num_train, num_eval=num_eval)
     judgement = Judgement(
         ledger=ledger,
         contract=contract,
         split=split,
         prompts=prompts,
         is_accepted=is_accepted,
-        is_kept=is_kept,
+        is_kept=is_accepted,
         evaluated=evaluated.keys,
         num_train=num_train,
         num_eval=num_eval,
     )
-    return Settled(judgement=judgement, flagged=flagged, num_apart=len(close.rows), crowded=close.crowded)
+    return Settled(judgement=chosen(judgement), flagged=flagged, num_apart=len(close.rows), crowded=close.crowded)
+
+
+def chosen(judged: Judgement) -> Judgement:
+    """The same, of whose accepted rows as many are kept as were asked for."""
+    rows = np.flatnonzero(judged.is_accepted)
+    split, prompts = judged.split[rows], judged.prompts[rows]
+    order = np.where(split == TRAIN, judged.ledger.order[prompts], judged.ledger.spelling[prompts])
+    is_kept = np.zeros(len(judged.ledger), dtype=bool)
+    is_kept[rows] = select(split, prompts, order, num_train=judged.num_train, num_eval=judged.num_eval)
+    return replace(judged, is_kept=is_kept)
+
+
+def without_shared(stream: RowStream, settled: Settled, evaluated: Evaluated, shared: SharedWords) -> Settled:
+    """The same without training rows that share a run of words with a prompt that is evaluated on, here or elsewhere.
+
+    One more reading of the training rows; held-out rows stay as they are.
+    """
+    judged = settled.judgement
+    places, messages = [-1 - place for place in range(len(evaluated.messages))], list(evaluated.messages)
+    for found in look_up(stream, judged.ledger, kept_evaluations(judged)):
+        places += found.places.tolist()
+        messages += [row["messages"] for row in found.rows]
+    overlap, hits = Overlap(messages, size=shared.size), dict[int, int]()
+    train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
+    for found in look_up(stream, judged.ledger, train):
+        seen = overlap.see([texts_of(row, judged.contract) for row in found.rows])
+        hits |= {int(found.places[row]): places[owner] for row, owner in seen.items()}
+    rows = np.array(sorted(hits), dtype=np.int64)
+    others = np.array([hits[row] for row in rows.tolist()], dtype=np.int64)
+    flagged = Flagged(rows=rows, others=others, field="messages", reason=shared.reason, tell=_two_prompts)
+    judged = chosen(replace(judged, is_accepted=_without(judged.is_accepted, [flagged])))
+    return replace(settled, judgement=judged, flagged=[*settled.flagged, flagged], num_shared=len(rows))
 
 
 def _divided(

@@ -12,19 +12,23 @@ from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
 from tasks.preset.stages import (
     BASE,
+    DifficultyStage,
     DpoStage,
     RejectionStage,
     RewardModelStage,
     RlStage,
     SftStage,
     WinRateStage,
+    draw_of,
     reward_models_of,
 )
+from tasks.report.difficulty_page import difficulty_page
 from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_page import reward_page
 from tasks.report.training_pages import dpo_page, rl_page, sft_page
 from tasks.report.win_rate_page import win_rate_page
 from tasks.steps.base import prepared
+from tasks.steps.difficulty import run_difficulty
 from tasks.steps.dpo import run_dpo
 from tasks.steps.online_rl import run_online_rl
 from tasks.steps.recipe import unused_by_stage, unused_by_training
@@ -104,6 +108,8 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
     reference = stage_of_checkpoint(teacher_of(name, own)) or start
+    draw = draw_of(own)
+    measured = (draw.difficulty,) if draw else ()
     return Stage(
         name=name,
         version=1,
@@ -111,7 +117,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         model=name,
         draw=rl_page,
         run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
-        inputs=tuple(dict.fromkeys((start, reference, *data, *needed_reward_models(own.settings)))),
+        inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
         sections=partial(_sections, name, ("evaluation", "hardware", "health", "placement"), ()),
         external=outside,
         unused=unused_by_stage,
@@ -131,6 +137,23 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         run=partial(run_rejection, policy=policy, held_out=held_out),
         inputs=(policy, *data, *reward_models_of(own)),
         sections=partial(_sections, name, ("confidence", "hardware"), own.data),
+        external=outside,
+        unused=unused_by_stage,
+    )
+
+
+def difficulty_stage(name: str, config: RunConfig) -> Stage:
+    """How often a policy solves each of the prompts."""
+    own = config.stage(name, DifficultyStage)
+    policy = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="difficulty",
+        draw=difficulty_page,
+        run=partial(run_difficulty, policy=policy),
+        inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
+        sections=partial(_sections, name, ("confidence", "hardware"), ()),
         external=outside,
         unused=unused_by_stage,
     )
@@ -161,6 +184,7 @@ KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
         "reward_model": reward_model_stage,
         "rl": rl_stage,
         "rejection": rejection_stage,
+        "difficulty": difficulty_stage,
         "win_rate": win_rate_stage,
     }
 )

@@ -12,7 +12,7 @@ from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, Transf
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
 from rlcore.config.placement import PlacementConfig, RayConfig
-from rlcore.config.rejection import RejectionConfig
+from rlcore.config.rejection import AnswersConfig, RejectionConfig
 from rlcore.config.rl import (
     CheckpointConfig,
     CriticConfig,
@@ -39,6 +39,7 @@ from rlcore.strict import to_dict
 __all__ = [
     "LIMITS",
     "AdapterConfig",
+    "AnswersConfig",
     "AuditConfig",
     "CheckpointConfig",
     "CriticConfig",

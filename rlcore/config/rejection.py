@@ -1,4 +1,4 @@
-"""Settings of rejection sampling: which of a policy's own answers become demonstrations."""
+"""Settings of stages in which a policy answers training prompts many times; rejection sampling is one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,25 @@ from rlcore.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RejectionConfig:
+class AnswersConfig:
+    """Sample ``num_samples`` answers to each training prompt, and score them with ``rewards``."""
+
+    num_samples: PositiveInt
+    rewards: tuple[RewardTerm, ...]
+    sampling: SamplingConfig
+    threshold: float = 0.99  # smallest score of a correct answer; as in rlcore.types
+    tokens_per_microbatch: PositiveInt = 8192  # for a reward model that scores the answers
+    num_prompts: NonNegativeInt = 0  # 0: all training prompts
+
+    def __post_init__(self) -> None:
+        if self.sampling.staleness:
+            raise ConfigError("only RL stages take sampling.staleness: no updates to run ahead of")
+        if self.sampling.max_replacements:
+            raise ConfigError("only RL stages take sampling.max_replacements: no groups to replace here")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectionConfig(AnswersConfig):
     """Sample ``num_samples`` answers to each training prompt, score them with ``rewards``, keep the good ones.
 
     ``choose``: ``verified`` keeps answers with a score of at least ``threshold``; ``best`` keeps those with the
@@ -20,21 +38,9 @@ class RejectionConfig:
     than this part of its words (Jaccard index of its runs of three words) with a kept one of its prompt is dropped.
     """
 
-    num_samples: PositiveInt
-    rewards: tuple[RewardTerm, ...]
-    sampling: SamplingConfig
     choose: Literal["verified", "best"] = "verified"
-    threshold: float = 0.99  # smallest score of a correct answer; as in rlcore.types
     prefer: Literal["first", "shortest"] = "first"
     keep_per_prompt: PositiveInt = 1
     keep_per_task: NonNegativeInt = 0  # a cap, so that easy tasks do not crowd out the others; 0: no cap
     max_similarity: Fraction = 1.0  # 1: drop only answers that are equal up to white space
-    tokens_per_microbatch: PositiveInt = 8192  # for a reward model that scores the answers
-    num_prompts: NonNegativeInt = 0  # 0: all training prompts
     num_eval: PositiveInt = 32  # demonstrations held out for the loss curve of the SFT that follows
-
-    def __post_init__(self) -> None:
-        if self.sampling.staleness:
-            raise ConfigError("only RL stages take sampling.staleness: no updates to run ahead of")
-        if self.sampling.max_replacements:
-            raise ConfigError("only RL stages take sampling.max_replacements: no groups to replace here")

@@ -12,9 +12,11 @@ from typing import Any, Literal
 from rlcore.config.bounds import Fraction, PositiveInt, Scalar
 from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ConfigError
+from rlcore.strict import INLINE
 
 POLICY = "policy"  # the adapter of pairs that a policy samples
 HUB = "hub:"
+_FEWEST_WORDS = 8  # as data_contracts.overlap has it
 # Where a preset's document names files, and the keys that do.
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
@@ -22,6 +24,31 @@ _PATHS = (
     (("stages", "*", "sampling", "episodes"), ("corpus",)),
     (("stages", "*", "rewards", "*", "options"), ("template",)),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonConfig:
+    """What of a data set counts as the same, and what becomes of training rows that are like an evaluation prompt.
+
+    ``compare``: when two texts count as the same, for leaks and contradictions. ``loose``: what typing adds does not
+    count (case, blanks, invisible characters, punctuation beside words, lookalikes); operators and numbers do.
+    ``exact``: every character counts, as it may in code. ``near_duplicates``: what becomes of training prompts that are
+    nearly a prompt which is evaluated on, by a word, or hold one in their history. ``apart``: they are held out too,
+    or quarantined where the source divides its rows. ``ignore``: they are not looked for.
+
+    ``shared_words``: what becomes of training rows that share ``shared_run`` words in a row with a prompt that is
+    evaluated on, in this data set or in another of the preset. ``warn``: the report counts such prompts.
+    ``quarantine``: the rows are refused, each with the prompt. ``refuse``: the data set is.
+    """
+
+    compare: Literal["loose", "exact"] = "loose"
+    near_duplicates: Literal["apart", "ignore"] = "apart"
+    shared_words: Literal["warn", "quarantine", "refuse"] = "warn"
+    shared_run: PositiveInt = 13  # at least 8; a shorter prompt of 8 words or more counts whole
+
+    def __post_init__(self) -> None:
+        if self.shared_run < _FEWEST_WORDS:
+            raise ConfigError(f"shared_run must be at least {_FEWEST_WORDS}: fewer words are a phrase, and no leak")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +63,6 @@ class DatasetConfig:
     Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
     ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
     ``system``: the system prompt of conversations that have none; empty: the model's.
-
-    ``compare``: when two texts count as the same, for leaks and contradictions. ``loose``: what typing adds does not
-    count (case, blanks, invisible characters, punctuation beside words, lookalikes); operators and numbers do.
-    ``exact``: every character counts, as it may in code. ``near_duplicates``: what becomes of training prompts that are
-    nearly a prompt which is evaluated on, by a word, or hold one in their history. ``apart``: they are held out too,
-    or quarantined where the source divides its rows. ``ignore``: they are not looked for.
     """
 
     contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
@@ -55,8 +76,7 @@ class DatasetConfig:
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
     max_quarantined: Fraction = 0.01  # largest share of rows that may break the contract
     system: str = ""
-    compare: Literal["loose", "exact"] = "loose"
-    near_duplicates: Literal["apart", "ignore"] = "apart"
+    comparison: ComparisonConfig = field(default_factory=ComparisonConfig, metadata=INLINE)
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -94,7 +94,9 @@ def text_of(kind: type) -> str:
 @cache
 def comments(kind: type) -> Mapping[str, str]:
     """What stands in a comment beside each field: ``num_threads: int = 0  # 0: torch's default``."""
-    found, first = {}, ""
+    found, first = dict[str, str](), ""
+    for base in filter(dataclasses.is_dataclass, kind.__bases__):
+        found |= comments(base)
     for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):
         if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
             first = ""

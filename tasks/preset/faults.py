@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING
 from tasks.preset.data import POLICY
 from tasks.preset.graph import (
     REGISTRY,
-    checkpoints,
     cycle_in,
-    evaluated_data,
     is_name,
     needed_stages,
-    prompt_data,
     rl_stages,
     stage_order,
 )
+from tasks.preset.judging_faults import evaluation_faults, listed, promotion_faults
 from tasks.preset.stages import (
     BASE,
     PRODUCTS,
-    RejectionStage,
     RewardModelStage,
     RlStage,
     Rows,
@@ -29,10 +26,10 @@ from tasks.preset.stages import (
     anchors_of,
     critic_of,
     data_of,
+    draw_of,
     human_pairs_of,
     judge_of,
     reference_of,
-    reward_models_of,
     rewards_of,
     sampling_of,
     shares_of,
@@ -53,10 +50,11 @@ def graph_faults(config: RunConfig) -> list[str]:
         path = f"stages.{name}"
         faults += [*_start(config, f"{path}.start", stage.start), *_reference(config, path, stage)]
         faults += [*_reads(config, path, stage), *_human_pairs(config, path, stage), *_rewards(config, path, stage)]
-        faults += [*_shares(path, stage), *_critic(config, path, stage), *_turns(config, path, stage)]
+        faults += [*_shares(path, stage), *_draw(config, path, stage), *_critic(config, path, stage)]
+        faults += _turns(config, path, stage)
     if cycle := cycle_in(needed_stages(config)):
         faults.append(f"stages.{cycle[0]}: the stages form a cycle: {' -> '.join(cycle)}; let one start elsewhere")
-    return faults or [*_episodes(config), *_evaluation(config), *_promotion(config)]
+    return faults or [*_episodes(config), *evaluation_faults(config), *promotion_faults(config)]
 
 
 def _names(config: RunConfig) -> Iterator[str]:
@@ -76,7 +74,7 @@ def _data(config: RunConfig) -> Iterator[str]:
         if data.is_sampled and data.contract != "preference_pairs":
             yield f"{path}.adapter = 'policy': samples preference pairs, and this is {data.contract!r}"
         elif data.is_sampled and not data.policy:
-            yield f"{path}.policy: required by the adapter 'policy'; name one of {_listed(_policies(config))}"
+            yield f"{path}.policy: required by the adapter 'policy'; name one of {listed(_policies(config))}"
         elif data.policy and not data.is_sampled:
             yield f"{path}.policy = {data.policy!r}: neither adapter nor fallback is 'policy'; leave it out"
         elif data.is_sampled and (players := _players(config)):
@@ -85,20 +83,20 @@ def _data(config: RunConfig) -> Iterator[str]:
                 f"stages.{players[0]}.sampling.episodes names tools; name a file of pairs"
             )
         elif data.policy and data.policy not in _policies(config):
-            yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {_listed(_policies(config))}"
+            yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {listed(_policies(config))}"
 
 
 def _start(config: RunConfig, key: str, start: str) -> Iterator[str]:
     """Whether there is such a checkpoint; ``key``: the setting that names it."""
     if start in config.stages and config.stages[start].makes != "checkpoint":
         made = PRODUCTS[config.stages[start].makes]
-        known = _listed(_policies(config))
+        known = listed(_policies(config))
         yield f"{key} = {start!r}: this stage makes {made}, no policy; choose one of {known}"
     elif start.startswith(REGISTRY):
         if not _is_uri(start):
             yield f"{key} = {start!r}: not a registered model; write models:/name@alias or models:/name/version"
     elif start not in _policies(config):
-        known = _listed(_policies(config))
+        known = listed(_policies(config))
         yield f"{key} = {start!r}: no such checkpoint; choose one of {known}, or models:/name@alias"
 
 
@@ -122,19 +120,19 @@ def _is_taught(stage: StageConfig) -> bool:
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     key, known = f"{path}.{stage.data_key}", _rows(config, stage.reads)
     if not data_of(stage):
-        yield f"{key}: names no data; choose among {_listed(known)}"
+        yield f"{key}: names no data; choose among {listed(known)}"
     for name in data_of(stage):
         at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"
         if name not in config.data and name not in config.stages:
-            yield f"{at}: no such data; choose among {_listed(known)}"
+            yield f"{at}: no such data; choose among {listed(known)}"
         elif name not in known:
-            yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
+            yield f"{at}: holds no {stage.reads}; choose among {listed(known)}"
     for name in anchors_of(stage):
         at = f"{path}.anchors = {name!r}"
         if name in data_of(stage):
             yield f"{at}: stands in {key} too; pairs that it learns from prove nothing"
         elif name not in known:
-            yield f"{at}: holds no {stage.reads}; choose among {_listed(known)}"
+            yield f"{at}: holds no {stage.reads}; choose among {listed(known)}"
 
 
 def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
@@ -145,7 +143,7 @@ def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[s
 
 
 def _choose(known: Sequence[str]) -> str:
-    return f"choose among {_listed(known)}"
+    return f"choose among {listed(known)}"
 
 
 def _rows(config: RunConfig, wanted: Rows) -> list[str]:
@@ -166,10 +164,10 @@ def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         at = f"{path}.rewards.{place}"
         for name in term.data:
             if name not in data_of(stage):
-                yield f"{at}.data = {name!r}: the stage draws no prompts from it; it has {_listed(data_of(stage))}"
+                yield f"{at}.data = {name!r}: the stage draws no prompts from it; it has {listed(data_of(stage))}"
     for key, term in terms_of(stage).items():
         if term.kind == "reward_model" and term.stage not in models:
-            known = f"choose one of {_listed(models)}" if models else "add one under [stages]"
+            known = f"choose one of {listed(models)}" if models else "add one under [stages]"
             yield f"{path}.{key}.stage = {term.stage!r}: not a stage of the kind reward_model; {known}"
     if terms:
         for name in data_of(stage):
@@ -185,6 +183,20 @@ def _shares(path: str, stage: StageConfig) -> Iterator[str]:
             yield f"{path}.{stage.data_key}.{name} = {share!r}: below a thousandth of all; raise it, or leave it out"
 
 
+def _draw(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    draw = draw_of(stage)
+    if draw is None:
+        return
+    key, measured = f"{path}.draw.difficulty = {draw.difficulty!r}", config.stages.get(draw.difficulty)
+    if measured is None or measured.makes != "difficulty":
+        known = [name for name, each in config.stages.items() if each.makes == "difficulty"]
+        yield f"{key}: no stage of the kind difficulty; choose one of {listed(known)}"
+        return
+    for name in data_of(stage):
+        if name not in data_of(measured):
+            yield f"{key}: it asks no prompts of {name!r}; add it to stages.{draw.difficulty}.data"
+
+
 def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     critic = critic_of(stage)
     if critic is None or critic.initialise_from == POLICY:
@@ -192,7 +204,7 @@ def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     source, known = critic.initialise_from, _reward_models(config)
     model = config.stages.get(source)
     if not isinstance(model, RewardModelStage):
-        names = _listed([POLICY, *known])
+        names = listed([POLICY, *known])
         yield f"{path}.critic.initialise_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
     elif critic.placement == "adapter" and not model.settings.trunk.adapter.rank:
         yield (
@@ -203,7 +215,7 @@ def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
 
 def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     sampling = sampling_of(stage)
-    if sampling and sampling.episodes.environment and isinstance(stage, RejectionStage):
+    if sampling and sampling.episodes.environment and stage.makes == "demonstrations":
         yield (
             f"{path}.sampling.episodes.environment: what an environment says first is in no demonstration; take the "
             "tools of the table, or train online"
@@ -234,55 +246,6 @@ def _players(config: RunConfig) -> list[str]:
     return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.has_tools]
 
 
-def _evaluation(config: RunConfig) -> Iterator[str]:
-    known = prompt_data(config)
-    for name in config.evaluation.data:
-        if name not in known:
-            yield f"evaluation.data = {name!r}: no data set of prompts; choose among {_listed(known)}"
-    if not known:
-        yield "data: no data set has prompts, so nothing can be evaluated; add one with contract = 'prompts'"
-    for place, verifier in enumerate(config.evaluation.verifiers):
-        for name in verifier.data:
-            if name not in known:
-                at = f"evaluation.verifiers.{place}.data"
-                yield f"{at} = {name!r}: no data set of prompts; choose among {_listed(known)}"
-    for name in evaluated_data(config):
-        deciding = [each for each in config.evaluation.verifiers if not each.data or name in each.data]
-        if len(deciding) != 1:
-            yield f"evaluation.verifiers: {len(deciding)} decide on the data set {name!r}; give each data set one"
-
-
-def _promotion(config: RunConfig) -> Iterator[str]:
-    promotion = config.promotion
-    made = [name for name, stage in checkpoints(config).items() if stage is not None]
-    if promotion and promotion.challenger not in made:
-        named = promotion.challenger
-        yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {_listed(made)}"
-    elif promotion and promotion.max_kl is not None:
-        yield from _max_kl(config, promotion.challenger)
-    judges = [name for name, stage in config.stages.items() if stage.makes == "win_rate"]
-    if promotion and (judging := promotion.win_rate) and judging not in judges:
-        yield f"promotion.win_rate = {judging!r}: no stage of the kind win_rate; choose one of {_listed(judges)}"
-    if not config.retrain:
-        return
-    challenger = config.stages.get(promotion.challenger) if promotion else None
-    if not isinstance(challenger, RlStage):
-        yield f"retrain: needs [promotion] with a challenger among the RL stages {_listed(list(rl_stages(config)))}"
-    elif len(reward_models_of(challenger)) > 1:
-        yield "retrain: gates one reward model, and the challenger uses several; leave all but one out"
-
-
-def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
-    stage = rl_stages(config).get(challenger)
-    if stage is None:
-        yield f"promotion.max_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
-    elif not stage.settings.kl.coefficient:
-        yield (
-            f"promotion.max_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set it "
-            "above 0, or leave max_kl out"
-        )
-
-
 def _policies(config: RunConfig) -> list[str]:
     return [BASE, *(name for name, stage in config.stages.items() if stage.makes == "checkpoint")]
 
@@ -294,7 +257,3 @@ def _reward_models(config: RunConfig) -> list[str]:
 def _is_uri(text: str) -> bool:
     name, separator, which = text.removeprefix(REGISTRY).replace("@", "/", 1).partition("/")
     return bool(name and separator and which)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"

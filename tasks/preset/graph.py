@@ -16,6 +16,7 @@ from tasks.preset.stages import (
     StageConfig,
     anchors_of,
     data_of,
+    draw_of,
     human_pairs_of,
     reference_of,
     reward_models_of,
@@ -66,7 +67,9 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
     for name, stage in config.stages.items():
         rows = (*data_of(stage), *anchors_of(stage))
         policies = [config.data[each].policy for each in rows if each in config.data]
-        named = (stage.start, reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies)
+        named = [stage.start, reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies]
+        if draw := draw_of(stage):
+            named.append(draw.difficulty)
         found[name] = tuple(dict.fromkeys(each for each in named if each in config.stages))
     return found
 

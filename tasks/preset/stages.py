@@ -16,18 +16,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from rlcore.config.bounds import PositiveFloat
-from rlcore.config.rejection import RejectionConfig
+from rlcore.config.bounds import Fraction, PositiveFloat
+from rlcore.config.rejection import AnswersConfig, RejectionConfig
 from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
 from rlcore.config.training import DpoConfig, RewardModelConfig, SftConfig
 from rlcore.config.win_rate import JudgeConfig, WinRateConfig
+from rlcore.errors import ConfigError
 from rlcore.strict import INLINE, OneOf
 from tasks.preset.data import POLICY
 
 BASE = "base"
 """The checkpoint that a run begins with, as ``start`` names it."""
 
-Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate"]
+Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate", "difficulty"]
 Rows = Literal["demonstrations", "preference pairs", "prompts"]
 PRODUCTS: Mapping[Product, str] = MappingProxyType(
     {
@@ -35,6 +36,7 @@ PRODUCTS: Mapping[Product, str] = MappingProxyType(
         "reward_model": "a reward model",
         "demonstrations": "demonstrations",
         "win_rate": "a win rate",
+        "difficulty": "pass rates of prompts",
     }
 )
 """What stages make, as messages name it."""
@@ -87,10 +89,30 @@ class RewardModelStage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrawConfig:
+    """How prompts are drawn by the pass rates that the stage ``difficulty`` has measured.
+
+    Prompts with a pass rate from ``low`` to ``high`` are drawn, and no others; nor those that it did not ask.
+    ``weight``: ``even``, each as often as another; ``learnable``, in proportion to p(1 - p) of its pass rate p, as far
+    as the number of answers tells it.
+    """
+
+    difficulty: str
+    low: Fraction = 0.0
+    high: Fraction = 1.0
+    weight: Literal["even", "learnable"] = "even"
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ConfigError("low must not be above high")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RlStage:
     """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``.
 
-    ``reference``: the checkpoint that KL is measured to, a teacher or the champion; left out: ``start``.
+    ``reference``: the checkpoint that KL is measured to, a teacher or the champion; left out: ``start``. ``draw``: how
+    often each prompt of a data set comes; left out: all equally often.
     """
 
     makes: ClassVar[Product] = "checkpoint"
@@ -101,6 +123,7 @@ class RlStage:
     start: str
     prompts: Mapping[str, PositiveFloat]
     reference: str = ""
+    draw: DrawConfig | None = None
     settings: RlConfig = field(metadata=INLINE)
 
 
@@ -116,6 +139,20 @@ class RejectionStage:
     start: str
     data: tuple[str, ...]
     settings: RejectionConfig = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifficultyStage:
+    """How often the policy ``start`` solves each training prompt of ``data``: what RL stages can draw by."""
+
+    makes: ClassVar[Product] = "difficulty"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["difficulty"]
+    start: str
+    data: tuple[str, ...]
+    settings: AnswersConfig = field(metadata=INLINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +174,7 @@ class WinRateStage:
     settings: WinRateConfig = field(metadata=INLINE)
 
 
-StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage | WinRateStage
+StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage | DifficultyStage | WinRateStage
 STAGE_KINDS: Mapping[str, type] = MappingProxyType(
     {
         "sft": SftStage,
@@ -145,6 +182,7 @@ STAGE_KINDS: Mapping[str, type] = MappingProxyType(
         "reward_model": RewardModelStage,
         "rl": RlStage,
         "rejection": RejectionStage,
+        "difficulty": DifficultyStage,
         "win_rate": WinRateStage,
     }
 )
@@ -203,6 +241,12 @@ def human_pairs_of(stage: StageConfig) -> tuple[str, ...]:
 def reference_of(stage: StageConfig) -> str:
     """The checkpoint that a stage holds its own against, where that is not its start; empty otherwise."""
     found: str = getattr(stage, "reference", "")
+    return found
+
+
+def draw_of(stage: StageConfig) -> DrawConfig | None:
+    """How a stage draws its prompts; None where all come equally often."""
+    found: DrawConfig | None = getattr(stage, "draw", None)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -51,6 +51,20 @@ def accuracy_bars(figures: Mapping[str, tuple[float, float, float]], path: Path,
     axis.bar_label(bars, labels=[f"{mean:.1%}" for mean in means], padding=4)
     axis.set_ylim(0, 1.12)
     axis.set_ylabel("held-out greedy accuracy")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
+def histogram(bars: Sequence[tuple[float, int]], path: Path, *, title: str, label: str) -> None:
+    """How many have each value: ``bars`` of a value from 0 to 1 and its count."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    values = [value for value, _ in bars]
+    width = 0.8 * min((later - value for value, later in pairwise(values)), default=0.125)
+    axis.bar(values, [count for _, count in bars], width=width, color=BLUE)
+    axis.set_xlim(-0.1, 1.1)
+    axis.set_xlabel(label)
+    axis.set_ylabel("prompts")
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 

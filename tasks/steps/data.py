@@ -18,6 +18,7 @@ from data_contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.fields import Messages
 from data_contracts.gate import GateLimits, GateReport, GateResult
+from data_contracts.overlap import SharedWords
 from data_contracts.reading import Source, joined, read_source, require_file, source_of
 from data_contracts.stream import RowStream
 from rlcore.config.data import tried
@@ -73,7 +74,7 @@ def prepare_dataset(
     check_options(kind, config)
     adapter = resolve_adapter(config)
     # Made-up problems are all different, and like each other.
-    keeps_apart = config.near_duplicates == "apart" and not convert.is_generator(adapter)
+    keeps_apart = config.comparison.near_duplicates == "apart" and not convert.is_generator(adapter)
     limits = GateLimits(
         num_train=config.num_train,
         num_eval=config.num_eval,
@@ -83,6 +84,7 @@ def prepare_dataset(
         seed=seed,
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
+        shared_words=SharedWords(size=config.comparison.shared_run, action=config.comparison.shared_words),
     )
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
@@ -104,7 +106,7 @@ def prepare_source(
 def is_exact(config: DatasetConfig) -> bool:
     """Whether every character counts where texts of a data set are compared."""
     adapter = resolve_adapter(config)
-    return config.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
+    return config.comparison.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
 
 
 def _prepare(

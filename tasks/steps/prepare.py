@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_contracts.fields import Messages
 from data_contracts.gate import GateReport
+from data_contracts.overlap import Overlap
 from data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
@@ -19,6 +20,7 @@ from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.data import DatasetKind, TokenView, is_exact, prepare_dataset, source_digest
 
+LATER = "take other rows for one of the two, or name this data set before the other"
 DATASET_KINDS: Mapping[str, DatasetKind] = {
     "prompts": "prompts",
     "code_tasks": "prompts",
@@ -67,7 +69,8 @@ def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, he
 
 def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
     """Refuse a data set whose evaluation prompts are training prompts of a data set prepared earlier."""
-    exactly = is_exact(context.config.data[name])
+    config: DatasetConfig = context.config.data[name]
+    exactly = is_exact(config)
     kept = {prompt_key(messages, is_exact=exactly) for messages in _prompts(context.folder / "eval.parquet")}
     for stage in stages:
         train = _prompts(context.inputs[stage] / "train.parquet")
@@ -76,7 +79,24 @@ def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> No
                 f"{len(shared)} evaluation prompts are training prompts of another data set ({stage}); "
                 f"the first is {min(shared)[:120]!r}",
                 where=f"data.{name}",
-                fix="take other rows for one of the two, or name this data set before the other",
+                fix=LATER,
+            )
+    if config.comparison.shared_words != "warn":
+        _refuse_shared_words(context, config.comparison.shared_run, name, stages)
+
+
+def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Sequence[str]) -> None:
+    """The same of evaluation prompts that share a run of ``size`` words with training prompts prepared earlier."""
+    for stage in stages:
+        overlap = Overlap(list(_prompts(context.folder / "eval.parquet")), size=size)
+        for some in read_column(context.inputs[stage] / "train.parquet", "messages"):
+            overlap.see([[turn["content"] for turn in messages if turn["role"] != "system"] for messages in some])
+        if overlap.num_touched:
+            raise DataError(
+                f"{overlap.num_touched} evaluation prompts share {size} words in a row, or all if fewer, with "
+                f"training prompts of another data set ({stage})",
+                where=f"data.{name}",
+                fix=LATER,
             )
 
 

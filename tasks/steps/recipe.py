@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig
 from tasks.preset.sections import Sections
-from tasks.preset.stages import reward_models_of, sampling_of, terms_of
+from tasks.preset.stages import draw_of, reward_models_of, sampling_of, terms_of
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
@@ -39,6 +39,7 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
     "search": (*_EPISODES, "data_contracts.search_corpus"),
     "calculator": _EPISODES,
 }
+_DRAWN = ("rlcore.difficulty", "tasks.steps.drawing")
 _SERVERS = ("rlcore.models.weight_names", "rlcore.sampling.replicas", "rlcore.sampling.vllm")
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
@@ -73,7 +74,8 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
     verifiers = _verifiers(config) if "evaluation" in config.declared else []
     kinds = [*(term.kind for term in terms_of(config.stage).values()), *models, *verifiers]
     unplaced = _unplaced(config) if "placement" in config.declared else frozenset((*_RANKS, *_CLUSTER))
-    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | unplaced
+    undrawn = frozenset(() if draw_of(config.stage) else _DRAWN)
+    return _unused(kinds, sampling.episodes, sampling.engine) | _unused_by_learning(config) | unplaced | undrawn
 
 
 def unused_by_training(config: Sections) -> frozenset[str]:

@@ -10,19 +10,16 @@ from typing import Any
 
 from data_contracts.gate import GateLimits, GateReport
 from data_contracts.reading import source_of
-from rlcore.audit.seals import require_sealed
 from rlcore.config import RejectionConfig
 from rlcore.errors import DataError
 from rlcore.rejection import Candidate, Selection, Yield, account, select
-from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.home.storage import write_json
-from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.base import StageContext, StageResult
 from tasks.steps.data import prepare_source
 from tasks.steps.prepare import evaluated_prompts, record, token_view
-from tasks.steps.sampled_answers import answer_name, chunk_paths, read_candidates, sample_chunks
-from tasks.steps.tokens import read_prompt_sets
+from tasks.steps.sampled_answers import answer_name, answered_prompts
 
 MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
 SOURCE = "rejection sampling"
@@ -38,23 +35,12 @@ def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ..
         RewardError: the grader fails too often.
     """
     config: RejectionConfig = context.config.stage.settings
-    folder = context.inputs[policy] / MODEL
-    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
-    prompts = chosen_prompts(context, config, tokenizer)
-    sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
-    candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
+    prompts, candidates, tokenizer = answered_prompts(context, policy)
     selection = select(candidates, config, seed=context.seed)
     require_enough(selection, len(candidates), where=f"stages.{context.stage}")
     report = write_demonstrations(context, selection, prompts, tokenizer, held_out)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
     return give_account(context, candidates, selection, report)
-
-
-def chosen_prompts(context: StageContext, config: RejectionConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
-    """The training prompts, or ``num_prompts`` of them that the seed chooses, in an order of its own."""
-    prompts = read_prompt_sets(context, context.config.stage.data, "train", tokenizer)
-    order = shuffled(len(prompts), context.seed, "rejection")[: config.num_prompts or None]
-    return [prompts[place] for place in order]
 
 
 def require_enough(selection: Selection, sampled: int, *, where: str) -> None:

@@ -32,6 +32,7 @@ from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections
 from tasks.preset.stages import RlStage, sampling_of, terms_of
 from tasks.steps.base import MODEL, StageContext
+from tasks.steps.drawing import drawn_prompts
 from tasks.steps.episodes import episodes_digest, with_tools
 from tasks.steps.rewards import (
     file_digest,
@@ -69,6 +70,8 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     monitored = _monitored(context, evaluated, tokenizer)
     rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
+    if stage.draw:
+        prompts = drawn_prompts(context, stage.draw, prompts)
     held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(context, runtime))

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_contracts.characters import has_visible
+from rlcore.audit.seals import require_sealed
 from rlcore.canaries import mask_canary
-from rlcore.config import RejectionConfig
+from rlcore.config import AnswersConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.models.architectures import positions_of
 from rlcore.rejection import Candidate
@@ -23,20 +24,50 @@ from rlcore.rewards.base import check_error_rate, score_groups
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.episodes import EpisodeSampler
-from rlcore.seeding import derive_seed
+from rlcore.seeding import derive_seed, shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.home.storage import is_as_noted, note_digest, read_json, read_table, write_json
-from tasks.steps.base import StageContext
+from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import open_reward_models, reward_resources
 from tasks.steps.rl_records import write_rollouts
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
 from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import check_context
+from tasks.steps.tokens import check_context, read_prompt_sets
 
 PROMPTS_PER_CHUNK = 64
 CALLS = ".calls.json"  # beside a chunk's table, where policies call tools
+
+
+class Answered(NamedTuple):
+    """The prompts that were asked, every answer to them, and the tokenizer of both."""
+
+    prompts: Sequence[Prompt]
+    candidates: Sequence[Candidate]
+    tokenizer: ChatTokenizer
+
+
+def answered_prompts(context: StageContext, policy: str) -> Answered:
+    """The chosen training prompts, and the scored answers of the checkpoint of the stage ``policy``.
+
+    Raises:
+        RewardError: the grader fails too often.
+    """
+    folder = context.inputs[policy] / MODEL
+    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
+    prompts = chosen_prompts(context, tokenizer)
+    sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
+    candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
+    return Answered(prompts, candidates, tokenizer)
+
+
+def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prompt]:
+    """The training prompts, or ``num_prompts`` of them that the seed chooses, in an order of its own."""
+    stage = context.config.stage
+    prompts = read_prompt_sets(context, stage.data, "train", tokenizer)
+    order = shuffled(len(prompts), context.seed, stage.kind)[: stage.settings.num_prompts or None]
+    return [prompts[place] for place in order]
 
 
 def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
@@ -47,7 +78,8 @@ def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
 
 def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
     """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
-    config: RejectionConfig = context.config.stage.settings
+    config: AnswersConfig = context.config.stage.settings
+    kind: str = context.config.stage.kind
     paths = chunk_paths(context, len(prompts))
     intact = {path for path in paths if is_as_noted(path) and not _has_other_calls(path)}
     if intact:
@@ -73,12 +105,13 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             )
         )
         sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
-        refuse_changed_prompts(context, sampler, "demonstrations cannot hold such a prompt")
+        if context.config.stage.makes == "demonstrations":
+            refuse_changed_prompts(context, sampler, "demonstrations cannot hold such a prompt")
         for number, path in enumerate(paths):
             if path in intact:
                 continue
             chunk = prompts[number * PROMPTS_PER_CHUNK : (number + 1) * PROMPTS_PER_CHUNK]
-            seed = derive_seed(context.seed, "rejection", number)
+            seed = derive_seed(context.seed, kind, number)
             groups = score_groups(reward, sample_groups(sampler, chunk, config, seed=seed))
             refuse_failing_grader(groups, path)
             mask_canary([item.rollout for group in groups for item in group], tokenizer.eos_ids)
@@ -87,7 +120,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
                 note_digest(path.with_suffix(CALLS))
             write_rollouts(path, number, groups)
             note_digest(path)
-            context.advance("rejection chunks", number + 1, len(paths))
+            context.advance(f"{kind} chunks", number + 1, len(paths))
 
 
 def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) -> None:
@@ -112,7 +145,7 @@ def _has_other_calls(path: Path) -> bool:
 
 
 def sample_groups(
-    sampler: Sampler, prompts: Sequence[Prompt], config: RejectionConfig, *, seed: int
+    sampler: Sampler, prompts: Sequence[Prompt], config: AnswersConfig, *, seed: int
 ) -> list[list[Rollout]]:
     """The answers to each prompt; what the engine could not produce is left out."""
     params = SamplingParams(

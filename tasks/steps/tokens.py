@@ -49,6 +49,11 @@ def read_prompt_sets(
     return found
 
 
+def id_in_dataset(prompt: Prompt, *, is_one_of_several: bool) -> str:
+    """The id that a prompt has in its data set, which :func:`tokenize_prompts` puts behind the set's name."""
+    return prompt.prompt_id.removeprefix(f"{prompt.dataset}/") if is_one_of_several else prompt.prompt_id
+
+
 def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int, *, key: str) -> None:
     """Refuse a run whose longest prompt leaves no room for a whole completion in a model that reads ``positions``.
 

@@ -68,6 +68,7 @@ DRIVEN_BY = {
         "tasks/steps/sft",
     ),
     "flows/test_dpo": ("tasks/steps/dpo", "tasks/steps/pair_data"),
+    "flows/test_curriculum": ("data_contracts/difficulties", "tasks/report/difficulty_page"),
     "flows/test_win_rate": (
         "tasks/report/win_rate_page",
         "tasks/steps/win_rate",
@@ -128,7 +129,7 @@ DRIVEN_BY = {
     "rlcore/tools/test_python": ("rlcore/tools/table",),
     "rlcore/training/test_reward_fit": ("rlcore/training/label_audit",),
     "rlcore/training/test_supervised_ranks": ("rlcore/training/reward_learner",),
-    "tasks/preset/test_graph": ("tasks/preset/faults", "tasks/preset/stages"),
+    "tasks/preset/test_graph": ("tasks/preset/faults", "tasks/preset/judging_faults", "tasks/preset/stages"),
     "tasks/preset/test_run": (
         "rlcore/config/data",
         "rlcore/config/engine",
@@ -144,6 +145,7 @@ DRIVEN_BY = {
     ),
     "tasks/pipeline/test_stages": ("tasks/steps/base",),
     "tasks/steps/test_data": ("tasks/steps/prompt_hashes", "tasks/steps/rows"),
+    "tasks/steps/test_difficulty": ("tasks/steps/drawing",),
     "tasks/steps/test_drift": ("tasks/report/drift_page",),
     "tasks/steps/test_online_rl": ("tasks/steps/rewards",),
     "tasks/steps/test_rejection": ("tasks/steps/sampled_answers",),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from data_contracts.adapters import CONTRACTS, own_ranked_sets
 from data_contracts.errors import ContractError
+from data_contracts.overlap import SharedWords
 from data_contracts.public_adapters import alpaca_eval_prompts
 from data_contracts.reading import read_source, source_of
 from data_contracts.report import GateReport
@@ -277,6 +278,57 @@ def test_a_shared_run_of_thirteen_words_is_reported_and_not_refused() -> None:
     result = gate_rows([pair(1, messages=train), pair(4, messages=held_out), pair(8)], max_tokens=64)
     assert rule(result, "eval_shares_no_13_words") == (0.5, False)
     assert result.report.passed
+
+
+RUN = " ".join(f"w{place}" for place in range(13))
+
+
+def asks(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def leaky_rows() -> list[dict[str, Any]]:
+    """Of ten pairs two share 13 words with a held-out one, in the question and in an answer."""
+    rows = [pair(n) for n in range(10)]
+    sides = [row["split"] for row in rows]
+    first, second = (n for n, side in enumerate(sides) if side == "train" and n < 3)
+    rows[sides.index("eval")] = pair(sides.index("eval"), messages=asks(f"Is it {RUN}?"))
+    rows[first] = pair(first, messages=asks(f"Tell me: {RUN}"))
+    rows[second] = pair(second, chosen=f"So {RUN}.")
+    return rows
+
+
+def test_rows_that_share_words_with_a_held_out_prompt_are_quarantined_with_both_places() -> None:
+    rows, limits = leaky_rows(), {"max_tokens": 64}
+    action = SharedWords(action="quarantine")
+    result = gate_rows(rows, shared_words=action, **limits)
+    refused = {one.origin.line - 1 for one in result.quarantine}
+    assert refused == {n for n, row in enumerate(rows) if RUN in str(row) and row["split"] == "train"}
+    assert {one.reason for one in result.quarantine} == {action.reason}
+    assert all(f"line {[row['split'] for row in rows].index('eval') + 1}" in one.excerpt for one in result.quarantine)
+    assert result.report.passed
+    assert rule(result, "eval_shares_no_13_words") == (0.0, True)
+    assert len(result.kept) == len(rows) - 2
+    assert rule(gate_rows(rows, **limits), "eval_shares_no_13_words")[1] is False
+
+
+def test_rows_that_share_words_with_a_prompt_of_another_data_set_refuse_this_one_where_that_is_asked_for() -> None:
+    rows = [pair(n) for n in range(9)] + [pair(9, messages=asks(f"Tell me: {RUN}"), split="train")]
+    foreign, action = [asks(f"Is it {RUN}?")], SharedWords(action="refuse")
+    result = gate_rows(rows, shared_words=action, evaluated=foreign, max_tokens=64)
+    assert not result.report.passed
+    assert result.report.faults == (f"training rows that are refused: 1; each {action.reason}",)
+    assert "in another data set" in result.quarantine[0].excerpt
+    assert result.kept.empty
+    assert gate_rows(rows[:9], shared_words=action, evaluated=foreign, max_tokens=64).report.passed
+
+
+def test_other_rows_take_the_place_of_those_that_share_words() -> None:
+    rows = leaky_rows()
+    limits: dict[str, Any] = {"max_tokens": 64, "num_train": 3, "shared_words": SharedWords(action="quarantine")}
+    kept = gate_rows(rows, **limits).kept
+    assert (kept["split"] == "train").sum() == 3
+    assert not kept[kept["split"] == "train"].astype(str).apply(lambda row: RUN in " ".join(row), axis=1).any()
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -91,6 +91,13 @@ def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_o
         assert [module for module in sampled[name] if module.startswith(strange)] == []
 
 
+def test_a_stage_that_draws_by_pass_rates_counts_how_and_one_that_draws_evenly_does_not() -> None:
+    found = closures("curriculum")
+    assert {"rlcore.difficulty", "tasks.steps.drawing"} <= found["grpo"]
+    assert not {"rlcore.difficulty", "tasks.steps.drawing"} & found["uniform"]
+    assert "tasks.steps.difficulty" not in found["grpo"]
+
+
 def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
     assert "rlcore.sandbox.box" in closures("rlvr_code")["grpo"]
 
@@ -119,7 +126,8 @@ def test_what_a_recipe_chooses_is_counted_and_nothing_of_it_is_without_the_choic
 def test_every_module_that_a_recipe_may_leave_out_exists() -> None:
     tables = (recipe._REWARDS, recipe._TOOLS, recipe._ENGINES)
     named = {module for table in tables for modules in table.values() for module in modules}
-    named |= {*recipe._ADAPTERS, *recipe._RANKS, *recipe._CLUSTER, recipe._ADAPTED, recipe._RECOMPUTED}
+    named |= {*recipe._ADAPTERS, *recipe._RANKS, *recipe._CLUSTER, *recipe._DRAWN, recipe._ADAPTED}
+    named.add(recipe._RECOMPUTED)
     assert [module for module in sorted(named) if importlib.util.find_spec(module) is None] == []
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import RlcoreError
+from rlcore.strict import build
 from tasks.preset.data import DatasetConfig
 from tasks.steps.data import prepare_dataset
 from tasks.steps.prepare import DATASET_KINDS
@@ -44,16 +45,16 @@ def all_cases() -> list[Case]:
 def attack(case: Case, folder: Path) -> Outcome:
     """The files of a case through the gate; raises what is no error for a user."""
     path, held_out = case.write(folder)
-    config = DatasetConfig(
-        contract=case.contract,
-        adapter=case.adapter or OWN_ADAPTERS[case.contract],
-        path=str(path),
-        eval_path=str(held_out) if held_out else "",
-        num_train=3_000,
-        num_eval=1_000,
-        max_tokens=2_000,
-        **case.settings,
-    )
+    keys = {
+        "contract": case.contract,
+        "adapter": case.adapter or OWN_ADAPTERS[case.contract],
+        "path": str(path),
+        "eval_path": str(held_out) if held_out else "",
+        "num_train": 3_000,
+        "num_eval": 1_000,
+        "max_tokens": 2_000,
+    }
+    config = build(DatasetConfig, {**keys, **case.settings})
     snapshot, refusal = folder / "snapshot", ""
     questions = [ask(text) for text in case.evaluated]
     kind = DATASET_KINDS[case.contract]

@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.errors import DataError
+from data_contracts.overlap import FEWEST_WORDS
+from rlcore.errors import ConfigError, DataError
 from tasks.home.storage import write_table
-from tasks.preset.data import DatasetConfig
+from tasks.preset.data import ComparisonConfig, DatasetConfig
 from tasks.steps.prepare import _refuse_leaks, evaluated_prompts
 
 
@@ -48,5 +49,29 @@ def test_evaluation_prompts_that_an_earlier_data_set_trains_on_are_refused_by_na
     _refuse_leaks(context, "second", ("prepare_first",))
 
 
+def test_where_shared_words_are_refused_so_are_evaluation_prompts_that_share_them_with_an_earlier_data_set(
+    tmp_path: Path,
+) -> None:
+    words = " ".join(f"w{place}" for place in range(10))
+    first = snapshot(tmp_path / "first", train=[f"Say {words}, please"], held_out=["1+3"])
+    second = snapshot(tmp_path / "second", train=["2+1"], held_out=[f"{words}?", "2+2"])
+    settings = SimpleNamespace(data={"second": dataset("prompts")})
+    context: Any = SimpleNamespace(folder=second, inputs={"prepare_first": first}, config=settings)
+    _refuse_leaks(context, "second", ("prepare_first",))
+    for action in ("quarantine", "refuse"):
+        settings.data["second"] = dataset("prompts", shared_words=action)
+        with pytest.raises(DataError, match=r"1 evaluation prompts share 13 words .* \(prepare_first\)"):
+            _refuse_leaks(context, "second", ("prepare_first",))
+
+
+def test_fewer_words_than_make_a_leak_are_no_setting() -> None:
+    assert dataset("prompts", shared_run=FEWEST_WORDS).comparison.shared_run == 8
+    with pytest.raises(ConfigError, match="shared_run must be at least 8"):
+        dataset("prompts", shared_run=FEWEST_WORDS - 1)
+
+
 def dataset(adapter: str, **changes: Any) -> DatasetConfig:
-    return DatasetConfig(contract="prompts", adapter=adapter, num_train=2, num_eval=1, max_tokens=9, **changes)
+    comparison = ComparisonConfig(**changes)
+    return DatasetConfig(
+        contract="prompts", adapter=adapter, num_train=2, num_eval=1, max_tokens=9, comparison=comparison
+    )

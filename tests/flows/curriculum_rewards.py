@@ -1,0 +1,31 @@
+"""Rewards of ``test_curriculum.py``, as a user's own: pass rates by construction, and a run that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.types import Rollout
+
+DIE = "die"  # in the home: kill the run after its second iteration
+
+
+def is_odd(reference: str) -> bool:
+    """Whether an integer's last digit is odd."""
+    return reference[-1] in "13579"
+
+
+def sometimes(rollouts: Sequence[Rollout]) -> list[float]:
+    """Every other answer passes where the reference is odd, and none where it is even."""
+    return [float(is_odd(one.prompt.reference) and place % 2) for place, one in enumerate(rollouts)]
+
+
+def length_until_killed(rollouts: Sequence[Rollout]) -> list[float]:
+    """The characters of an answer, until the process dies."""
+    home = Path(os.environ["RLCORE_HOME"])
+    if (home / DIE).exists() and list(home.glob("work/*/checkpoints/step-000002")):
+        (home / DIE).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [len(one.text) / 100 for one in rollouts]

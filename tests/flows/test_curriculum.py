@@ -1,0 +1,131 @@
+"""A run that draws prompts by their pass rates: what it measures, what it draws, and that a kill changes neither."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from data_contracts.difficulties import check_difficulties
+from flows.presets import open_preset
+from rlcore.errors import ConfigError
+from rlcore.metrics import check_names
+from tasks.home.storage import read_table
+from tasks.preset.graph import asked_for, checkpoints, needed_stages
+from tests.flows.conftest import ROOT, environment
+from tests.flows.curriculum_rewards import DIE, is_odd
+from tests.flows.homes import folder, record, weights
+from tests.flows.test_recipes import overrides_of
+from tests.flows.warm import run_warm
+
+REWARDS = "tests.flows.curriculum_rewards"
+SMALL = (
+    *(setting for setting in overrides_of("curriculum") if not setting.startswith("stages.uniform.")),
+    'without=["stages.uniform"]',
+    f"stages.difficulty.rewards=[{{kind='{REWARDS}:sometimes'}}]",
+    f"stages.grpo.rewards=[{{kind='{REWARDS}:length_until_killed',weight=1.0}}]",
+    "stages.difficulty.num_prompts=20",
+    "stages.grpo.draw.low=0.4",
+    "stages.grpo.draw.high=0.6",
+    "stages.grpo.num_iterations=4",
+    "stages.grpo.checkpoints.iterations=1",
+)
+
+
+def run(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    settings = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
+    return run_warm(["run", "--preset", "curriculum", *settings], environment(home), ROOT)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("curriculum")
+    done = run(made)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def rollouts(home: Path) -> list[pd.DataFrame]:
+    return [read_table(path) for path in sorted((folder(home, "grpo") / "rollouts").glob("*.parquet"))]
+
+
+def test_the_pass_rate_of_each_prompt_is_recorded_with_its_interval(home: Path) -> None:
+    table = read_table(folder(home, "difficulty") / "difficulty.parquet")
+    check_difficulties(table)
+    train = read_table(folder(home, "prepare_prompts") / "train.parquet").set_index("prompt_id")["reference"]
+    assert len(table) == 20
+    assert table["prompt_id"].nunique() == 20
+    assert set(table["answers"]) == {8}
+    assert [4 if is_odd(train[name]) else 0 for name in table["prompt_id"]] == table["passed"].tolist()
+    half = table[table["passed"] == 4].iloc[0]
+    assert (round(half["low"], 3), half["pass_rate"], round(half["high"], 3)) == (0.215, 0.5, 0.785)  # Wilson, 4 of 8
+
+
+def test_the_account_the_metrics_and_the_page_tell_the_same(home: Path) -> None:
+    account = json.loads((folder(home, "difficulty") / "difficulty.json").read_text())
+    metrics = record(home, "difficulty")["metrics"]
+    check_names(metrics)
+    odd = account["prompts"] - account["never"]
+    assert account["histogram"] == [[0.0, account["never"]], [0.5, odd]]
+    assert (metrics["difficulty/prompts"], metrics["difficulty/answers"]) == (20.0, 160.0)
+    assert metrics["difficulty/pass_rate"] == pytest.approx(0.5 * odd / 20)
+    (page,) = home.glob("pages/*/difficulty/*/difficulty.md")
+    assert f"Never solved: {account['never']} prompts; always: 0; without a scored answer: 0." in page.read_text()
+    assert (page.parent / "histogram.png").stat().st_size > 1000
+
+
+def test_an_rl_stage_draws_from_the_band_alone(home: Path) -> None:
+    table = read_table(folder(home, "difficulty") / "difficulty.parquet")
+    inside = set(table.loc[table["passed"] == 4, "prompt_id"])
+    drawn = [name for each in rollouts(home) for name in each["prompt_id"].tolist()[::2]]  # groups of two
+    assert set(drawn) <= inside
+    assert len(drawn) == 16
+    assert len(set(drawn)) == min(16, len(inside))  # all of the band come before one comes again
+    assert record(home, "grpo")["ingredients"]["inputs"]["difficulty"] == record(home, "difficulty")["ref"]["sha256"]
+
+
+def test_a_killed_run_draws_what_it_would_have_drawn(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "cache" / "grpo")
+    (tmp_path / DIE).touch()
+    assert run(tmp_path).returncode == -9
+    assert not (tmp_path / "cache" / "grpo").exists()
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "goes on after iteration 2" in done.stderr
+    assert all(one.equals(other) for one, other in zip(rollouts(home), rollouts(tmp_path), strict=True))
+    assert weights(home, "grpo") == weights(tmp_path, "grpo")
+
+
+def test_a_band_without_prompts_is_refused_with_what_was_measured(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    done = run(tmp_path, "stages.grpo.draw.low=0.7", "stages.grpo.draw.high=0.9")
+    assert done.returncode != 0
+    assert "no prompt of 'prompts' has a pass rate from 0.7 to 0.9: those of 20 prompts are from 0.000 to 0.500" in (
+        " ".join(done.stderr.split())
+    )
+
+
+def test_the_graph_has_the_stage_before_the_run_that_draws_by_it_and_makes_no_checkpoint_of_it() -> None:
+    config = open_preset("curriculum")
+    assert needed_stages(config)["grpo"] == ("sft", "difficulty")
+    assert "difficulty" not in checkpoints(config)
+    assert set(asked_for(config, ["grpo"])[0]) == {"sft", "difficulty", "grpo"}
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("stages.grpo.draw.difficulty=sft", "no stage of the kind difficulty; choose one of difficulty"),
+        ("stages.grpo.prompts={other=1.0}", "it asks no prompts of 'other'; add it to stages.difficulty.data"),
+        ("stages.grpo.draw.low=0.95", "low must not be above high"),
+    ],
+)
+def test_a_draw_that_cannot_be_is_refused_before_anything_runs(override: str, fault: str) -> None:
+    other = "data.other={contract='prompts',adapter='arithmetic',num_train=8,num_eval=2,max_tokens=88}"
+    with pytest.raises(ConfigError, match=fault):
+        open_preset("curriculum", [other, override])
