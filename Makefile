@@ -124,8 +124,9 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
-test-scale: .venv/.ray  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale
+test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (tens of minutes)
+	@infra/install_postgres.sh
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale -n 2 --dist loadfile --no-loadscope-reorder
 
 .venv/.ray: .venv/.installed
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'

@@ -2,24 +2,29 @@
 
 Stage times are those of a model of 7.6 B parameters on H100 by the arithmetic of ``rlcore size``. Lengths have a long
 tail. Failures: one in three hours on 16,384 cards is what was published (Llama 3: 419 in 54 days). A run of an hour
-sees none at that rate, so cards fail here a hundred times as often.
+sees none at that rate, so cards fail here a hundred times as often; what fails is drawn ``DRAWS`` times.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from benchmarks.scaling.layouts import RUN, size_of
-from benchmarks.scaling.simulation import NONE, Costs, Course, Failures, Fleet, Load, simulate
+from benchmarks.scaling.simulation import Costs, Course, Failures, Fleet, Load, course_of, draw_batches
 from tasks.pipeline.layouts import GPUS, REACHED, Work, sync_seconds, update_seconds
 
 CARDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 STALENESS = (0, 1, 4)
 ITERATIONS = 40
+DRAWS = 100
 PER_CARD = 64  # completions of a batch: the batch grows with the fleet
 RATE = 1.0 / (3.0 * 3600.0 * 16_384.0)  # of a card, per second
 FAILING = Failures(rate=100.0 * RATE)
@@ -43,36 +48,49 @@ def costs_of(ranks: int) -> Costs:
     )
 
 
-def course(cards: int, staleness: int, failures: Failures) -> Course:
-    """A run on so many cards, half of which learn."""
-    fleet = Fleet(samplers=cards // 2, ranks=cards // 2)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A fleet: what a run without failures gives, and the same batches with ``DRAWS`` draws of what fails."""
+
+    cards: int
+    staleness: int
+    sound: Course
+    failing: list[Course]
+
+    def speed(self, course: Course) -> float:
+        """Completion tokens per second and card."""
+        return course.tokens / course.seconds / self.cards
+
+    @property
+    def failing_speed(self) -> tuple[float, float]:
+        """The mean with failures, and half of its interval at 95 % (normal)."""
+        speeds = [self.speed(each) for each in self.failing]
+        return statistics.mean(speeds), 1.96 * statistics.stdev(speeds) / math.sqrt(len(speeds))
+
+
+def rows_of(cards: int) -> Iterator[Row]:
+    """Runs on so many cards, half of which learn."""
+    fleet, costs = Fleet(samplers=cards // 2, ranks=cards // 2), costs_of(cards // 2)
     sequences = PER_CARD * cards
     load = replace(LENGTHS, sequences=sequences, prompt_tokens=512.0 * sequences / RUN.group_size)
-    return simulate(costs_of(cards // 2), fleet, load, staleness=staleness, iterations=ITERATIONS, failures=failures)
+    batches = draw_batches(costs, fleet, load, iterations=ITERATIONS)
+    for staleness in STALENESS:
+        run = partial(course_of, batches, costs, fleet, staleness=staleness)
+        failing = [run(failures=FAILING, seed=seed) for seed in range(DRAWS)]
+        yield Row(cards=cards, staleness=staleness, sound=run(), failing=failing)
 
 
-def table() -> list[tuple[int, int, bool, Course]]:
-    """Every run: cards, staleness, whether cards fail."""
-    return [
-        (cards, staleness, fails, course(cards, staleness, FAILING if fails else NONE))
-        for cards in CARDS
-        for staleness in STALENESS
-        for fails in (False, True)
-    ]
-
-
-def plot(rows: list[tuple[int, int, bool, Course]], path: Path) -> None:
+def plot(rows: Sequence[Row], path: Path) -> None:
     """Tokens per second and card, and the idle share, over the number of cards."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.4), layout="constrained")
     for staleness in STALENESS:
-        for fails in (False, True):
-            own = [(cards, each) for cards, k, f, each in rows if (k, f) == (staleness, fails)]
-            label = f"staleness {staleness}{', failures' if fails else ''}"
-            line = "--" if fails else "-"
-            color = f"C{STALENESS.index(staleness)}"
-            x = [cards for cards, _ in own]
-            left.plot(x, [each.tokens / each.seconds / cards for cards, each in own], line, color=color, label=label)
-            right.plot(x, [100.0 * each.idle for _, each in own], line, color=color)
+        own = [row for row in rows if row.staleness == staleness]
+        x, color = [row.cards for row in own], f"C{STALENESS.index(staleness)}"
+        left.plot(x, [row.speed(row.sound) for row in own], color=color, label=f"staleness {staleness}")
+        means, halves = zip(*(row.failing_speed for row in own), strict=True)
+        left.errorbar(x, means, halves, linestyle="--", color=color, label=f"staleness {staleness}, failures")
+        right.plot(x, [100.0 * row.sound.idle for row in own], color=color)
+        right.plot(x, [100.0 * statistics.mean(each.idle for each in row.failing) for row in own], "--", color=color)
     for axis, name in ((left, "completion tokens per second and card"), (right, "cards waiting, %")):
         axis.set(xlabel="cards", ylabel=name, xscale="log", ylim=(0, None))
         axis.set_xticks(CARDS, [str(cards) for cards in CARDS])
@@ -87,17 +105,18 @@ def main() -> None:
     """Print the table and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plot", type=Path, default=Path(".rlcore/scaling.png"))
-    rows = table()
+    path: Path = parser.parse_args().plot
+    rows = [row for cards in CARDS for row in rows_of(cards)]
     print("| cards | staleness | tokens/s and card | waiting | with failures: tokens/s and card | waiting | failures |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for sound, failing in zip(rows[::2], rows[1::2], strict=True):
-        cards, staleness, _, each = sound
-        other = failing[3]
+    for row in rows:
+        mean, half = row.failing_speed
+        idle = statistics.mean(each.idle for each in row.failing)
+        count = statistics.mean(each.failures for each in row.failing)
         print(
-            f"| {cards} | {staleness} | {each.tokens / each.seconds / cards:.0f} | {each.idle:.0%} | "
-            f"{other.tokens / other.seconds / cards:.0f} | {other.idle:.0%} | {other.failures} |"
+            f"| {row.cards} | {row.staleness} | {row.speed(row.sound):.0f} | {row.sound.idle:.0%} | "
+            f"{mean:.0f} ± {half:.0f} | {idle:.0%} | {count:.2f} |"
         )
-    path: Path = parser.parse_args().plot
     path.parent.mkdir(parents=True, exist_ok=True)
     plot(rows, path)
     print(f"plot: {path}")

@@ -104,28 +104,61 @@ def decode_seconds(lengths: Sequence[int], costs: Costs) -> float:
     return seconds
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """A batch of completions. ``shares``: seconds that each process decodes its share of it; ``trained``: its tokens
+    with those of its prompts."""
+
+    shares: Sequence[float]
+    tokens: int
+    trained: float
+
+
+def draw_batches(costs: Costs, fleet: Fleet, load: Load, *, iterations: int, seed: int = 0) -> list[Batch]:
+    """What a run samples; it depends neither on how far the engine is ahead nor on what fails."""
+    draws, slower = random.Random(seed), fleet.slower(fleet.samplers)
+    found = []
+    for _ in range(iterations):
+        lengths = load.draw(draws)
+        shares = [decode_seconds(lengths[place :: fleet.samplers], costs) for place in range(fleet.samplers)]
+        tokens = sum(lengths)
+        seconds = [share * slower for share in shares]
+        found.append(Batch(shares=seconds, tokens=tokens, trained=tokens + load.prompt_tokens))
+    return found
+
+
 def simulate(
     costs: Costs, fleet: Fleet, load: Load, *, staleness: int, iterations: int, failures: Failures = NONE, seed: int = 0
 ) -> Course:
     """A run from its first rollouts to its last update."""
-    draws, deaths = random.Random(seed), random.Random(seed + 1)
+    batches = draw_batches(costs, fleet, load, iterations=iterations, seed=seed)
+    return course_of(batches, costs, fleet, staleness=staleness, failures=failures, seed=seed + 1)
+
+
+def course_of(
+    batches: Sequence[Batch],
+    costs: Costs,
+    fleet: Fleet,
+    *,
+    staleness: int,
+    failures: Failures = NONE,
+    seed: int = 0,
+) -> Course:
+    """A run that samples these batches; ``seed``: of what fails."""
+    deaths = random.Random(seed)
     sampled, learned = [0.0], [0.0]  # when batch, and update, of each iteration is done; the first is before the run
-    busy, tokens, count = 0.0, 0, 0
+    busy, count = 0.0, 0
     checkpoint = 0.0
-    for iteration in range(1, iterations + 1):
-        lengths = load.draw(draws)
+    for iteration, batch in enumerate(batches, 1):
         begin = max(sampled[-1], learned[max(0, iteration - 1 - staleness)])
-        shares = [decode_seconds(lengths[place :: fleet.samplers], costs) for place in range(fleet.samplers)]
-        shares = [share * fleet.slower(fleet.samplers) for share in shares]
         done = []
-        for share in shares:
+        for share in batch.shares:
             lost, died = _lost(share, fleet.sampler_cards, failures, deaths)
             done.append(begin + lost + share)
             count += died
-        busy += sum(shares) * fleet.sampler_cards
+        busy += sum(batch.shares) * fleet.sampler_cards
         sampled.append(max(done))
-        trained = sum(lengths) + load.prompt_tokens
-        update = (costs.update + costs.trained * trained / fleet.ranks) * fleet.slower(fleet.ranks)
+        update = (costs.update + costs.trained * batch.trained / fleet.ranks) * fleet.slower(fleet.ranks)
         start = max(sampled[-1], learned[-1])
         died = _poisson(update * fleet.ranks * failures.rate, deaths)
         again = min(start - checkpoint, failures.checkpoint) if died else 0.0
@@ -134,9 +167,9 @@ def simulate(
             checkpoint = end
         count += died
         busy += update * fleet.ranks
-        tokens += sum(lengths)
         learned.append(end + costs.sync)
     seconds = learned[-1]
+    tokens = sum(batch.tokens for batch in batches)
     return Course(seconds=seconds, tokens=tokens, idle=1.0 - busy / (seconds * fleet.cards), failures=count)
 
 

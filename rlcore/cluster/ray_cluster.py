@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from rlcore.cluster.host import Host, Role
@@ -135,7 +135,7 @@ class Cluster:
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=place
         )
-        kind = self.ray.remote(_Actor).options(
+        kind = self.ray.remote(_ACTORS[role]).options(
             num_cpus=self.placement.ray.cpus,
             num_gpus=gpus[place].get("GPU", 0),
             max_restarts=restarts,
@@ -279,3 +279,18 @@ class _Actor(Host):
         with socket.socket() as found:
             found.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+
+
+class Rank(_Actor):
+    """A rank under this name in Ray's lists and in the machine's: ``ray::Rank``."""
+
+
+class Sampler(_Actor):
+    """A sampler, likewise."""
+
+
+class Scorer(_Actor):
+    """A scorer, likewise."""
+
+
+_ACTORS: Mapping[Role, type[_Actor]] = MappingProxyType({"rank": Rank, "sampler": Sampler, "scorer": Scorer})

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.scaling.fleets import Row
 from benchmarks.scaling.layouts import SHAPES, size_of, table
 from benchmarks.scaling.measured import GROUP, LARGE, SMALL, Measured, fitted, predicted
-from benchmarks.scaling.simulation import Costs, Failures, Fleet, Load, decode_seconds, simulate
+from benchmarks.scaling.simulation import Costs, Course, Failures, Fleet, Load, decode_seconds, simulate
 from tests.architecture.source_files import ROOT
 
 
@@ -84,3 +85,10 @@ def test_failures_cost_time_and_change_no_batch() -> None:
     other = simulate(LONG, fleet, TAILED, staleness=1, iterations=60, failures=failing)
     assert other.failures > 0 == sound.failures
     assert other.seconds > sound.seconds and other.tokens == sound.tokens and other.idle > sound.idle
+
+
+def test_speeds_with_failures_by_hand() -> None:
+    # 40 tokens by two cards in 10 and in 20 s: 2 and 1 tokens per second and card. Deviation 0.707, so 1.96 * 0.5.
+    fast, slow = (Course(seconds=seconds, tokens=40, idle=0.0, failures=0) for seconds in (10.0, 20.0))
+    row = Row(cards=2, staleness=0, sound=fast, failing=[fast, slow])
+    assert row.failing_speed == pytest.approx((1.5, 0.98))

@@ -40,15 +40,18 @@ def history(home: Path, stage: str) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.fixture
-def home(micro_home: Path, tmp_path: Path) -> Path:
-    """A home in which everything is there that comes before what learns."""
-    copy = tmp_path / "home"
-    shutil.copytree(micro_home, copy)
+def before_learning(home: Path, copy: Path) -> Path:
+    """A copy of a home in which everything is there that comes before what learns."""
+    shutil.copytree(home, copy)
     shutil.rmtree(copy / "work", ignore_errors=True)
     for stage in ("sft", "reward_model", "grpo", "ppo"):
         shutil.rmtree(copy / "cache" / stage)
     return copy
+
+
+@pytest.fixture
+def home(micro_home: Path, tmp_path: Path) -> Path:
+    return before_learning(micro_home, tmp_path / "home")
 
 
 def begin(home: Path) -> subprocess.Popen[bytes]:

@@ -1,9 +1,13 @@
-"""A run on a Ray cluster, as a user starts it: whole on one that is there; on its own, of which the head is killed."""
+"""A run on a Ray cluster, as a user starts it: undisturbed, with each kind of its processes killed, without its head.
+
+The parameters of the tests are the names under which Ray's processes are listed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -16,12 +20,11 @@ import pandas as pd
 import pytest
 
 from tests.flows.conftest import ROOT, environment, flows_command
-from tests.flows.homes import folder
-from tests.flows.test_placement import assert_learns_alike, home
+from tests.flows.homes import folder, weights
+from tests.flows.test_placement import assert_learns_alike, before_learning
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
-__all__ = ["home"]  # a fixture
 
 ON_RAY = (
     "placement.backend=ray",
@@ -34,14 +37,33 @@ SECONDS = 3600.0
 NICENESS = {"RAY_worker_niceness": "0"}  # 15 otherwise: of a machine that has other work they would get nothing
 
 
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of this machine, which outlives the runs on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in NICENESS.items():
+            patch.setenv(name, value)
+        found = ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+        yield str(found.address_info["gcs_address"])
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(micro_home: Path, tmp_path_factory: pytest.TempPathFactory, address: str) -> Path:
+    """The home of a run on the cluster to which nothing happened: SFT, a reward model, GRPO and PPO."""
+    home = before_learning(micro_home, tmp_path_factory.mktemp("placed") / "home")
+    end(begin(home, RAY_ADDRESS=address))
+    return home
+
+
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A cluster of this machine, which outlives the stages of a run."""
-    for name, value in NICENESS.items():
-        monkeypatch.setenv(name, value)
-    found = ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield str(found.address_info["gcs_address"])
-    ray.shutdown()
+def home(undisturbed: Path, tmp_path: Path) -> Path:
+    """That home before GRPO, and without PPO."""
+    copy = tmp_path / "home"
+    shutil.copytree(undisturbed, copy)
+    for stage in ("grpo", "ppo"):
+        shutil.rmtree(copy / "cache" / stage)
+    return copy
 
 
 def begin(home: Path, *overrides: str, **variables: str) -> subprocess.Popen[bytes]:
@@ -53,6 +75,13 @@ def begin(home: Path, *overrides: str, **variables: str) -> subprocess.Popen[byt
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
+
+
+def end(process: subprocess.Popen[bytes]) -> str:
+    """What a run said that has to go through."""
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said.decode()[-3000:]
+    return said.decode()
 
 
 def descendants(parent: int) -> dict[int, str]:
@@ -71,6 +100,13 @@ def descendants(parent: int) -> dict[int, str]:
     return {each: commands.get(each, "") for each in found - {parent}}
 
 
+def actors(kind: str = "") -> set[int]:
+    """The processes of the shared cluster that are ranks, samplers and scorers, or but one kind of them."""
+    kinds = (kind,) if kind else ("Rank", "Sampler", "Scorer")
+    names = tuple(f"ray::{each}" for each in kinds)
+    return {number for number, command in descendants(os.getpid()).items() if command.startswith(names)}
+
+
 def until(is_so: Callable[[], Any], what: str) -> None:
     deadline = time.monotonic() + SECONDS
     while not is_so():
@@ -78,38 +114,69 @@ def until(is_so: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def prompts_of(home: Path) -> Iterator[tuple[tuple[str, int], ...]]:
+def until_saved(process: subprocess.Popen[bytes], home: Path, step: int) -> None:
+    """Return when a run has a checkpoint."""
+    there = f"work/*/checkpoints/step-{step:06d}"
+    until(lambda: process.poll() is not None or [*home.glob(there)], f"no checkpoint {step}")
+    assert process.poll() is None, process.communicate()[1].decode()[-3000:]
+
+
+def tables(home: Path) -> list[Path]:
+    """Of what was sampled and learned from, iteration by iteration."""
+    return sorted((folder(home, "grpo") / "rollouts").glob("*.parquet"))
+
+
+def prompts_of(home: Path) -> list[Counter[str]]:
     """How many completions each prompt has, iteration by iteration."""
-    for path in sorted((folder(home, "grpo") / "rollouts").glob("*.parquet")):
-        yield tuple(sorted(Counter(pd.read_parquet(path)["prompt_id"]).items()))
+    return [Counter(pd.read_parquet(path)["prompt_id"]) for path in tables(home)]
 
 
-def test_a_run_on_a_cluster_goes_through_and_learns_as_one_process_does(
-    home: Path, micro_home: Path, address: str
+def assert_as_undisturbed(home: Path, undisturbed: Path) -> None:
+    """The same completions of the same prompts in each step, each step once, and the same weights, bit for bit."""
+    rows = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert [path.read_bytes() for path in tables(home)] == [path.read_bytes() for path in tables(undisturbed)]
+    assert weights(home, "grpo") == weights(undisturbed, "grpo")
+
+
+def test_a_run_on_a_cluster_goes_through_and_learns_as_one_process_does(undisturbed: Path, micro_home: Path) -> None:
+    assert_learns_alike(undisturbed, micro_home)  # GRPO with a verifier, PPO with a reward model, on scorers
+    assert prompts_of(undisturbed) == prompts_of(micro_home)
+    assert all(len(each) == 4 and set(each.values()) == {4} for each in prompts_of(undisturbed))
+    until(lambda: not actors(), "a process outlives its run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Sampler", "was replaced: it gets version"),
+        ("Scorer", ""),  # of which Ray alone knows
+        ("Rank", "is gone (The actor is dead because its worker process has died"),
+    ],
+)
+def test_a_run_of_which_a_process_is_killed_ends_with_the_weights_of_an_undisturbed_one(
+    kind: str, said: str, home: Path, undisturbed: Path, address: str
 ) -> None:
-    process = begin(home, RAY_ADDRESS=address)  # GRPO with a verifier, PPO with a reward model, on scorers
-    _, said = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, said.decode()[-3000:]
-    assert_learns_alike(home, micro_home)
-    assert len({*prompts_of(home)}) == len([*prompts_of(home)]) == 4
-    assert [*prompts_of(home)] == [*prompts_of(micro_home)]
+    process = begin(home, ALONE, RAY_ADDRESS=address)
+    until_saved(process, home, 1)
+    before = actors(kind)
+    os.kill(max(before), signal.SIGKILL)
+    until(lambda: process.poll() is not None or len(actors(kind) - before) > 0, "none in its place")
+    assert said in " ".join(end(process).split())
+    assert_as_undisturbed(home, undisturbed)
+    until(lambda: not actors(), "a process outlives its run")
 
 
 def test_a_run_whose_head_is_lost_ends_leaves_nothing_and_goes_on_when_it_is_started_again(
-    home: Path, micro_home: Path
+    home: Path, undisturbed: Path
 ) -> None:
     process = begin(home, ALONE)
-    until(lambda: process.poll() is not None or [*home.glob("work/*/checkpoints/step-000002")], "no checkpoint")
+    until_saved(process, home, 2)
     left = descendants(process.pid)
     (head,) = [each for each, command in left.items() if "gcs_server" in command]
     os.kill(head, signal.SIGKILL)
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode not in (0, None), said.decode()[-3000:]
     until(lambda: not [each for each in left if Path(f"/proc/{each}").exists()], f"left: {left}")
-    process = begin(home, ALONE)
-    _, said = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, said.decode()[-3000:]
-    assert "goes on after iteration" in said.decode()
-    rows = json.loads((folder(home, "grpo") / "history.json").read_text())
-    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
-    assert [*prompts_of(home)] == [*prompts_of(micro_home)]
+    assert "goes on after iteration" in end(begin(home, ALONE))
+    assert_as_undisturbed(home, undisturbed)

@@ -280,11 +280,11 @@ def drop_rows(path: Path, count: int) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-count]))
 
 
-def start_and_wait_for_checkpoint(services: Services) -> str:
+def start_and_wait_for_checkpoint(services: Services, *overrides: str) -> str:
     """A run of `grpo` that is in the middle of its iterations."""
     services.forget("grpo")
     known = set(services.home.glob("work/*/checkpoints/step-*"))
-    run = services.submit("online-rl/grpo", *SMALL, preset="tiny")
+    run = services.submit("online-rl/grpo", *SMALL, *overrides, preset="tiny")
     wait_until(
         lambda: bool(set(services.home.glob("work/*/checkpoints/step-*")) - known),
         seconds=END_SECONDS,
