@@ -21,10 +21,25 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.flows.micro import MICRO
+from tasks.home.settings import Home
+from tasks.tracking.runs import open_tracker
 
 ROUNDS = 3
 OF_A_RUN = ("runs", "params", "tags", "latest_metrics", "metrics")
+SMALL = (
+    "hardware.num_threads=1",
+    "without=['stages.ppo']",
+    "data.prompts.num_train=200",
+    "data.demonstrations.num_train=800",
+    "data.preferences.num_train=64",
+    "data.preferences.num_eval=32",
+    "stages.sft.num_steps=20",
+    "stages.reward_model.min_accuracy=0.0",
+    "stages.grpo.num_iterations=4",
+    "stages.grpo.eval_every=2",
+    "evaluation.num_problems=40",
+    "evaluation.num_samples=0",
+)
 FIRST = ("promotion.min_accuracy=0.0", "promotion.max_truncated=1.0")
 
 
@@ -35,8 +50,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlcore-many-runs-", ignore_cleanup_errors=True) as name:
         home = Path(name)
-        command(home, "run", "--preset", "tiny", *overrides(MICRO))
-        command(home, "promote", "--preset", "tiny", *overrides((*MICRO, *FIRST)))
+        command(home, "run", "--preset", "tiny", *overrides(SMALL))
+        command(home, "promote", "--preset", "tiny", *overrides((*SMALL, *FIRST)))
         few = figures(home)
         points = fill(home, runs=options.runs, steps=options.steps)
         many = figures(home)
@@ -49,6 +64,7 @@ def main() -> int:
 
 
 def overrides(settings: tuple[str, ...]) -> list[str]:
+    """Settings as a command takes them."""
     return [part for setting in settings for part in ("--set", setting)]
 
 
@@ -63,30 +79,31 @@ def command(home: Path, *arguments: str) -> float:
 
 def figures(home: Path) -> dict[str, float]:
     """What each thing takes that a user waits for."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    client = open_tracker(Home(home)).client
     (experiment,) = (each.experiment_id for each in client.search_experiments() if each.name == "tiny")
     run = the_run(home)
     work: dict[str, Callable[[], float]] = {
         "the table of runs": timed(lambda: client.search_runs([experiment], max_results=100)),
         "one curve": timed(lambda: client.get_metric_history(run, "reward/mean")),
         "all curves of a run": timed(lambda: [client.get_metric_history(run, name) for name in curves(client, run)]),
-        "`rlcore plan`": lambda: command(home, "plan", "--preset", "tiny", *overrides(MICRO)),
-        "`rlcore run`, all cached": lambda: command(home, "run", "--preset", "tiny", *overrides(MICRO)),
+        "`rlcore plan`": lambda: command(home, "plan", "--preset", "tiny", *overrides(SMALL)),
+        "`rlcore run`, all cached": lambda: command(home, "run", "--preset", "tiny", *overrides(SMALL)),
         "`rlcore lineage`": lambda: command(home, "lineage", "tiny-grpo@champion"),
         "`rlcore promote`, judged before": lambda: command(
-            home, "promote", "--preset", "tiny", *overrides((*MICRO, *FIRST))
+            home, "promote", "--preset", "tiny", *overrides((*SMALL, *FIRST))
         ),
     }
     return {label: min(measure() for _ in range(ROUNDS)) for label, measure in work.items()}
 
 
 def curves(client: Any, run: str) -> list[str]:
+    """The names of a run's metrics."""
     return sorted(client.get_run(run).data.metrics)
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
+    """What gives the processor seconds of ``work``."""
+
     def measure() -> float:
         began = time.process_time()
         work()
