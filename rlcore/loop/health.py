@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
-
 from rlcore.errors import TrainingError
-from rlcore.health import Finding, Verdict
+from rlcore.health import Verdict
 from rlcore.loop.recorder import Stop
-from rlcore.loop.run import Run
+from rlcore.loop.run import Run, new_findings, noted
 
 
 def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
@@ -20,10 +16,9 @@ def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
     """
     config = run.parts.health
     verdict = run.judge.verdict(run.history)
-    for finding in verdict.findings:
-        if not any(_same(finding, known) for known in run.findings):
-            run.findings.append({"iteration": run.done, **asdict(finding)})
-            run.recorder.note(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
+    for finding in new_findings(verdict, run.findings):
+        run.findings.append(noted(finding, run.done))
+        run.recorder.note(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
     if verdict.stop and config.action == "stop":
         run.stop = Stop(finding=verdict.stop, iteration=run.done, sound=verdict.sound)
     warnings = sum(finding.level == "warn" for finding in verdict.findings)
@@ -50,7 +45,3 @@ def go_back(run: Run, stop: Stop) -> None:
         )
     run.done = int(state["iteration"])
     run.ahead.restore(state["ahead"], run.done + 1, run.parts.prompts_of)
-
-
-def _same(finding: Finding, known: Mapping[str, Any]) -> bool:
-    return all(known[name] == getattr(finding, name) for name in ("rule", "level", "since"))

@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from rlcore.audit.audit import Audit
 from rlcore.canaries import Baseline
 from rlcore.config import HealthConfig, RlConfig
-from rlcore.health import Judge
+from rlcore.health import Finding, Judge, Verdict
 from rlcore.loop.ahead import RolloutsAhead
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.history import History
@@ -35,7 +35,7 @@ CYCLE = 1000
 """Places after which the mix of data sets repeats: shares are exact to a thousandth."""
 
 
-START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "findings": (), "ahead": "", "audit": {}})
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "ahead": "", "audit": {}})
 """The state of a run before its first iteration."""
 
 
@@ -130,16 +130,38 @@ class Run:
 
         Of the history it keeps a seal. The rows are on the disk when this returns.
         """
-        kept = {"ahead": self.ahead.state(), "audit": self.audit.state()}
-        return {"beside": self.history.seal(), "findings": self.findings, **kept}
+        return {"beside": self.history.seal(), "ahead": self.ahead.state(), "audit": self.audit.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from what :meth:`state` gave. The learner has been restored already."""
         self.done = int(state["iteration"])
         self.history.restore(state["beside"])
-        self.judge, self.findings = Judge(self.parts.health), list(state["findings"])
+        self._judge_again()
         self.ahead.restore(state["ahead"], self.done + 1, self.parts.prompts_of)
         self.audit.restore(state["audit"])
+
+    def _judge_again(self) -> None:
+        """Find what the rules have found, row by row: a checkpoint that kept it would grow with the run."""
+        self.judge, self.findings = Judge(self.parts.health), []
+        rows: list[Mapping[str, float]] = []
+        for row in self.history:
+            rows.append(row)
+            verdict = self.judge.verdict(rows)
+            self.findings += [noted(each, int(row["iteration"])) for each in new_findings(verdict, self.findings)]
+
+
+def new_findings(verdict: Verdict, known: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Those of a verdict that are not known yet."""
+    return [each for each in verdict.findings if not any(_same(each, one) for one in known)]
+
+
+def noted(finding: Finding, iteration: int) -> dict[str, Any]:
+    """A finding as it is kept, with the iteration after which it came up."""
+    return {"iteration": iteration, **asdict(finding)}
+
+
+def _same(finding: Finding, known: Mapping[str, Any]) -> bool:
+    return all(known[name] == getattr(finding, name) for name in ("rule", "level", "since"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

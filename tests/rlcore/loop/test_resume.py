@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import CheckpointConfig, KlConfig, SamplingConfig, UpdateConfig
+from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CheckpointError
-from rlcore.loop import Outcome, iteration, train
+from rlcore.loop import Outcome, iteration, open_run, train
 from rlcore.loop.history import NAME
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
 
@@ -53,6 +53,23 @@ def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
         assert without_costs(outcome) == expected
         newest = max([n for n in range(1, killed_in) if n in (1, 4) or n % every == 0], default=0)
         assert [row["iteration"] for row in tape.rows] == list(range(newest + 1, 5))
+
+
+def test_a_resumed_run_finds_again_what_the_health_rules_had_found_which_no_checkpoint_keeps(
+    make_parts: MakeParts,
+) -> None:
+    free = make_parts(config=PATHS["plain"], script=HALF_SOLVED, folder="free")
+    readings = sorted(row["kl/ref"] for row in train(free, Tape()).history)
+    warns = HealthConfig(action="warn", kl=LimitConfig(warn=sum(readings[1:3]) / 2.0, stop=99.0))
+    config = PATHS["plain"] | {"checkpoints": CheckpointConfig(iterations=1)}
+    expected = train(make_parts(config=config, script=HALF_SOLVED, folder="whole", health=warns), Tape()).findings
+    assert expected
+    with pytest.raises(KilledError):
+        train(make_parts(config=config, script=HALF_SOLVED, health=warns), Tape(killed_in=4))
+    with open_run(make_parts(config=config, script=HALF_SOLVED, health=warns), Tape()) as run:
+        assert run.done == 3
+        assert run.findings == [dict(each) for each in expected if each["iteration"] <= 3]
+        assert "findings" not in run.state()
 
 
 @pytest.mark.parametrize(("place", "kept"), [("draw_groups", 3), ("update_policy", 1)])
