@@ -98,10 +98,16 @@ def soak(run: Run, marks: int, say: Callable[[str], None] = print) -> list[Mark]
     return found
 
 
+def warm(marks: Sequence[Mark]) -> Sequence[Mark]:
+    """The marks after the first quarter of a run: until then the audit's window of 64 looks fills up."""
+    return marks[max(1, len(marks) // 4) :]
+
+
 def slope(marks: Sequence[Mark], name: str) -> tuple[float, float]:
-    """Growth of a figure in 1,000 iterations by least squares, with its standard error; the first mark warms up."""
-    x = np.array([mark.iteration for mark in marks[1:]]) / 1000.0
-    y = np.array([float(getattr(mark, name)) for mark in marks[1:]])
+    """Growth of a figure in 1,000 iterations by least squares, with its standard error, from :func:`warm` on."""
+    kept = warm(marks)
+    x = np.array([mark.iteration for mark in kept]) / 1000.0
+    y = np.array([float(getattr(mark, name)) for mark in kept])
     x = x - x.mean()
     each = float((x * y).sum() / (x**2).sum())
     left = y - y.mean() - each * x
