@@ -53,7 +53,7 @@ def sound_runs(total: int) -> Iterator[tuple[str, str, int]]:
         for scene in SCENES:
             if done < total:
                 yield f"{scene}, seed {seed}", scene, seed
-            done += NUM_ITERATIONS
+            done += SCENES[scene].get("num_iterations", NUM_ITERATIONS)
 
 
 def written(results: Path) -> dict[str, Verdict]:

@@ -130,7 +130,7 @@ ENGINE: dict[str, tuple[str, Inject]] = {
     "the engine draws of the likeliest 0.8": ("grpo", drawing(top_p(0.8))),
     "the engine draws all tokens alike": ("grpo", drawing(torch.zeros_like)),
     "the engine never draws an end": ("grpo", drawing(without_end)),
-    "the engine draws one token twice as often": ("grpo", drawing(likelier("1", 0.7))),
+    "the engine draws one token twice as often": ("grpo, longer", drawing(likelier("1", 0.7))),
     "the engine reports log-probabilities at temperature 1": (
         "grpo, temperature 0.7",
         reporting(lambda logits, temperature: logits),

@@ -19,6 +19,7 @@ from rlcore.config import (
     AuditConfig,
     CheckpointConfig,
     CriticConfig,
+    EpisodeConfig,
     HealthConfig,
     KlConfig,
     ModelConfig,
@@ -37,7 +38,9 @@ from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy, save_model
 from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.sampling.episodes import EpisodeSampler
 from rlcore.tokenization import ChatTokenizer
+from rlcore.tools.calculator import CalculatorTool
 from rlcore.training.sft import train_sft
 from rlcore.types import Message, Prompt
 
@@ -165,13 +168,28 @@ def demonstrations(split: str) -> list[Demonstration]:
     return [render_conversation(tokenizer, messages, answer) for messages, answer in rows_of(split)]
 
 
+def calls(split: str) -> list[Demonstration]:
+    """The rows as tokens, where the calculator is called before the answer."""
+    tokenizer = ChatTokenizer.load(scratch())
+
+    def turns(question: str) -> tuple[Message, ...]:
+        said = Message(role="tool", content=str(SUMS[question]))
+        return (Message(role="assistant", content=f"<tool:calculator>{question}</tool>"), said)
+
+    rows = rows_of(split)
+    return [render_conversation(tokenizer, (*asked, *turns(asked[0].content)), answer) for asked, answer in rows]
+
+
 @functools.cache
-def start() -> Path:
-    """A policy that answers in form, and is right now and then."""
+def start(*, calling: bool = False) -> Path:
+    """A policy that answers in form, and is right now and then; ``calling``: it asks the calculator first."""
     model = load_policy(scratch(), device=torch.device("cpu"), dtype=torch.float32)
-    train_sft(model, demonstrations("train"), demonstrations("eval"), SFT, seed=0, report=lambda *_: None)
-    save_model(model, scratch(), home() / "start")
-    return home() / "start"
+    rows = calls if calling else demonstrations
+    config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calling else SFT  # copying takes longer
+    train_sft(model, rows("train"), rows("eval"), config, seed=0, report=lambda *_: None)
+    folder = home() / ("calling" if calling else "start")
+    save_model(model, scratch(), folder)
+    return folder
 
 
 def prompts() -> list[Prompt]:
@@ -215,21 +233,27 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "critic": CriticConfig(learning_rate=1e-3, placement="head", warmup_iterations=3),
     },
     "rloo": {"algorithm": "rloo"},
+    "grpo, a calculator": {"sampling": SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
+    "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},
 }
+_EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_output_tokens=16)
 
 
 def parts_of(scene: str, *, folder: Path | None = None, share: float = 1.0, seed: int = 0, **settings: Any) -> Parts:
     """The parts of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
     config = RlConfig(**{**BASE, **SCENES[scene], **settings})
-    asked = prompts()
+    calling, asked = scene == "grpo, a calculator", prompts()
     parts = native_parts(
-        start(),
+        start(calling=calling),
         config,
         prompts=asked[: 4 * len(asked) // 5],
         reward=build_rewards(config.rewards, resources=RewardResources()),
         folder=folder or new_folder(),
         seed=seed,
     )
+    if calling:
+        player = EpisodeSampler(parts.engine, parts.tokenizer, [CalculatorTool()], _EPISODES)
+        parts = dataclasses.replace(parts, sampler=player)
     verifier = build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
     held_out = HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier)
     # The rules on curves are off: groups of four and sixteen rollouts are too few for them.

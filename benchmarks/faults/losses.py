@@ -136,7 +136,7 @@ LOSSES: dict[str, tuple[str, Inject]] = {
     "the loss forgets advantages": ("grpo", inputs(advantages=torch.ones_like)),
     "advantages negated within the loss": ("grpo", inputs(advantages=lambda value: -value)),
     "advantages of the sequences before, within the loss": ("grpo", columns_moved),
-    "the loss forgets the mask": ("grpo, one iteration ahead", inputs(loss_mask=torch.ones_like)),
+    "the loss forgets the mask": ("grpo, a calculator", inputs(loss_mask=torch.ones_like)),
     "the loss has a bonus for entropy that nobody asked for": ("grpo", coefficients(entropy=0.05)),
     "the KL is left out of the loss": ("grpo, KL in the loss", coefficients(kl=0.0)),
     "the KL is ten times as strong": ("grpo, KL in the loss", coefficients(kl=1.0)),

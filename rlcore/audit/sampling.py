@@ -10,7 +10,9 @@ The bets, of which each gets an equal part of the capital:
 - another temperature: ``q ~ p ** power``, for a few powers;
 - ends that come too often or too rarely: ``q ~ p * e ** tilt`` on the tokens that end a turn;
 - ranks: the place of a token in p's cumulative distribution, ordered by probability or by id, is uniform. A bettor that
-  learns from the places so far (ten bins) finds top-k, top-p, a floor, a token that never comes.
+  learns from the places so far (ten bins) finds top-k, top-p, a floor, a token that never comes;
+- single tokens: ids are dealt to 64 groups, and ``q ~ p * e ** tilt`` on one group. The 128 bettors share one part of
+  the capital. They find a token that is favoured or disfavoured, also in the middle of the ranks.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from torch import Tensor
 POWERS = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)
 TILTS = (-1.0, -0.3, 0.3, 1.0)
 BINS = 10
+GROUPS = 64
+GROUP_TILTS = (-math.log(2.0), math.log(2.0))
 
 
 def features_of(logprobs: Tensor, targets: Tensor, temperature: float, eos_ids: Sequence[int]) -> Tensor:
-    """What bets need of each token, float64 [n, 6 + powers].
+    """What bets need of each token, float64 [n, 7 + powers + groups].
 
     Its log-probability, the mass of likelier tokens, of equally likely ones, of those with a smaller id, of those that
-    end a turn, whether it is one of these, and for each power the logarithm of what ``p ** power`` sums to.
+    end a turn, whether it is one of these, for each power the logarithm of what ``p ** power`` sums to, the number of
+    its group, and the mass of each group.
 
     ``logprobs``: [n, V], at ``temperature`` already; ``targets``: int64 [n].
     """
@@ -49,16 +54,19 @@ def features_of(logprobs: Tensor, targets: Tensor, temperature: float, eos_ids: 
         masses[:, ends].sum(-1),
         is_end,
         *((power * logprobs).logsumexp(-1) for power in POWERS),
+        targets.to(logprobs.device) % GROUPS,
     ]
-    return torch.stack([column.double() for column in columns], dim=-1)
+    groups = masses.new_zeros(len(masses), GROUPS).index_add_(1, ids % GROUPS, masses)
+    return torch.cat([torch.stack([column.double() for column in columns], dim=-1), groups.double()], dim=-1)
 
 
 class SamplingTest:
     """The capital of each bet, as a logarithm, and the places that the learning bettors have seen."""
 
     def __init__(self) -> None:
-        self._logs = [0.0] * (len(POWERS) + len(TILTS) + 2)
+        self._logs = [0.0] * (len(POWERS) + len(TILTS) + 3)
         self._seen = [[0] * BINS, [0] * BINS]
+        self._groups = torch.zeros(len(GROUP_TILTS), GROUPS, dtype=torch.float64)
         self.num_tokens = 0
 
     @property
@@ -73,32 +81,46 @@ class SamplingTest:
         names = [f"tokens come as at {1.0 / power:.2f} times the temperature" for power in POWERS]
         names += [f"turns end {math.exp(tilt):.1f} times as often" for tilt in TILTS]
         names += [f"{self._shares(0)} of tokens by falling probability", f"{self._shares(1)} of tokens by their ids"]
+        tilt, group = divmod(int(self._groups.argmax()), GROUPS)
+        ids = f"{group}, {group + GROUPS}, {group + 2 * GROUPS} and so on"
+        names.append(f"the tokens of the ids {ids} come {math.exp(GROUP_TILTS[tilt]):.1f} times as often")
         return names[max(range(len(names)), key=self._logs.__getitem__)]
 
     def see(self, features: Tensor, reported: Sequence[float], generator: torch.Generator) -> None:
-        """Bet on tokens: ``features`` [n, 6 + powers] as :func:`features_of` gives, ``reported`` log-probabilities.
+        """Bet on tokens: ``features`` [n, 7 + powers + groups] of :func:`features_of`, ``reported`` log-probabilities.
 
         ``generator``: of the draws that spread a token over its own mass.
         """
         draws = torch.rand(len(reported), 2, generator=generator, dtype=torch.float64).tolist()
-        for row, said, (first, second) in zip(features.tolist(), reported, draws, strict=True):
+        scalars, masses = features[:, :-GROUPS], features[:, -GROUPS:]
+        self._bet_on_groups(scalars, masses, reported)
+        for (*row, _), said, (first, second) in zip(scalars.tolist(), reported, draws, strict=True):
             own, above, equal, below, ending, is_end, *normalisers = row
             gain = own - said
             bets = [power * own - norm - said for power, norm in zip(POWERS, normalisers, strict=True)]
             bets += [gain + tilt * is_end - math.log1p(ending * math.expm1(tilt)) for tilt in TILTS]
             places = (above + first * equal, below + second * math.exp(own))
             bets += [gain + self._learned(number, place) for number, place in enumerate(places)]
-            self._logs = [log + bet for log, bet in zip(self._logs, bets, strict=True)]
+            self._logs[:-1] = [log + bet for log, bet in zip(self._logs[:-1], bets, strict=True)]
             self.num_tokens += 1
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"logs": self._logs, "seen": self._seen, "num_tokens": self.num_tokens}
+        groups = self._groups.tolist()
+        return {"logs": self._logs, "seen": self._seen, "groups": groups, "num_tokens": self.num_tokens}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`state` gave."""
         self._logs, self._seen = list(state["logs"]), [list(each) for each in state["seen"]]
+        self._groups = torch.tensor(state["groups"], dtype=torch.float64)
         self.num_tokens = int(state["num_tokens"])
+
+    def _bet_on_groups(self, scalars: Tensor, masses: Tensor, reported: Sequence[float]) -> None:
+        gains = scalars[:, 0].sum() - math.fsum(reported)
+        counts = torch.bincount(scalars[:, -1].long(), minlength=GROUPS).double()
+        for number, tilt in enumerate(GROUP_TILTS):
+            self._groups[number] += gains + tilt * counts - (masses * math.expm1(tilt)).log1p().sum(0)
+        self._logs[-1] = float(self._groups.flatten().logsumexp(0)) - math.log(self._groups.numel())
 
     def _learned(self, number: int, place: float) -> float:
         """The gain of a bettor that bets on bins by how often they came (Krichevsky and Trofimov 1981)."""

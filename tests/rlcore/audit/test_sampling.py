@@ -35,7 +35,7 @@ def capital(
 
 def test_no_bet_gains_on_average_where_tokens_come_from_what_is_reported() -> None:
     reported, trainers = distributions(1), distributions(1, seed=5)
-    gains = torch.zeros(len(POWERS) + len(TILTS) + 2, dtype=torch.float64)
+    gains = torch.zeros(len(POWERS) + len(TILTS) + 3, dtype=torch.float64)
     draws = 400  # of the place within a token's mass, on a grid
     for token in range(reported.shape[1]):
         features = features_of(trainers, torch.tensor([token]), 1.0, [EOS])
@@ -81,6 +81,12 @@ def without(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda p: p.index_fill(1, torch.tensor([token]), -torch.inf).log_softmax(-1)
 
 
+def tilted(logprobs: torch.Tensor, token: int, tilt: float) -> torch.Tensor:
+    return logprobs.index_add(1, torch.tensor([token]), torch.full((len(logprobs), 1), tilt).to(logprobs)).log_softmax(
+        -1
+    )
+
+
 @pytest.mark.parametrize(
     ("draw_from", "says"),
     [
@@ -89,8 +95,10 @@ def without(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
         (lambda p: (p / 1.4).log_softmax(-1), "1.43 times the temperature"),
         (top(4), "tenths"),
         (without(EOS), "turns end 0.4 times as often"),
-        (without(0), "tenths"),
+        (without(0), "ids 0, 64, 128 and so on come 0.5 times as often"),
         (lambda p: torch.full_like(p, -math.log(p.shape[1])), "temperature"),
+        (lambda p: tilted(p, 7, 0.7), "ids 7, 71, 135 and so on come 2.0 times as often"),
+        (lambda p: tilted(p, 0, -0.7), "ids 0, 64, 128 and so on come 0.5 times as often"),
     ],
 )
 def test_another_distribution_than_is_reported_is_found(
@@ -99,6 +107,19 @@ def test_another_distribution_than_is_reported_is_found(
     test = capital(draw_from, 6000)
     assert test.log_capital > BOUND
     assert says in test.best_bet
+
+
+def test_one_token_of_a_large_vocabulary_that_comes_twice_as_often_is_found() -> None:
+    test, generator = SamplingTest(), torch.Generator().manual_seed(3)
+    for number in range(20):
+        reported = (3.0 * torch.randn(200, 2000, generator=generator, dtype=torch.float64)).log_softmax(-1)
+        reported[:, 700] = reported.max(-1).values  # a common word, of which no rank tells
+        reported = reported.log_softmax(-1)
+        drawn = torch.multinomial(tilted(reported, 700, 0.7).exp(), 1, generator=generator)[:, 0]
+        said = reported.gather(-1, drawn[:, None])[:, 0].tolist()
+        test.see(features_of(reported, drawn, 1.0, [EOS]), said, torch.Generator().manual_seed(number))
+    assert test.log_capital > BOUND
+    assert f"ids {700 % 64}, {700 % 64 + 64}" in test.best_bet
 
 
 def test_a_test_that_goes_on_from_its_state_is_the_same_test() -> None:
