@@ -155,6 +155,10 @@ test-slow: setup  ## the tests that take longer than a minute
 bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
 
+bench-sanity: setup  ## every algorithm on problems that the start solves sometimes: does it learn them? (an hour; cached)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity --broken
+
 bench-precision: setup  ## the tiny preset in float32, bfloat16 and float16 over three seeds (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.precision
 
