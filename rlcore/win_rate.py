@@ -82,7 +82,8 @@ class JudgeAudit:
     """A judge on held-out human pairs. ``agreement``: with the labels, a tie counting half.
 
     ``length_bias``: how much more often than people the judge prefers the longer answer. ``agreement_when``: where the
-    answer that people prefer is longer, or shorter. ``checks``: what it had to reach.
+    answer that people prefer is longer, or shorter. ``beyond_length``: its agreement less that of the rule that the
+    longer answer is better. ``checks``: what it had to reach.
     """
 
     agreement: Interval
@@ -90,6 +91,7 @@ class JudgeAudit:
     first: float
     length_bias: Interval
     agreement_when: dict[str, Interval]
+    beyond_length: Interval
     checks: tuple[Check, ...]
 
     @property
@@ -164,6 +166,8 @@ def audit_judge(
 
         mean(judge prefers the longer) - mean(people prefer the longer)
 
+    ``beyond_length`` is over all pairs: the same pairs are judged by length alone, where equal lengths count half.
+
     Raises:
         DataError: no pair was judged.
     """
@@ -195,6 +199,7 @@ def audit_judge(
             for name, part in parts.items()
             if part.any()
         },
+        beyond_length=_beyond_length(kept, of_prompt, seed=seed, confidence=confidence),
         checks=checks,
     )
 
@@ -217,6 +222,12 @@ def _length_bias(verdicts: Verdicts, prompts: NDArray[np.int64], *, seed: int, c
     part, is_longer = verdicts.take(unequal), (verdicts.lengths > verdicts.other_lengths)[unequal]
     more = np.where(is_longer, part.preferences, 1.0 - part.preferences) - is_longer
     return cluster_bootstrap(lambda rows: float(more[rows].mean()), prompts[unequal], seed=seed, confidence=confidence)
+
+
+def _beyond_length(verdicts: Verdicts, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
+    by_length = np.heaviside(verdicts.lengths - verdicts.other_lengths, 0.5)
+    more = verdicts.preferences - by_length
+    return cluster_bootstrap(lambda rows: float(more[rows].mean()), prompts, seed=seed, confidence=confidence)
 
 
 def _fit(features: Floats, outcomes: Floats) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ _AUDIT = {
     "agreement": "agreement with people",
     "order_dependent": "verdicts that depend on the order",
     "length_bias": "preference for the longer answer beyond that of people",
+    "beyond_length": "agreement, less that of the rule that the longer answer is better",
 }
 
 
@@ -66,6 +67,8 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
             "",
             *(f"- {'passed' if check['passed'] else 'FAILED'}: {check['sentence']}" for check in audit["checks"]),
         ]
+        if audit["beyond_length"]["low"] <= 0:
+            lines.append("- note: the judge is not shown to know more of these pairs than the lengths of the answers")
     cost = f", cost {account['cost']:.4f}" if account["cost"] else ""
     lines += [
         "",

@@ -145,7 +145,7 @@ def figures(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]
     }
     if audit is None:
         return metrics
-    for name in ("agreement", "order_dependent", "length_bias"):
+    for name in ("agreement", "order_dependent", "length_bias", "beyond_length"):
         metrics |= _bounds(f"judge/{name}", audit[name])
     metrics |= {f"judge/agreement_when_{name}": part["mean"] for name, part in audit["agreement_when"].items()}
     return metrics | {"judge/first": audit["first"], "judge/pairs": float(len(audited))}

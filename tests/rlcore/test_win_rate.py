@@ -126,6 +126,9 @@ def test_a_judge_that_agrees_with_people_passes() -> None:
     found = audit_judge(verdicts(ones, ones, gaps), np.arange(100), JudgeBounds(), seed=0)
     assert (found.agreement.mean, found.length_bias.mean, found.passed) == (1.0, 0.0, True)
     assert set(found.agreement_when) == {"longer", "shorter"}
+    # People take the longer in half of the pairs, so the rule agrees in half of them and the judge in all.
+    assert found.beyond_length.mean == pytest.approx(0.5)
+    assert found.beyond_length.low > 0.3
 
 
 def test_a_judge_that_agrees_by_chance_or_goes_by_the_place_does_not_pass() -> None:
@@ -150,6 +153,8 @@ def test_a_judge_of_length_is_found_where_people_do_not_prefer_the_longer() -> N
     alike = audit_judge(verdicts(np.ones(50), np.ones(50), np.full(50, 9.0)), np.arange(50), JudgeBounds(), seed=0)
     assert alike.length_bias.mean == 0.0
     assert alike.passed
+    for each in (found, alike):  # and it knows nothing but lengths
+        assert (each.beyond_length.mean, each.beyond_length.high) == (0.0, 0.0)
 
 
 def test_pairs_of_one_prompt_make_the_agreement_less_certain() -> None:
