@@ -1,4 +1,4 @@
-"""``rollouts/v1`` and ``scores/v1``: what was sampled in an iteration and how it was graded, in one table."""
+"""``rollouts/v2`` and ``scores/v1``: what was sampled in an iteration and how it was graded, in one table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Rollouts(pa.DataFrameModel):
     """One row per completion, exactly as sampled; the three lists have one entry per completion token.
 
     ``sampler_logprobs``: natural logarithms of the tempered distribution, as the engine reported them.
-    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled. ``replaced``: the group had
-    no signal and gave way to another prompt's (dynamic sampling); it was not trained on.
+    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled. ``replica``: the number of
+    the engine that sampled, of a run with several. ``replaced``: the group had no signal and gave way to another
+    prompt's (dynamic sampling); it was not trained on.
     """
 
     iteration: int
@@ -35,14 +36,15 @@ class Rollouts(pa.DataFrameModel):
     sampler_logprobs: object
     loss_mask: object
     policy_version: int
+    replica: int
     finish_reason: str
     replaced: bool
 
     class Config:
         strict = True
-        name = "rollouts/v1"
+        name = "rollouts/v2"
 
-    @pa.check("iteration", "sample_index", "policy_version", error="must be at least 0")
+    @pa.check("iteration", "sample_index", "policy_version", "replica", error="must be at least 0")
     @classmethod
     def counts_are_counts(cls, values: pd.Series) -> pd.Series:
         return values >= 0
@@ -109,7 +111,7 @@ class Scores(pa.DataFrameModel):
         return frame["value"].notna() | (frame["error"] != "")
 
 
-ROLLOUTS = Contract(name="rollouts/v1", model=Rollouts, id_column="prompt_id", answers=("text",))
+ROLLOUTS = Contract(name="rollouts/v2", model=Rollouts, id_column="prompt_id", answers=("text",))
 SCORES = Contract(name="scores/v1", model=Scores, id_column="prompt_id")
 
 

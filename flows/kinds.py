@@ -80,7 +80,8 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         draw=dpo_page,
         run=partial(run_dpo, start=start),
         inputs=(start, *stages_of_data(config, own.data)),
-        sections=partial(_sections, name, ("confidence", "hardware"), own.data),
+        sections=partial(_sections, name, ("confidence", "hardware", "placement"), own.data),
+        unused=unused_by_training,
     )
 
 

@@ -19,7 +19,7 @@ template's words, which the policy reads and is not trained on:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -90,7 +90,9 @@ class Rollout:
     ``finish_reason`` is the engine's word: ``"length"`` means cut by the limit of tokens, or of turns. ``text`` is the
     decoded last turn without special tokens, for verifiers and people; it is never tokenized again. ``tool_calls``
     are the turns before it, each of which ended in a call; without tools there are none. ``environment_reward``: what
-    the episode's environment says that it was worth; None where there is none, or where it says nothing.
+    the episode's environment says that it was worth; None where there is none, or where it says nothing. ``replica``:
+    the number of the engine that sampled it (its first turn), of a run that has several. Draws do not depend on it, and
+    two that differ in it alone are equal.
     """
 
     prompt: Prompt
@@ -102,6 +104,7 @@ class Rollout:
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
     environment_reward: float | None = None
+    replica: int = field(default=0, compare=False)
 
     @property
     def turns(self) -> tuple[tuple[int, int], ...]:

@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.config.engine import EngineConfig
 from rlcore.config.rl import RlConfig
-from rlcore.config.training import OptimConfig, RewardModelConfig, SftConfig
+from rlcore.config.training import DpoConfig, OptimConfig, RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
 
-Learning: TypeAlias = RlConfig | SftConfig | RewardModelConfig
+Learning: TypeAlias = RlConfig | SftConfig | DpoConfig | RewardModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,8 @@ def _learned(settings: Learning) -> tuple[str, str, OptimConfig]:
     """The path of what learns, the key of its adapter's rank where it has one, and its optimizer."""
     if isinstance(settings, RlConfig):
         return "update.", "update.adapter.rank" if settings.update.adapter.rank else "", settings.update.optim
+    if isinstance(settings, DpoConfig):
+        return "", "adapter.rank" if settings.adapter.rank else "", settings.optim
     is_adapted = isinstance(settings, RewardModelConfig) and settings.trunk.adapter.rank > 0
     return "", "trunk.adapter.rank" if is_adapted else "", settings.optim
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -45,7 +46,7 @@ class ReplicatedSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt, in the order of the prompts.
+        """A group of completions per prompt, in the order of the prompts; each completion names its engine.
 
         Raises:
             SamplingError: one of the engines is broken.
@@ -55,7 +56,8 @@ class ReplicatedSampler:
 
         def share(index: int) -> list[list[Rollout | FailedRollout]]:
             mine = slice(index, None, count)
-            return self.members[index].sample(prompts[mine], params, seed=seed, places=numbers[mine])
+            groups = self.members[index].sample(prompts[mine], params, seed=seed, places=numbers[mine])
+            return [[_by(index, item) for item in group] for group in groups]
 
         shares = list(self._threads.map(share, range(count)))
         return [shares[number % count][number // count] for number in range(len(prompts))]
@@ -86,6 +88,10 @@ class ReplicatedSampler:
                 before = total.get(name, 0.0)
                 total[name] = max(before, value) if name in _LARGEST else before + value
         return total
+
+
+def _by(replica: int, item: Rollout | FailedRollout) -> Rollout | FailedRollout:
+    return replace(item, replica=replica) if isinstance(item, Rollout) else item
 
 
 @contextmanager

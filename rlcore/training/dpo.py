@@ -10,19 +10,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
+from rlcore.audit.seals import require_saved
 from rlcore.config import DpoConfig
 from rlcore.errors import DataError
-from rlcore.models.batches import pack_for
+from rlcore.models.batches import pack_for, share_for
+from rlcore.models.check import check_model
+from rlcore.models.loading import save_model
+from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
+from rlcore.models.runtime import Runtime
+from rlcore.models.sharded import ranks_of, whole_pass, whole_state
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
+from rlcore.tokenization import ChatTokenizer
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 from rlcore.training.preferences import (
@@ -42,8 +50,80 @@ Reference = Mapping[TokenSequence, float]
 """The log-probability of each completion under the reference, in nats."""
 
 
-def train_dpo(
-    model: Any,
+class DpoHandle(Protocol):
+    """A policy that preferences are taught to, whatever processes it is in."""
+
+    def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
+        """``num_steps`` steps follow. What the policy says of these completions now is the reference of all of them."""
+        ...
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        """Take one step; its loss, the rewards of both sides before it, the gradient's norm, the next learning rate.
+
+        Raises:
+            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
+            TrainingError: one completion, or the optimizer's state, does not fit into memory.
+        """
+        ...
+
+    def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
+        """Implicit rewards of completions with a reference, float64 [S]; no gradient."""
+        ...
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        """Write the policy as a checkpoint with the tokenizer of ``start``, which it came from."""
+        ...
+
+
+class DpoLearner:
+    """A :class:`DpoHandle` on a model of this process, which is one rank's share where it is shared."""
+
+    def __init__(self, model: Any, config: DpoConfig) -> None:
+        self.model, self.ranks = model, ranks_of(model)
+        self._config, self._tokens = config, config.tokens_per_microbatch
+        self._loss_scale = LossScale.of(model)
+
+    def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
+        self._reference = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._tokens)
+        self._optimizer = make_optimizer([(self.model, self._config.learning_rate)], self._config.optim)
+        self._scheduler = make_scheduler(self._optimizer, self._config.optim, num_steps=num_steps)
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        (found, self._tokens), norm, self._loss_scale = guarded_step(
+            partial(_fitted_gradient, self.model, sets, self._reference, self._config, self._tokens),
+            self._optimizer,
+            self._scheduler,
+            max_grad_norm=self._config.optim.max_grad_norm,
+            scale=self._loss_scale,
+        )
+        return {**found, "gradient_norm": norm, "learning_rate": float(self._scheduler.get_last_lr()[0])}
+
+    def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
+        now = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._config.tokens_per_microbatch)
+        both = [[each[one] for one in sequences] for each in (now, self._reference)]
+        policy, ref = torch.tensor(both, dtype=torch.float64)
+        return implicit_rewards(policy, ref, beta=self._config.beta)
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        state = whole_state(self.model)
+        self.ranks.of_first(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
+        own = MergedState(self.model) if isinstance(self.model, AdaptedModel) else self.model.state_dict()
+        self.ranks.of_first(partial(require_saved, own if state is None else state, folder))
+
+
+def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -> Any:
+    """All of a checkpoint's weights, or an adapter on it, frozen.
+
+    Raises:
+        ModelError: the checkpoint cannot be trained.
+    """
+    model = runtime.load_base(start) if config.adapter.rank else runtime.load_trainable(start)
+    check_model(model, ChatTokenizer.load(start))
+    return add_adapter(model, config.adapter, "policy", seed=seed) if config.adapter.rank else model
+
+
+def prefer(
+    learner: DpoHandle,
     pairs: Sequence[TokenPair],
     held_out: Sequence[TokenPair],
     config: DpoConfig,
@@ -51,7 +131,7 @@ def train_dpo(
     seed: int,
     report: Report,
 ) -> Float64[Tensor, "pairs"]:
-    """Train ``model``, a policy or an adapted one, in place for ``num_epochs``; returns the margins of ``held_out``.
+    """Let ``learner`` learn from pairs for ``num_epochs``; returns the margins of ``held_out``.
 
     ``report(step, metrics)`` is called after each step. The margin of a pair is the implicit reward of its chosen side
     less that of the other one, float64 [P].
@@ -59,45 +139,36 @@ def train_dpo(
     Raises:
         DataError: there is nothing to train on.
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
-        TrainingError: one completion, or the optimizer's state, does not fit into memory.
+        TrainingError: one completion, or the optimizer's state, does not fit into memory; or ranks were lost.
     """
     if not pairs:
         raise DataError("there are no preference pairs to train on", fix="look at the report of the data set")
-    sets, tokens = preference_sets(pairs), config.tokens_per_microbatch
-    reference = whole_logprobs(model, different_sequences([*pairs, *held_out]), tokens_per_microbatch=tokens)
+    sets, margins = preference_sets(pairs), torch.zeros(0, dtype=torch.float64)
     num_steps = config.num_epochs * -(-len(sets) // config.batch_size)
-    optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
-    scheduler = make_scheduler(optimizer, config.optim, num_steps=num_steps)
-    loss_scale, margins = LossScale.of(model), torch.zeros(0, dtype=torch.float64)
+    learner.begin(different_sequences([*pairs, *held_out]), num_steps=num_steps)
     for step, minibatch in enumerate(_minibatches(sets, config, seed=seed), start=1):
-        accumulate = partial(_fitted_gradient, model, minibatch, reference, config, tokens)
-        (found, tokens), norm, loss_scale = guarded_step(
-            accumulate, optimizer, scheduler, max_grad_norm=config.optim.max_grad_norm, scale=loss_scale
-        )
-        metrics = {**found, "gradient_norm": norm, "learning_rate": float(scheduler.get_last_lr()[0])}
+        metrics = learner.step(minibatch)
         if step == num_steps or (config.eval_every and step % config.eval_every == 0):
-            margins = pair_margins(model, held_out, reference, config)
+            margins = pair_margins(learner, held_out)
             metrics |= held_out_metrics(margins)
         report(step, metrics)
     return margins
 
 
 def whole_logprobs(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> Reference:
-    """The log-probability of each completion as a whole, without gradient."""
-    scored = score_sequences(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
-    return {sequence: float(logprobs.double().sum()) for sequence, logprobs in zip(sequences, scored, strict=True)}
+    """The log-probability of each completion as a whole, without gradient; each of the model's ranks passes a share."""
+    mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    own = [sequences[number] for number in mine]
+    scored = score_sequences(model, own, tokens_per_microbatch=tokens_per_microbatch)
+    found = ranks_of(model).collect(mine, [float(logprobs.double().sum()) for logprobs in scored])
+    return dict(zip(sequences, found, strict=True))
 
 
-def pair_margins(
-    model: Any, pairs: Sequence[TokenPair], reference: Reference, config: DpoConfig
-) -> Float64[Tensor, "pairs"]:
+def pair_margins(learner: DpoHandle, pairs: Sequence[TokenPair]) -> Float64[Tensor, "pairs"]:
     """The implicit reward of the chosen side less that of the rejected one, float64 [P]; without gradient."""
     sequences = different_sequences(pairs)
-    now = whole_logprobs(model, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
-    policy, ref = (torch.tensor([each[one] for one in sequences], dtype=torch.float64) for each in (now, reference))
-    rewards = dict(zip(sequences, implicit_rewards(policy, ref, beta=config.beta).tolist(), strict=True))
-    sides = [pair.sides for pair in pairs]
-    margins = [rewards[chosen] - rewards[rejected] for chosen, rejected in sides]
+    rewards = dict(zip(sequences, learner.rewards(sequences).tolist(), strict=True))
+    margins = [rewards[chosen] - rewards[rejected] for chosen, rejected in (pair.sides for pair in pairs)]
     return torch.tensor(margins, dtype=torch.float64)
 
 
@@ -126,13 +197,15 @@ def _fitted_gradient(
     tokens: int,
     scale: float,
 ) -> tuple[Mapping[str, float], int]:
-    """The metrics of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory."""
+    """The metrics of :func:`accumulate_gradient`, and the tokens with which it fits; one of several tries but once."""
 
     def attempt(tokens_per_microbatch: int) -> Mapping[str, float]:
         model.zero_grad(set_to_none=True)
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return accumulate_gradient(model, sets, reference, smaller, scale=scale)
 
+    if ranks_of(model).size > 1:
+        return attempt(tokens), tokens
     longest = longest_of([sequence for each in sets for sequence in each.sequences()])
     return fit(attempt, tokens, longest=longest, setting="dpo.tokens_per_microbatch")
 
@@ -142,38 +215,51 @@ def accumulate_gradient(
 ) -> dict[str, float]:
     """Add the gradient of a minibatch's loss times ``scale``; returns the loss, and the rewards of both sides.
 
-    Every set counts once. Its completions stay together, and share the row of their prompt.
+    Every set counts once. Its completions stay together, and share the row of their prompt. Each rank passes a share.
 
     Raises:
         NonFiniteError: NaN or infinity in the loss; no step was taken.
     """
+    ranks = ranks_of(model)
     total_weight = sum(one.weight for each in sets for one in each.comparisons)
     loss_sum, sides = 0.0, list[Tensor]()
-    for group in microbatches(sets, config.tokens_per_microbatch):
-        sequences = [sequence for each in group for sequence in each.sequences()]
-        batches = [
-            batch.to(model.device)
-            for batch in pack_for(model, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
-        ]
-        states = [completion_states(model, batch) for batch in batches]
-        policy = _sums(model, sequences, batches, states).requires_grad_()
-        ref = policy.new_tensor([reference[sequence] for sequence in sequences])
-        loss, found = _loss(group, implicit_rewards(policy, ref, beta=config.beta), total_weight, config)
-        # What each completion's log-probability pulls at is known now: the rest of the way back is linear.
-        (slopes,) = torch.autograd.grad(loss, policy)
-        for batch, state in zip(batches, states, strict=True):
-            linear = completion_loss(model, state, batch, partial(_pulled, slopes, batch), by_token=True)
-            add_gradient(linear, scale=scale, name="the DPO loss")
-        loss_sum += float(loss.detach())
-        sides.append(found)
-    chosen, rejected = torch.cat(sides, dim=1)
+    for group in microbatches(sets, config.tokens_per_microbatch, ranks):
+        pull, loss, found = whole_pass(model, partial(_pull, model, group, reference, total_weight, config))
+        add_gradient(pull, scale=scale, name="the DPO loss", ranks=ranks)
+        loss_sum += float(loss)
+        sides.append(found.cpu())
+    ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
+    losses, parts = zip(*ranks.gather((loss_sum, torch.cat(sides, dim=1))), strict=True)
+    chosen, rejected = torch.cat(parts, dim=1)
     return {
-        "dpo/loss": loss_sum,
+        "dpo/loss": sum(losses),
         "dpo/accuracy": float((chosen > rejected).double().mean()),
         "dpo/chosen": float(chosen.mean()),
         "dpo/rejected": float(rejected.mean()),
         "dpo/margin": float((chosen - rejected).mean()),
     }
+
+
+def _pull(
+    model: Any, group: Sequence[PreferenceSet], reference: Reference, total_weight: float, config: DpoConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a micro-batch: what has the gradient of its part of the loss, that part, and the rewards of both sides [2, P].
+
+    What each completion's log-probability pulls at is known after the way there: the rest of the way back is linear.
+    """
+    sequences = [sequence for each in group for sequence in each.sequences()]
+    packed = pack_for(model, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
+    batches = [batch.to(model.device) for batch in packed]
+    states = [completion_states(model, batch) for batch in batches]
+    policy = _sums(model, sequences, batches, states).requires_grad_()
+    rewards = implicit_rewards(policy, policy.new_tensor([reference[one] for one in sequences]), beta=config.beta)
+    loss, found = _loss(group, rewards, total_weight, config)
+    (slopes,) = torch.autograd.grad(loss, policy)
+    pulls = [
+        completion_loss(model, state, batch, partial(_pulled, slopes, batch), by_token=True)
+        for batch, state in zip(batches, states, strict=True)
+    ]
+    return torch.stack(pulls).sum(), loss.detach(), found
 
 
 def _sums(
@@ -183,6 +269,8 @@ def _sums(
     sums = torch.zeros(len(sequences), dtype=torch.float64, device=model.device)
     for batch, state in zip(batches, states, strict=True):
         lengths = [len(sequences[number].completion_ids) for number in batch.sequences.tolist()]
+        if not lengths:  # of a rank that has no more to do
+            continue
         parts = torch.split(state_scores(model, state, batch).double(), lengths)
         sums[batch.sequences] = torch.stack([part.sum() for part in parts])
     return sums

@@ -16,7 +16,9 @@ from rlcore.models.runtime import Runtime
 from rlcore.models.sharded import Sharding
 from rlcore.ranks import Ranks, open_ranks, whole
 from rlcore.training.building import LearnerPlan, make_share
+from rlcore.training.dpo import DpoLearner
 from rlcore.training.local import LocalLearner
+from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.sft import SftLearner
 from rlcore.training.supervised_ranks import SupervisedPlan, make_supervised_share
 from rlcore.training.wire import fault_of
@@ -25,8 +27,11 @@ WEIGHTS = "weights.safetensors"
 """What an export leaves in the folder of a group that has one."""
 
 _METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
-_SFT_METHODS = ("step", "mean_loss", "pairing", "save_model")
-_REWARD_METHODS = ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model")
+_SUPERVISED_METHODS = {
+    SftLearner: ("step", "mean_loss", "pairing", "save_model"),
+    DpoLearner: ("begin", "step", "rewards", "save_model"),
+    RewardLearner: ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model"),
+}
 
 
 class Rank:
@@ -105,7 +110,7 @@ def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: t
 def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
     plan, (runtime, sharding) = SupervisedPlan.from_json(setup["plan"]), _precision(setup, device)
     learner = make_supervised_share(plan, ranks, runtime, sharding=sharding, device=device)
-    names = _SFT_METHODS if isinstance(learner, SftLearner) else _REWARD_METHODS
+    names = _SUPERVISED_METHODS[type(learner)]
     return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
 
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning and reward models on ranks: what each has, and all of them as one learner's handle."""
+"""Supervised fine-tuning, DPO and reward models on ranks: what each has, and all of them as one learner's handle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.audit.pairing import Pairing
-from rlcore.config import RewardModelConfig, SftConfig, to_dict
+from rlcore.config import DpoConfig, RewardModelConfig, SftConfig, to_dict
 from rlcore.config.placement import PlacementConfig
 from rlcore.demonstrations import Demonstration
 from rlcore.models.check import check_model
@@ -23,6 +23,7 @@ from rlcore.ranks import Ranks
 from rlcore.strict import build
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.building import spread
+from rlcore.training.dpo import DpoLearner, dpo_policy
 from rlcore.training.preferences import PreferenceSet
 from rlcore.training.rank_pool import RankPool, rank_setup
 from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
@@ -31,7 +32,8 @@ from rlcore.training.sft import SftLearner
 if TYPE_CHECKING:
     from jaxtyping import Float, Float64
 
-Supervised: TypeAlias = SftLearner | RewardLearner
+Supervised: TypeAlias = SftLearner | DpoLearner | RewardLearner
+_CONFIGS = (SftConfig, DpoConfig, RewardModelConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +41,14 @@ class SupervisedPlan:
     """What is taught, by which settings. ``start``: the checkpoint that it begins with."""
 
     start: Path
-    config: SftConfig | RewardModelConfig
+    config: SftConfig | DpoConfig | RewardModelConfig
     seed: int
 
     @property
     def is_adapted(self) -> bool:
         """Whether an adapter learns, on a base that is whole on every rank."""
+        if isinstance(self.config, DpoConfig):
+            return self.config.adapter.rank > 0
         return isinstance(self.config, RewardModelConfig) and self.config.trunk.adapter.rank > 0
 
     def to_json(self) -> dict[str, Any]:
@@ -55,7 +59,7 @@ class SupervisedPlan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SupervisedPlan:
         """The plan that :meth:`to_json` was asked of."""
-        kind = SftConfig if SftConfig.__name__ in values else RewardModelConfig
+        (kind,) = (each for each in _CONFIGS if each.__name__ in values)
         config: Any = build(kind, json.loads(json.dumps(values[kind.__name__])))
         return cls(start=Path(values["start"]), config=config, seed=values["seed"])
 
@@ -74,6 +78,10 @@ def make_supervised_share(
         check_model(model, ChatTokenizer.load(plan.start))
         spread([model], ranks, sharding, device=device)
         return SftLearner(model, plan.config)
+    if isinstance(plan.config, DpoConfig):
+        policy = dpo_policy(plan.start, plan.config, first, seed=plan.seed)
+        spread([policy], ranks, sharding, device=device)
+        return DpoLearner(policy, plan.config)
     trunk = reward_trunk(plan.start, plan.config.trunk, first, seed=plan.seed)
     members = reward_members(trunk, plan.config, seed=plan.seed)
     roots = {id(member.backbone): member for member in reversed(members)}  # heads on one trunk: the first has it
@@ -125,6 +133,23 @@ class SftGroup(_Group):
 
     def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
         found: Pairing = self._ask("pairing", demonstrations, seed=seed)
+        return found
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        self._ask("save_model", start.absolute(), folder.absolute(), like_start=like_start)
+
+
+class DpoGroup(_Group):
+    """A :class:`~rlcore.training.dpo.DpoHandle` on ranks."""
+
+    def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
+        self._ask("begin", sequences, num_steps=num_steps)
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        return dict(self._ask("step", sets))
+
+    def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
+        found: Tensor = self._ask("rewards", sequences)
         return found
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:

@@ -23,7 +23,7 @@ from tasks.preset.faults import graph_faults
 from tasks.preset.promotion import PromotionConfig
 from tasks.preset.report import ReportConfig
 from tasks.preset.retrain import RetrainConfig
-from tasks.preset.stages import AnyStage, RewardModelStage, RlStage, SftStage, StageConfig
+from tasks.preset.stages import AnyStage, DpoStage, RewardModelStage, RlStage, SftStage, StageConfig
 
 Section = TypeVar("Section")
 
@@ -95,7 +95,7 @@ class RunConfig:
 
 def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
     """The settings of the stages that learn where the preset places them."""
-    kinds = RlStage | SftStage | RewardModelStage
+    kinds = RlStage | SftStage | DpoStage | RewardModelStage
     return {name: stage.settings for name, stage in stages.items() if isinstance(stage, kinds)}
 
 

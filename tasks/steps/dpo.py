@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from rlcore.audit.seals import require_saved, require_sealed, write_seal
+from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.config import DpoConfig
 from rlcore.evaluation import pair_accuracy
-from rlcore.models.check import check_model
-from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.runtime import Runtime
-from rlcore.tokenization import ChatTokenizer
-from rlcore.training.dpo import train_dpo
+from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, prefer
 from rlcore.training.preferences import TokenPair, preference_sets
+from rlcore.training.supervised_ranks import DpoGroup, SupervisedPlan
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.pair_data import read_pair_data
+from tasks.steps.ranks import open_ranks_alone
 from tasks.steps.runtime import open_runtime, peak_memory_gib
 
 
@@ -44,12 +42,12 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
             found = f"loss {metrics['dpo/loss']:.3f}, accuracy {metrics['dpo/accuracy']:.3f}"
             context.progress(f"step {step}/{num_steps}: {found}")
 
-    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        model = _policy(config, runtime, checkpoint, tokenizer, seed=context.seed)
-        margins = train_dpo(model, data.train, data.held_out, config, seed=context.seed, report=report)
-        save_model(model, checkpoint, context.folder / MODEL, like_start=runtime.narrow)
-        trained = MergedState(model) if isinstance(model, AdaptedModel) else model.state_dict()
-        require_saved(trained, context.folder / MODEL)
+    with (
+        open_runtime(context.config.hardware, seed=context.seed) as runtime,
+        _learner(context, checkpoint, runtime) as learner,
+    ):
+        margins = prefer(learner, data.train, data.held_out, config, seed=context.seed, report=report)
+        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
@@ -60,11 +58,19 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
 
 
-def _policy(config: DpoConfig, runtime: Runtime, checkpoint: Path, tokenizer: ChatTokenizer, *, seed: int) -> Any:
-    """All of the checkpoint's weights, or an adapter on it, frozen."""
-    model = runtime.load_base(checkpoint) if config.adapter.rank else runtime.load_trainable(checkpoint)
-    check_model(model, tokenizer)
-    return add_adapter(model, config.adapter, "policy", seed=seed) if config.adapter.rank else model
+@contextmanager
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
+    """What learns: a policy of this process, or ranks where the placement has them."""
+    placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
+    if placement.backend == "local" or placement.learner_ranks == 1:
+        yield DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
+        return
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)
+    with (
+        open_ranks_alone(placement, runtime, context.progress) as ranks,
+        closing(DpoGroup(plan, placement, runtime, ranks)) as group,
+    ):
+        yield group
 
 
 def _figures(

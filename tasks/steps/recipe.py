@@ -79,7 +79,7 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
 
 
 def unused_by_training(config: Sections) -> frozenset[str]:
-    """What supervised fine-tuning and the training of a reward model do not run."""
+    """What supervised fine-tuning, DPO and the training of a reward model do not run."""
     return _unplaced(config)
 
 

@@ -94,7 +94,7 @@ class RolloutKeeper:
         """Check the collected rollouts and write them in the background; the tracker's next flush waits for it.
 
         Raises:
-            ContractError: a row breaks ``rollouts/v1`` or ``scores/v1``; none of them is written.
+            ContractError: a row breaks ``rollouts/v2`` or ``scores/v1``; none of them is written.
         """
         rows, self._waiting = self._waiting, []
         self._written = time.monotonic()
@@ -126,7 +126,7 @@ class RolloutKeeper:
 
 
 def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:
-    """Check the rows against the contracts ``rollouts/v1`` and ``scores/v1``, and write them atomically."""
+    """Check the rows against the contracts ``rollouts/v2`` and ``scores/v1``, and write them atomically."""
     frame = pd.DataFrame(rollout_rows(iteration, groups))
     contract.check_rollouts(frame)
     write_table(frame, path)
@@ -174,6 +174,7 @@ def rollout_rows(
             "sampler_logprobs": list(item.rollout.sampler_logprobs),
             "loss_mask": list(item.rollout.loss_mask),
             "policy_version": item.rollout.policy_version,
+            "replica": item.rollout.replica,
             "finish_reason": item.rollout.finish_reason,
             "value": float("nan") if item.score.value is None else item.score.value,
             "parts": json.dumps(dict(item.score.parts), sort_keys=True),

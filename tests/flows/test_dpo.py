@@ -144,3 +144,15 @@ def test_killed_on_the_way_the_next_run_ends_with_the_same_bytes(
         first.send_signal(signal.SIGKILL)
     assert not list((copy / "cache").glob("dpo/*.json"))
     assert weights(ran(copy, settings), "dpo") == weights(home, "dpo")
+
+
+@pytest.mark.scale
+def test_on_two_ranks_it_learns_what_one_process_does(home: Path, settings: list[str], tmp_path: Path) -> None:
+    copy = without_dpo(home, tmp_path)
+    ran(copy, settings, "placement.backend=processes", "placement.learner_ranks=2")  # SFT too
+    losses = [
+        [row["dpo/loss"] for row in json.loads((folder(each, "dpo") / "history.json").read_text())]
+        for each in (home, copy)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2, abs=1e-4)
+    assert record(copy, "dpo")["metrics"]["dpo/eval_accuracy_low"] > 0.5

@@ -29,6 +29,7 @@ WORKER_CLASS = f"{WORKER_PACKAGE}.receiver.WeightReceiver"
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one has more than it needs
 _LOG_LINES = 15
 _ERROR = re.compile(r" ERROR .*\w(Error|Exception): ")
+_SOCKET_FOLDER = 70  # characters, so that a socket's path, which has 37 more, is one that the kernel takes
 _HEALTH_SECONDS = 10.0
 _STOP_SECONDS = guard.GRACE_SECONDS + 20.0
 
@@ -70,7 +71,8 @@ class ServerSpec:
 class ServerProcess:
     """One server, from its start to its end. When this process ends, :mod:`rlcore.sampling.vllm.guard` ends the server.
 
-    ``folder``: the server's own, with its log and the worker's module. It is removed when the server stops.
+    ``folder``: the server's own, with its log, the worker's module and its temporary files. It is removed when the
+    server stops.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -202,6 +204,13 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
 def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
     """This process's variables without its Python path, and those that open the server's routes for weights."""
     ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    # Where its processes meet: a file that a killed one would leave for good, and sockets. They go with the folder.
+    ours["TMPDIR"] = str(folder)
+    # What PyTorch compiles stays where it would be, for the next server: each would compile for a minute otherwise.
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_uid_{os.getuid()}")
+    ours["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(compiled)
+    if len(str(folder)) > _SOCKET_FOLDER:
+        ours["VLLM_RPC_BASE_PATH"] = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
     if spec.adapter_rank:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.transfer == "ipc":  # vLLM pickles the handles of GPU memory; it listens on the loopback interface alone

@@ -118,16 +118,26 @@ class VllmSampler:
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
         payload = self._named() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
         seconds = self._spec.config.deadlines.of_request(1)
-        answer = self.control.ask("/inference/v1/generate", payload, seconds=seconds)
+        answer = self._asked("/inference/v1/generate", payload, seconds=seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
         return rescored(rows, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
         """The parts whose weights differ from these in the server's precision, by the sums that its workers report."""
         seed = self.policy_version
-        answer = self.control.ask("/collective_rpc", {"method": "weight_sums", "args": [seed]})
+        answer = self._asked("/collective_rpc", {"method": "weight_sums", "args": [seed]})
         dtype = getattr(torch, self._spec.dtype)
         return differing_parts(answer["results"], state, is_adapter=self.served.is_adapter, dtype=dtype, seed=seed)
+
+    def _asked(self, path: str, payload: Mapping[str, Any], **settings: float) -> Any:
+        """The answer to a question about the weights; a server that is dead is started again, and asked once more."""
+        try:
+            return self.control.ask(path, payload, **settings)
+        except SamplingError:
+            if self.is_alive():
+                raise
+            self._revive()
+            return self.control.ask(path, payload, **settings)
 
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
@@ -175,6 +185,10 @@ class VllmSampler:
         """The name of the adapter that a request is for. Before the first adapter the base is the policy."""
         return {"model": ADAPTER} if self.served.is_adapter else {}
 
+    def is_alive(self) -> bool:
+        """Whether the server answers, and says that its engine runs."""
+        return is_healthy(self.control.address)
+
     def start(self) -> None:
         """Start a fresh server. It reads the weights that were served last from a file.
 
@@ -188,6 +202,8 @@ class VllmSampler:
                 fix="start it again, then this run: it goes on from its newest checkpoint",
             )
         if self._process is not None:
+            if not self.is_alive():
+                self._progress(f"the engine is dead, {self._last_words()}")
             self._process.stop()
         self._process = ServerProcess(self._spec)
         self._process.wait_until_ready(self._progress)
@@ -206,8 +222,7 @@ class VllmSampler:
         self.control = EngineControl(address, last_words=self._last_words)
 
     def _revive(self) -> None:
-        if not is_healthy(self.control.address):
-            self._progress(f"the engine is dead, {self._last_words()}")
+        if not self.is_alive():
             self.start()
 
     def _last_words(self) -> str:

@@ -18,6 +18,7 @@ from rlcore.sampling.vllm.transfer import Transfer, open_transfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
 ADAPTER = "policy"  # the name under which the servers know the adapter
+_FAULTS = (OSError, RuntimeError, SamplingError)
 
 
 class Server(Protocol):
@@ -26,6 +27,10 @@ class Server(Protocol):
     control: EngineControl
     served: Weights
     policy_version: int
+
+    def is_alive(self) -> bool:
+        """Whether it answers, and says that its engine runs."""
+        ...
 
     def start(self) -> None:
         """Start the server again, with the weights that it served last."""
@@ -60,7 +65,8 @@ class WeightSync:
         """Pause the servers, update their weights, drop the prefix cache, resume.
 
         The file of the weights stays until the next update, because a server that dies gets it again. If there is no
-        file, such a server gets the trainer's own weights.
+        file, such a server gets the trainer's own weights. One that has died since it was last asked is started first.
+        Where one dies while it loads, all start again, and are sent the weights once more.
 
         Raises:
             SamplingError: the names or shapes differ, or a server refused. All then serve what they served before.
@@ -72,8 +78,15 @@ class WeightSync:
             discard(path)
             raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
         try:
-            self._publish(weights, policy_version)
-        except (OSError, RuntimeError, SamplingError) as error:
+            self._restart([server for server in self._servers if not server.is_alive()])
+            try:
+                self._publish(weights, policy_version)
+            except _FAULTS:
+                if all(server.is_alive() for server in self._servers):
+                    raise
+                self._go_back()
+                self._publish(weights, policy_version)
+        except _FAULTS as error:
             discard(path)
             self._go_back()
             raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
@@ -109,8 +122,12 @@ class WeightSync:
             self._served = replace(self._served, live=None)  # the trainer's weights are the new ones by now
             for server in self._servers:
                 server.served = self._served
-        with ThreadPoolExecutor(len(self._servers)) as threads:
-            list(threads.map(lambda server: server.start(), self._servers))
+        self._restart(self._servers)
+
+    def _restart(self, servers: Sequence[Server]) -> None:
+        """Start them all at the same time."""
+        with ThreadPoolExecutor(max(1, len(servers))) as threads:
+            list(threads.map(lambda server: server.start(), servers))
 
     def _discard(self, weights: Weights) -> None:
         if weights.path != self._spec.model:

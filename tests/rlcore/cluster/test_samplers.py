@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save
 
 from rlcore.cluster.ranks import RemoteWeights
+from rlcore.config import SamplingConfig
 from rlcore.errors import LearnerLostError, SamplingError
 from rlcore.loop import Parts, train
 from rlcore.loop.native import native_parts
@@ -152,3 +155,41 @@ def test_a_rank_that_is_gone_is_named_and_the_next_ones_hold_the_newest_checkpoi
         learner.observe_kl(0.1, 3)
     assert learner.load(tmp_path, identity={}) is None
     assert learner.policy_version == 0
+
+
+class Killer(Tape):
+    """Kills a sampler when the first iteration is recorded, and the rank when the third is, for the first time."""
+
+    def __init__(self, ray: FakeRay) -> None:
+        super().__init__()
+        self._ray, self._killed = ray, set[int]()
+
+    def metrics(self, iteration: int, metrics: Any) -> None:
+        super().metrics(iteration, metrics)
+        if iteration == 1:
+            samplers(self._ray)[-1].dies = True
+        if iteration == 3 and not self._killed:
+            self._killed.add(iteration)
+            [each for each in self._ray.actors if each.arguments[0] == "rank"][-1].replace(may=False)
+
+
+@pytest.mark.parametrize("staleness", [1, pytest.param(2, marks=pytest.mark.scale)])
+def test_rollouts_ahead_are_as_old_as_was_decided_whatever_dies(
+    staleness: int, ray: FakeRay, make_parts: MakeParts, start: Path
+) -> None:
+    config = SETTINGS | {"sampling": SamplingConfig(max_new_tokens=8, staleness=staleness)}
+    found, said = [], list[str]()
+    for tape in (Tape(), Killer(ray)):
+        parts = make_parts(config=config, folder=type(tape).__name__)
+        with placed_parts(parts, start, placement(), said.append) as parts:
+            train(parts, tape)
+            found.append({name: tensor.clone() for name, tensor in parts.learner.weights().items()})
+        said += tape.notes
+    numbers = [int(row["iteration"]) for row in tape.rows]
+    assert numbers == [1, 2, 3, 3, 4]  # the third was recorded and not yet saved when the rank died
+    for number, drawn in zip(numbers, tape.drawn, strict=True):
+        rollouts = [each.rollout for group in drawn.groups for each in group]
+        assert {each.policy_version for each in rollouts} == {max(0, number - 1 - staleness)}
+        assert {*Counter(each.prompt.prompt_id for each in rollouts).values()} == {SETTINGS["group_size"]}
+    assert samplers(ray)[-1].left == placement().max_restarts - 1 and any("rank 0 is gone" in each for each in said)
+    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())

@@ -70,6 +70,14 @@ def make(checkpoint: Path, tokenizer: ChatTokenizer, *kinds: type[NativeSampler]
     return ReplicatedSampler(members, send)
 
 
+def test_each_completion_names_the_engine_that_made_it(
+    checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    found = make(checkpoint, tokenizer, NativeSampler, NativeSampler).sample(prompts, PARAMS, seed=3)
+    named = [{item.replica for item in group if isinstance(item, Rollout)} for group in found]
+    assert named == [{number % 2} for number in range(len(prompts))]  # a group is of one engine
+
+
 @pytest.mark.parametrize("places", [None, [7, 2, 11, 5]])
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_completions_are_those_of_one_engine_in_the_order_of_the_prompts(

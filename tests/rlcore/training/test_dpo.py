@@ -15,7 +15,7 @@ from rlcore.errors import DataError, NonFiniteError
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.precision import compute_in
 from rlcore.packing import TokenSequence
-from rlcore.training.dpo import held_out_metrics, pair_margins, train_dpo, whole_logprobs
+from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, prefer, whole_logprobs
 from rlcore.training.preferences import TokenPair, different_sequences
 from tests import strategies
 from tests.learners import UNCLIPPED, assert_same, weights_of
@@ -41,7 +41,8 @@ def train(
     def report(_: int, metrics: Mapping[str, float]) -> None:
         reports.append(metrics)
 
-    return reports, train_dpo(model, pairs, held_out, config(**settings), seed=0, report=report)
+    learner = DpoLearner(model, config(**settings))
+    return reports, prefer(learner, pairs, held_out, config(**settings), seed=0, report=report)
 
 
 def answers(count: int, seed: int) -> list[TokenPair]:
@@ -127,9 +128,11 @@ def test_the_gain_of_a_completion_is_counted_over_all_of_its_tokens() -> None:
 
 def test_margins_are_the_implicit_rewards_of_a_policy_above_its_reference() -> None:
     pairs = rule_pairs(3, seed=5)
-    start, model = strategies.tiny_llama(seed=1), strategies.tiny_llama(seed=2)
-    reference = whole_logprobs(start, different_sequences(pairs), tokens_per_microbatch=64)
-    found = pair_margins(model, pairs, reference, config(beta=0.3))
+    start, model, other = (strategies.tiny_llama(seed=seed) for seed in (1, 1, 2))
+    learner = DpoLearner(model, config(beta=0.3))
+    learner.begin(different_sequences(pairs), num_steps=1)
+    model.load_state_dict(other.state_dict())
+    found = pair_margins(learner, pairs)
     for one, margin in zip(pairs, found.tolist(), strict=True):
         gains = [float((one_at_a_time(model, s) - one_at_a_time(start, s)).sum().detach()) for s in one.sides]
         assert margin == pytest.approx(0.3 * (gains[0] - gains[1]), rel=1e-4)
@@ -152,10 +155,13 @@ def test_an_adapter_learns_and_its_reference_is_the_model_without_it() -> None:
     pairs = rule_pairs(64, seed=0)
     bare = whole_logprobs(AdaptedModel(model.base, ""), different_sequences(pairs), tokens_per_microbatch=128)
     assert bare == whole_logprobs(model, different_sequences(pairs), tokens_per_microbatch=128)
-    reports, margins = train(model, pairs, pairs, learning_rate=2e-2)
+    learner, reports = DpoLearner(model, config(learning_rate=2e-2)), list[Mapping[str, float]]()
+    margins = prefer(
+        learner, pairs, pairs, config(learning_rate=2e-2), seed=0, report=lambda _, found: reports.append(found)
+    )
     assert reports[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert float(margins.mean()) > 0.5
-    torch.testing.assert_close(margins, pair_margins(model, pairs, bare, config()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(margins, pair_margins(learner, pairs), rtol=1e-4, atol=1e-4)
     assert all(torch.equal(model.base.state_dict()[name], value) for name, value in before.items())
 
 

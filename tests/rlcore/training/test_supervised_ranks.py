@@ -1,4 +1,4 @@
-"""Supervised fine-tuning and reward models on ranks take the steps of one process, and a lost rank ends them."""
+"""Supervised fine-tuning, DPO and reward models on ranks take the steps of one process, and a lost rank ends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from rlcore.config import AdapterConfig, OptimConfig, PlacementConfig, RewardModelConfig, SftConfig, TrunkConfig
+from rlcore.config import (
+    AdapterConfig,
+    DpoConfig,
+    OptimConfig,
+    PlacementConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrunkConfig,
+)
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import LearnerLostError
 from rlcore.models.loading import load_policy
@@ -25,12 +33,13 @@ from rlcore.models.sharded import Sharding, join, shard
 from rlcore.packing import TokenSequence
 from rlcore.ranks import ONE, Ranks, whole
 from rlcore.training.building import spread
-from rlcore.training.preferences import TokenPair
+from rlcore.training.dpo import DpoLearner, dpo_policy, prefer
+from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.rank_pool import RankPool
 from rlcore.training.reward_fit import fit_reward_model
 from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
 from rlcore.training.sft import SftLearner, teach
-from rlcore.training.supervised_ranks import RewardGroup, SftGroup, SupervisedPlan
+from rlcore.training.supervised_ranks import DpoGroup, RewardGroup, SftGroup, SupervisedPlan
 from tests import strategies
 from tests.ranks import Forks, on_ranks
 from tests.rlcore.loop.conftest import start
@@ -49,6 +58,18 @@ REWARDS = RewardModelConfig(
 )
 CONFIG = SftConfig(
     num_steps=3, batch_size=5, learning_rate=1e-2, tokens_per_microbatch=16, optim=OptimConfig(max_grad_norm=0.5)
+)
+
+
+DPO = DpoConfig(
+    num_epochs=2,
+    batch_size=4,
+    learning_rate=1e-2,
+    beta=0.5,
+    label_smoothing=0.1,
+    tokens_per_microbatch=16,
+    eval_every=2,
+    optim=OptimConfig(max_grad_norm=0.5),
 )
 
 
@@ -93,11 +114,11 @@ def test_ranks_take_the_steps_of_one_process(held: Literal["full", "replicate"],
             assert theirs == pytest.approx(ours, rel=1e-9)
 
 
-def open_group(start: Path, config: SftConfig | RewardModelConfig) -> tuple[Any, Forks]:
+def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -> tuple[Any, Forks]:
     placement = PlacementConfig(backend="processes", learner_ranks=2, deadline_minutes=5.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
-    kind = SftGroup if isinstance(config, SftConfig) else RewardGroup
+    kind: Any = {SftConfig: SftGroup, DpoConfig: DpoGroup, RewardModelConfig: RewardGroup}[type(config)]
     return kind(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
 
 
@@ -126,8 +147,8 @@ def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
             group.step(demonstrations(3))
 
 
-@pytest.mark.parametrize("config", [CONFIG, REWARDS])
-def test_a_plan_arrives_as_it_was(config: SftConfig | RewardModelConfig, start: Path) -> None:
+@pytest.mark.parametrize("config", [CONFIG, DPO, REWARDS])
+def test_a_plan_arrives_as_it_was(config: SftConfig | DpoConfig | RewardModelConfig, start: Path) -> None:
     plan = SupervisedPlan(start=start, config=config, seed=3)
     assert SupervisedPlan.from_json(plan.to_json()) == plan
 
@@ -244,3 +265,101 @@ def test_a_reward_model_of_ranks_is_saved_as_one_process_saves_it(
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]
     assert names[0] == names[1]
     torch.testing.assert_close(found["ranks"], found["one"], rtol=1e-3, atol=1e-4)
+
+
+def preferred(
+    held: Literal["full", "replicate"], dtype: torch.dtype, **settings: Any
+) -> Callable[[Ranks], tuple[torch.Tensor, list[Any], torch.Tensor, torch.Tensor]]:
+    """Work for ranks: the gradient of a second step of DPO, then the reports, margins and weights of a whole run."""
+    config, pairs = replace(DPO, **settings), preferences(9)
+
+    def make(ranks: Ranks) -> DpoLearner:
+        policy: Any = strategies.tiny_llama(dtype=dtype)
+        if config.adapter.rank:
+            policy = add_adapter(policy, config.adapter, "policy", seed=0).to(dtype)
+        if ranks.size > 1:
+            spread([policy], ranks, Sharding() if held == "full" else None, device=CPU)
+        return DpoLearner(policy, config)
+
+    def flat(tensors: Any) -> torch.Tensor:
+        return torch.cat([whole(each.detach()).flatten().double() for each in tensors])
+
+    def work(ranks: Ranks) -> tuple[torch.Tensor, list[Any], torch.Tensor, torch.Tensor]:
+        with strategies.double_precision() if dtype == torch.float64 else nullcontext():
+            gradients, learner, reports = list[torch.Tensor](), make(ranks), list[Any]()
+            sets = preference_sets(pairs)
+            learner.begin(different_sequences(pairs), num_steps=2)
+
+            def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                parameters = [each for group in optimizer.param_groups for each in group["params"]]
+                gradients.append(flat(each.grad for each in parameters))
+
+            hook = learner._optimizer.register_step_pre_hook(remember)
+            for _ in range(2):  # the second is away from the reference
+                learner.step(sets)
+            hook.remove()
+            learner = make(ranks)
+            margins = prefer(
+                learner, pairs, pairs[:4], config, seed=0, report=lambda _, found: reports.append(dict(found))
+            )
+            return gradients[1], reports, margins, flat(learner.model.parameters())
+
+    return work
+
+
+def assert_prefers_alike(size: int, folder: Path, tolerance: float, work: Callable[[Ranks], Any]) -> None:
+    gradient, reports, margins, weights = work(ONE)
+    assert float(gradient.norm()) > 0.0
+    for their_gradient, their_reports, their_margins, their_weights in on_ranks(size, work, folder):
+        assert float((their_gradient - gradient).norm() / gradient.norm()) < tolerance
+        assert float((their_weights - weights).norm() / weights.norm()) < tolerance
+        for step, (ours, theirs) in enumerate(zip(reports, their_reports, strict=True)):
+            if not step:  # both sides have a reward of 0, and rounding decides which is the larger one
+                theirs["dpo/accuracy"] = ours["dpo/accuracy"]
+            assert theirs == pytest.approx(ours, rel=10 * tolerance, abs=10 * tolerance)
+        torch.testing.assert_close(their_margins, margins, rtol=100 * tolerance, atol=10 * tolerance)
+
+
+def test_ranks_learn_preferences_directly_as_one_process_does(tmp_path: Path) -> None:
+    assert_prefers_alike(2, tmp_path, 1e-9, preferred("full", torch.float64, num_epochs=1))
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize(
+    ("held", "size", "dtype", "settings"),
+    [
+        ("full", 2, torch.float32, {}),
+        ("full", 4, torch.float64, {}),
+        ("full", 4, torch.float64, {"batch_size": 2}),  # fewer sets than ranks
+        ("replicate", 2, torch.float64, {}),
+        ("full", 2, torch.float64, {"tokens_per_microbatch": 1000}),
+        ("replicate", 4, torch.float64, {"adapter": AdapterConfig(rank=2)}),
+    ],
+)
+def test_every_layout_learns_preferences_directly_as_one_process_does(
+    held: Literal["full", "replicate"], size: int, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    assert_prefers_alike(size, tmp_path, tolerance, preferred(held, dtype, **settings))
+
+
+@pytest.mark.parametrize(
+    "adapter", [AdapterConfig(rank=2), pytest.param(AdapterConfig(), marks=pytest.mark.scale)], ids=["adapter", "whole"]
+)
+def test_a_policy_of_ranks_that_learned_preferences_is_saved_as_one_process_saves_it(
+    adapter: AdapterConfig, start: Path, tmp_path: Path
+) -> None:
+    config, pairs = replace(DPO, num_epochs=1, adapter=adapter), preferences(8)
+    group, _ = open_group(start, config)
+    with closing(group):
+        one = DpoLearner(dpo_policy(start, config, RUNTIME, seed=0), config)
+        margins = []
+        for name, learner in (("ranks", group), ("one", one)):
+            margins.append(prefer(learner, pairs, pairs, config, seed=0, report=lambda *_: None))
+            learner.save_model(start, tmp_path / name)
+    torch.testing.assert_close(margins[0], margins[1], rtol=1e-3, atol=1e-4)
+    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]
+    assert names[0] == names[1]
+    ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(other, mine, rtol=1e-3, atol=1e-4)

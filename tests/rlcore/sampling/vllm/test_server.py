@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from transformers import PreTrainedModel
 
@@ -22,7 +24,7 @@ from rlcore.config import DeadlineConfig, EngineConfig, GpuConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm.client import Address, address_of
+from rlcore.sampling.vllm.client import Address, EngineControl, address_of
 from rlcore.sampling.vllm.metrics import EngineWatch, parse_page
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
 from rlcore.sampling.vllm.server import MAX_ATTEMPTS, VllmSampler, open_vllm
@@ -265,6 +267,26 @@ def test_a_sync_that_an_attached_engine_refuses_stops_the_run(
     assert sampler.policy_version == 0
 
 
+def test_a_server_that_dies_between_a_sync_and_its_proof_is_asked_again_when_another_serves(
+    routes: tuple[type[Routes], str], sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living, started = sampler.control, list[int]()
+
+    def start() -> None:
+        started.append(1)
+        sampler.control = living
+
+    dead = EngineControl(Address("127.0.0.1", 9), last_words=str)
+    monkeypatch.setattr(sampler, "start", start)
+    sampler.control = dead
+    assert sampler._asked("/collective_rpc", {"method": "m", "args": []}) == {"results": [{"tensors": 20}]}
+    assert started == [1]
+    routes[0].trouble["refuse"] = 1
+    with pytest.raises(SamplingError, match="refused /collective_rpc"):
+        sampler._asked("/collective_rpc", {"method": "m", "args": []})
+    assert started == [1]  # one that answers is not dead
+
+
 def test_an_engine_that_ends_as_it_starts_says_its_last_lines(checkpoint: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no module named vllm >&2\nexit 3\n", encoding="utf-8")
@@ -341,6 +363,33 @@ def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch
     assert environment(spec, tmp_path)["CUDA_VISIBLE_DEVICES"] == "2,0"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-8f,3")  # ours are counted among these
     assert environment(spec, tmp_path)["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_their_names_fit(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ntouch "$(mktemp -u -t vllm_dist_XXXXXX)"\nexec sleep 600\n', encoding="utf-8")
+    python.chmod(0o755)
+    config = EngineConfig(kind="vllm", python=str(python), deadlines=DeadlineConfig(start_seconds=2.0))
+    spec = ServerSpec(
+        model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
+    )
+    before = set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
+    process = ServerProcess(spec)
+    deadline = time.monotonic() + 30.0
+    while not list(process.folder.glob("vllm_dist_*")):
+        assert time.monotonic() < deadline, "it was made elsewhere"
+        time.sleep(0.05)
+    for child in psutil.Process(process._guard.pid).children(recursive=True):
+        child.kill()
+    process.stop()
+    assert not process.folder.exists()
+    assert set(Path(tempfile.gettempdir()).glob("vllm_dist_*")) <= before
+    assert "VLLM_RPC_BASE_PATH" not in environment(spec, Path("/tmp/short"))
+    assert Path(environment(spec, tmp_path)["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
+    assert environment(spec, Path("/tmp", 70 * "x"))["VLLM_RPC_BASE_PATH"] == tempfile.gettempdir()
 
 
 def test_a_long_completion_may_take_longer() -> None:

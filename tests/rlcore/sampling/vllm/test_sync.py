@@ -27,17 +27,19 @@ Make = Callable[..., tuple[WeightSync, list["Server"]]]
 
 
 class Control(EngineControl):
-    """Says yes; ``refuses`` names a route that it does not."""
+    """Says yes; ``refuses`` names a route that it does not, ``dies`` one after which it does not answer at all."""
 
     def __init__(self) -> None:
         super().__init__(ADDRESS, last_words=str)
         self.asked: list[tuple[str, Any]] = []
-        self.refuses = ""
+        self.refuses = self.dies = ""
+        self.is_dead = False
 
     def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = 0.0) -> Any:
         route = path.partition("?")[0]
         self.asked.append((route, payload))
-        if route == self.refuses:
+        self.is_dead = self.is_dead or route == self.dies
+        if route == self.refuses or self.is_dead:
             raise SamplingError(f"the engine refused {path}")
         return {"success": True, "results": [{"tensors": 20}]}
 
@@ -49,6 +51,9 @@ class Server:
         self.control: EngineControl = Control()
         self.served, self.policy_version = Weights(path=model), 0
         self.restarted_from: list[Path] = []
+
+    def is_alive(self) -> bool:
+        return not self.control.is_dead  # type: ignore[attr-defined]
 
     def start(self) -> None:
         self.control = Control()
@@ -124,6 +129,35 @@ def test_an_update_that_one_server_refuses_starts_all_of_them_again_with_the_wei
     assert [server.restarted_from for server in servers] == [[before], [before]]
     assert [server.policy_version for server in servers] == [1, 1]
     assert list(tmp_path.iterdir()) == [before]
+
+
+def test_a_server_that_died_while_the_learner_was_at_work_is_started_first(
+    make: Make, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    sync, servers = make("file")
+    sync.send(model.state_dict(), policy_version=1)
+    (before,) = tmp_path.iterdir()
+    servers[1].control.is_dead = True  # type: ignore[attr-defined]
+    sync.send(model.state_dict(), policy_version=2)
+    assert [server.restarted_from for server in servers] == [[], [before]]
+    (only,) = tmp_path.iterdir()
+    assert [read(server)[-1] for server in servers] == [str(only)] * 2
+    assert [server.policy_version for server in servers] == [2, 2]
+
+
+@pytest.mark.parametrize("route", ["/pause", "/collective_rpc", "/resume"])
+def test_a_server_that_dies_as_it_loads_costs_a_start_of_all_and_no_update(
+    make: Make, model: PreTrainedModel, tmp_path: Path, route: str
+) -> None:
+    sync, servers = make("file")
+    sync.send(model.state_dict(), policy_version=1)
+    (before,) = tmp_path.iterdir()
+    servers[1].control.dies = route  # type: ignore[attr-defined]
+    sync.send(model.state_dict(), policy_version=2)
+    assert [server.restarted_from for server in servers] == [[before], [before]]
+    (only,) = tmp_path.iterdir()
+    assert [read(server) for server in servers] == [[str(only)]] * 2
+    assert [server.policy_version for server in servers] == [2, 2]
 
 
 def test_from_gpu_to_gpu_no_file_is_written_and_a_server_that_died_gets_one_of_the_trainers_weights(
