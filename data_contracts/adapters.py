@@ -17,6 +17,8 @@ from data_contracts import (
     prompts,
     public_adapters,
     ranked_sets,
+    stock,
+    towns,
 )
 from data_contracts.characters import has_visible
 from data_contracts.contract import Contract
@@ -165,6 +167,24 @@ ADAPTERS: Mapping[str, Adapter] = {
                 options={"direct_share": Option(default=0.7, low=0.0, high=1.0)},
             ),
             "preferences": Generator(make=products.generate_pairs),
+        }
+    ),
+    "stock": Adapter(
+        generators={
+            "prompts": Generator(make=stock.generate_prompts),
+            "demonstrations": Generator(
+                make=stock.generate_demonstrations,
+                options={"direct_share": Option(default=0.6, low=0.0, high=1.0)},
+            ),
+        }
+    ),
+    "towns": Adapter(
+        generators={
+            "prompts": Generator(make=towns.generate_prompts),
+            "demonstrations": Generator(
+                make=towns.generate_demonstrations,
+                options={"direct_share": Option(default=0.6, low=0.0, high=1.0)},
+            ),
         }
     ),
     "programs": Adapter(
