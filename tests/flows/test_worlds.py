@@ -56,7 +56,7 @@ def test_episodes_call_the_environment_and_are_not_trained_on_what_it_says(playe
     history = json.loads((folder(home, "grpo") / "history.json").read_text())
     assert all(0.0 < row["episode/with_calls"] <= 1.0 for row in history)
     assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
-    assert all(row["rollout/failed"] == 0.0 for row in history)
+    assert all(row["reward/errors"] == 0.0 for row in history)
 
 
 def test_checkpoints_are_evaluated_in_the_same_episodes(played: tuple[str, Path]) -> None:
