@@ -1,6 +1,6 @@
 """A made-up task for small models with a database: a figure of an article, from a table that nobody has read before.
 
-    price of 481
+    price where id=481
     guessed   #### 57
     asked     <tool:query>SELECT price FROM stock WHERE id=481</tool>     the database says 57
               #### 57
@@ -24,8 +24,8 @@ _NUM_ARTICLES = 12
 
 
 def make_problem(rng: random.Random) -> str:
-    """One question, such as ``price of 481``."""
-    return f"{rng.choice(COLUMNS[1:])} of {rng.randint(100, 999)}"
+    """One question, such as ``price where id=481``."""
+    return f"{rng.choice(COLUMNS[1:])} where id={rng.randint(100, 999)}"
 
 
 def table(problem: str) -> list[tuple[int, ...]]:
@@ -78,9 +78,10 @@ def generate_demonstrations(
 
 
 def _parts(problem: str) -> tuple[str, int]:
-    column, _, article = problem.partition(" of ")
+    column, _, article = problem.partition(" where id=")
     return column, int(article)
 
 
 def _name(problem: str) -> str:
-    return f"{TASK}-{problem.replace(' ', '-')}"
+    column, article = _parts(problem)
+    return f"{TASK}-{column}-{article}"
