@@ -12,10 +12,8 @@ nothing but the outcome tells a policy which one works.
 from __future__ import annotations
 
 import random
-from typing import Any
 
-from data_contracts.fields import ask
-from data_contracts.generated import different_problems, rows_of_problems
+from data_contracts.tool_task import ToolTask
 
 TASK = "stock"
 COLUMNS = ("id", "price", "count", "shelf", "weight", "age", "size", "rank", "pages")
@@ -49,39 +47,27 @@ def call(problem: str) -> str:
     return f"<tool:query>SELECT {column} FROM stock WHERE id={article}</tool>"
 
 
-def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``prompts/v1``, all questions different, train and evaluation from disjoint sets of questions."""
-
-    def row(problem: str) -> dict[str, Any]:
-        return {"prompt_id": _name(problem), "reference": str(answer(problem)), "task": TASK}
-
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
-
-
-def generate_demonstrations(
-    rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
-) -> list[dict[str, Any]]:
-    """Rows of ``demonstrations/v1``; ``direct_share`` of them answer at once, the others ask the database first."""
-
-    def row(problem: str) -> dict[str, Any]:
-        said = str(answer(problem))
-        turns = [{"role": "assistant", "content": call(problem)}, {"role": "tool", "content": said}]
-        return {
-            "demonstration_id": _name(problem),
-            "messages": ask(problem) + ([] if rng.random() < direct_share else turns),
-            "completion": f"#### {said}",
-            "reference": said,
-            "task": TASK,
-        }
-
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
-
-
 def _parts(problem: str) -> tuple[str, int]:
     column, _, article = problem.partition(" where id=")
     return column, int(article)
 
 
-def _name(problem: str) -> str:
+def _problem_id(problem: str) -> str:
     column, article = _parts(problem)
     return f"{TASK}-{column}-{article}"
+
+
+def _guess(problem: str) -> str:
+    return f"#### {answer(problem)}"
+
+
+MADE = ToolTask(
+    name=TASK,
+    make_problem=make_problem,
+    problem_id=_problem_id,
+    answer=answer,
+    call=call,
+    said=lambda problem: str(answer(problem)),
+    guess=_guess,
+    answered=_guess,
+)

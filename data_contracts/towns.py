@@ -18,11 +18,9 @@ import random
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from data_contracts.errors import ContractError
-from data_contracts.fields import ask
-from data_contracts.generated import different_problems, rows_of_problems
+from data_contracts.tool_task import ToolTask
 
 TASK = "towns"
 CORPUS = Path(__file__).with_name("towns.jsonl")
@@ -62,35 +60,6 @@ def call(problem: str) -> str:
     return f"<tool:search>{_parts(problem)[1]}</tool>"
 
 
-def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``prompts/v1``, all questions different, train and evaluation from disjoint sets of questions."""
-
-    def row(problem: str) -> dict[str, Any]:
-        return {"prompt_id": _name(problem), "reference": str(answer(problem)), "task": TASK}
-
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
-
-
-def generate_demonstrations(
-    rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
-) -> list[dict[str, Any]]:
-    """Rows of ``demonstrations/v1``; ``direct_share`` of them answer at once, the others search first."""
-
-    def row(problem: str) -> dict[str, Any]:
-        said, (figure, town) = str(answer(problem)), _parts(problem)
-        is_direct = rng.random() < direct_share
-        turns = [{"role": "assistant", "content": call(problem)}, {"role": "tool", "content": _texts()[town]}]
-        return {
-            "demonstration_id": _name(problem),
-            "messages": ask(problem) + ([] if is_direct else turns),
-            "completion": f"#### {said}" if is_direct else f"{figure} {said} #### {said}",
-            "reference": said,
-            "task": TASK,
-        }
-
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
-
-
 @cache
 def _texts() -> dict[str, str]:
     return {text.partition(":")[0]: text for _, text in passages()}
@@ -105,6 +74,27 @@ def _parts(problem: str) -> tuple[str, str]:
     return figure, town
 
 
-def _name(problem: str) -> str:
+def _problem_id(problem: str) -> str:
     figure, town = _parts(problem)
     return f"{TASK}-{figure}-{town}"
+
+
+def _guess(problem: str) -> str:
+    return f"#### {answer(problem)}"
+
+
+def _answered(problem: str) -> str:
+    """The figure is named first, as its passage names it: easier to copy."""
+    return f"{_parts(problem)[0]} {answer(problem)} {_guess(problem)}"
+
+
+MADE = ToolTask(
+    name=TASK,
+    make_problem=make_problem,
+    problem_id=_problem_id,
+    answer=answer,
+    call=call,
+    said=lambda problem: _texts()[_parts(problem)[1]],
+    guess=_guess,
+    answered=_answered,
+)

@@ -10,12 +10,10 @@ import pytest
 from data_contracts import towns
 from data_contracts.errors import ContractError
 from data_contracts.search_corpus import read_corpus
-from data_contracts.splits import is_held_out
-from data_contracts.text import prompt_hash
 
 
 def rows(direct_share: float, count: int = 40) -> list[dict[str, object]]:
-    return towns.generate_demonstrations(random.Random(0), num_train=count, num_eval=4, direct_share=direct_share)
+    return towns.MADE.demonstrations(random.Random(0), num_train=count, num_eval=4, direct_share=direct_share)
 
 
 def test_the_corpus_fulfils_its_contract_and_each_town_has_one_passage() -> None:
@@ -49,16 +47,3 @@ def test_a_searched_demonstration_names_the_figure_before_it_answers() -> None:
     number = towns.answer(question["content"])
     assert f"{figure} {number}" in said["content"]
     assert rows(0.0)[0]["completion"] == f"{figure} {number} #### {number}"
-
-
-def test_the_share_of_guesses_is_as_asked() -> None:
-    assert {len(row["messages"]) for row in rows(1.0)} == {1}
-    mixed = [len(row["messages"]) for row in rows(0.6, count=1000)]
-    assert sum(length == 1 for length in mixed) / len(mixed) == pytest.approx(0.6, abs=0.05)
-
-
-def test_questions_are_different_and_held_out_by_their_words_alone() -> None:
-    prompts = towns.generate_prompts(random.Random(1), num_train=200, num_eval=30)
-    assert len({row["prompt_id"] for row in prompts}) == 230
-    made = [*prompts, *rows(0.5)]
-    assert all(is_held_out(prompt_hash(row["messages"])) == (row["split"] == "eval") for row in made)

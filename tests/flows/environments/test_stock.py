@@ -18,7 +18,7 @@ def prompt_of(question: str) -> Prompt:
 
 
 def test_calls_of_demonstrations_get_the_answers_that_stand_there() -> None:
-    made = stock.generate_demonstrations(random.Random(3), num_train=200, num_eval=20, direct_share=0.0)
+    made = stock.MADE.demonstrations(random.Random(3), num_train=200, num_eval=20, direct_share=0.0)
     asked = {row["demonstration_id"]: [message["content"] for message in row["messages"]] for row in made}
     worlds = Worlds(environment_of(Stock, {}), timeout_seconds=5.0)
     opened = worlds.reset({key: prompt_of(turns[0]) for key, turns in asked.items()}, dict.fromkeys(asked, (0, 0)))
