@@ -155,6 +155,9 @@ test-slow: setup  ## the tests that take longer than a minute
 bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
 
+bench-environments: setup  ## the presets stock and towns over three seeds (about 20 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.environments
+
 bench-precision: setup  ## the tiny preset in float32, bfloat16 and float16 over three seeds (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.precision
 

@@ -1,6 +1,6 @@
 """A made-up task for small models with a database: a figure of an article, from a table that nobody has read before.
 
-    price where id=481
+    price of 481
     guessed   #### 57
     asked     <tool:query>SELECT price FROM stock WHERE id=481</tool>     the database says 57
               #### 57
@@ -22,8 +22,8 @@ _NUM_ARTICLES = 12
 
 
 def make_problem(rng: random.Random) -> str:
-    """One question, such as ``price where id=481``."""
-    return f"{rng.choice(COLUMNS[1:])} where id={rng.randint(100, 999)}"
+    """One question, such as ``price of 481``."""
+    return f"{rng.choice(COLUMNS[1:])} of {rng.randint(100, 999)}"
 
 
 def table(problem: str) -> list[tuple[int, ...]]:
@@ -48,7 +48,7 @@ def call(problem: str) -> str:
 
 
 def _parts(problem: str) -> tuple[str, int]:
-    column, _, article = problem.partition(" where id=")
+    column, _, article = problem.partition(" of ")
     return column, int(article)
 
 

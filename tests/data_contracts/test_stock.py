@@ -12,12 +12,12 @@ def rows(direct_share: float, count: int = 40) -> list[dict[str, object]]:
 
 
 def test_a_question_has_a_table_of_its_own_that_holds_its_answer() -> None:
-    table = stock.table("price where id=481")
+    table = stock.table("price of 481")
     (row,) = (row for row in table if row[0] == 481)
-    assert stock.answer("price where id=481") == row[stock.COLUMNS.index("price")]
-    assert stock.table("price where id=481") == table
+    assert stock.answer("price of 481") == row[stock.COLUMNS.index("price")]
+    assert stock.table("price of 481") == table
     assert len({each[0] for each in table}) == len(table) > 6
-    assert stock.table("count where id=481") != table
+    assert stock.table("count of 481") != table
     assert {len(each) for each in table} == {len(stock.COLUMNS)}
 
 
@@ -30,7 +30,7 @@ def test_answers_do_not_follow_from_questions() -> None:
 
 def test_an_asked_demonstration_runs_a_query_and_repeats_its_answer() -> None:
     question, call, said = rows(0.0)[0]["messages"]
-    column, _, article = question["content"].partition(" where id=")
+    column, _, article = question["content"].partition(" of ")
     assert call["content"] == f"<tool:query>SELECT {column} FROM stock WHERE id={article}</tool>"
     assert said == {"role": "tool", "content": str(stock.answer(question["content"]))}
     assert rows(0.0)[0]["completion"] == f"#### {said['content']}"

@@ -16,12 +16,16 @@ from tests.flows.homes import folder, kill_when, weights
 from tests.flows.test_agentic import SETTINGS
 from tests.flows.warm import run_warm
 
+pytestmark = pytest.mark.slow
+
 TOOLS = {"stock": "query", "towns": "search"}
 ITERATIONS = 3
 OWN = (
     "data.prompts.num_train=64",
     f"stages.grpo.num_iterations={ITERATIONS}",
     "stages.grpo.eval_every=3",
+    # Right answers are rare so early; a group in which all are paid the same would move no weight.
+    "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",
 )
 
 
@@ -67,7 +71,6 @@ def test_checkpoints_are_evaluated_in_the_same_episodes(played: tuple[str, Path]
     assert answers["completion"].str.contains(f"[{TOOLS[preset]}] ", regex=False).any()
 
 
-@pytest.mark.slow
 def test_a_kill_in_the_middle_of_the_rl_stage_changes_no_bit(played: tuple[str, Path], tmp_path: Path) -> None:
     preset, undisturbed = played
     code = f"from flows.run import run_targets; run_targets({preset!r}, {(*SETTINGS, *OWN)!r}, ['grpo'])"
@@ -77,7 +80,7 @@ def test_a_kill_in_the_middle_of_the_rl_stage_changes_no_bit(played: tuple[str, 
     assert not (home / "cache" / "grpo").exists()
     done = subprocess.run(command, env=environment(home), cwd=ROOT, capture_output=True, text=True, check=False)
     assert "goes on after iteration" in done.stderr, done.stderr
-    assert weights(home, "grpo") == weights(undisturbed, "grpo")
+    assert weights(home, "grpo") == weights(undisturbed, "grpo") != weights(home, "sft")
     for number in range(1, ITERATIONS + 1):
         name = f"rollouts/iteration-{number:05d}.parquet"
         again, before = (read_table(folder(each, "grpo") / name) for each in (home, undisturbed))

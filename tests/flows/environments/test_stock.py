@@ -30,7 +30,7 @@ def test_calls_of_demonstrations_get_the_answers_that_stand_there() -> None:
 
 def test_episodes_of_different_questions_have_databases_of_their_own() -> None:
     figures = []
-    for question in ("price where id=481", "price where id=482"):
+    for question in ("price of 481", "price of 482"):
         episode = Stock()
         episode.reset(prompt_of(question))
         figures.append(episode.query("SELECT * FROM stock"))
@@ -40,13 +40,13 @@ def test_episodes_of_different_questions_have_databases_of_their_own() -> None:
 
 def test_what_is_refused_is_an_error_that_the_policy_reads_and_the_episode_goes_on() -> None:
     worlds = Worlds(environment_of(Stock, {}), timeout_seconds=5.0)
-    worlds.reset({"a": prompt_of("price where id=481")}, {"a": (0, 0)})
-    for query in ("ATTACH '/etc/passwd' AS x", "SELECT zeroblob(1000000000)", "DROP TABLE stock", "price where id=481"):
+    worlds.reset({"a": prompt_of("price of 481")}, {"a": (0, 0)})
+    for query in ("ATTACH '/etc/passwd' AS x", "SELECT zeroblob(1000000000)", "DROP TABLE stock", "price of 481"):
         said = worlds.answer({"a": ParsedCall(tool="query", argument=query)})["a"]
         assert isinstance(said, ToolOutput)
         assert said.is_error
         assert said.text.startswith("error: ")
-    call = parse_call(stock.call("price where id=481"))
+    call = parse_call(stock.call("price of 481"))
     assert call is not None
-    assert worlds.answer({"a": call}) == {"a": ToolOutput(text=str(stock.answer("price where id=481")))}
+    assert worlds.answer({"a": call}) == {"a": ToolOutput(text=str(stock.answer("price of 481")))}
     worlds.close()
