@@ -159,6 +159,9 @@ bench-sanity: setup  ## every algorithm on problems that the start solves someti
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity --broken
 
+bench-environments: setup  ## the presets stock and towns over three seeds (about 20 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.environments
+
 bench-precision: setup  ## the tiny preset in float32, bfloat16 and float16 over three seeds (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.precision
 

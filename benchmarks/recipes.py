@@ -33,6 +33,8 @@ RECIPES = (
     "mixed",
     "reasoning",
     "agentic",
+    "stock",
+    "towns",
     "rlvr_code",
 )
 

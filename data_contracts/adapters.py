@@ -17,6 +17,8 @@ from data_contracts import (
     prompts,
     public_adapters,
     ranked_sets,
+    stock,
+    towns,
 )
 from data_contracts.characters import has_visible
 from data_contracts.contract import Contract
@@ -33,6 +35,7 @@ from data_contracts.fields import (
 )
 from data_contracts.preference_pairs import single
 from data_contracts.stream import RowFn
+from data_contracts.tool_task import ToolTask
 
 _NUMBERS = ("margin", "probability", "weight")
 Kind = Literal["prompts", "demonstrations", "preferences"]
@@ -127,6 +130,15 @@ def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequen
     return [{**{name: text(row, name) for name in texts}, "messages": messages(row), **optional_split(row)}]
 
 
+def _asked(task: ToolTask, *, direct_share: float) -> dict[Kind, Generator]:
+    """The generators of a task with a tool; ``direct_share``: the default of its option."""
+    options = {"direct_share": Option(default=direct_share, low=0.0, high=1.0)}
+    return {
+        "prompts": Generator(make=task.prompts),
+        "demonstrations": Generator(make=task.demonstrations, options=options),
+    }
+
+
 ADAPTERS: Mapping[str, Adapter] = {
     "prompts": Adapter(rows={"prompts": own_prompts}),
     "code_tasks": Adapter(rows={"prompts": own_code_tasks}, contracts={"prompts": code_tasks.CONTRACT}),
@@ -159,14 +171,12 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "products": Adapter(
         generators={
-            "prompts": Generator(make=products.generate_prompts),
-            "demonstrations": Generator(
-                make=products.generate_demonstrations,
-                options={"direct_share": Option(default=0.7, low=0.0, high=1.0)},
-            ),
+            **_asked(products.MADE, direct_share=0.7),
             "preferences": Generator(make=products.generate_pairs),
         }
     ),
+    "stock": Adapter(generators=_asked(stock.MADE, direct_share=0.6)),
+    "towns": Adapter(generators=_asked(towns.MADE, direct_share=0.6)),
     "programs": Adapter(
         generators={
             "prompts": Generator(make=programs.generate_prompts),

@@ -13,12 +13,11 @@ which one works.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
-from data_contracts.fields import ask
 from data_contracts.generated import different_problems, rows_of_problems
 from data_contracts.preference_pairs import single
+from data_contracts.tool_task import ToolTask
 
 TASK = "products"
 LOW, HIGH = 10, 99
@@ -45,39 +44,6 @@ def guess(number: int) -> str:
     return f"#### {number}"
 
 
-def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``prompts/v1``, all problems different, train and evaluation from disjoint sets of problems."""
-
-    def row(problem: str) -> dict[str, Any]:
-        return {
-            "prompt_id": f"{TASK}-{problem}",
-            "messages": ask(problem),
-            "reference": str(answer(problem)),
-            "task": TASK,
-        }
-
-    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
-
-
-def generate_demonstrations(
-    rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
-) -> list[dict[str, Any]]:
-    """Rows of ``demonstrations/v1``; ``direct_share`` of them answer at once, the others call the calculator first."""
-
-    def row(problem: str) -> dict[str, Any]:
-        said = str(answer(problem))
-        turns = [{"role": "assistant", "content": call(problem)}, {"role": "tool", "content": said}]
-        return {
-            "demonstration_id": f"{TASK}-{problem}",
-            "messages": ask(problem) + ([] if rng.random() < direct_share else turns),
-            "completion": guess(answer(problem)),
-            "reference": said,
-            "task": TASK,
-        }
-
-    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
-
-
 def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
     """Rows of ``preference_pairs/v2``: a call of the calculator against a wrong guess."""
 
@@ -85,10 +51,16 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
         wrong = answer(problem) + rng.choice((-1, 1)) * rng.randint(1, 99)
         return {**single(f"{TASK}-{problem}"), "chosen": call(problem), "rejected": guess(wrong), "source": TASK}
 
-    return _rows(rng, row, num_train=num_train, num_eval=num_eval)
-
-
-def _rows(
-    rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
-) -> list[dict[str, Any]]:
     return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
+
+
+MADE = ToolTask(
+    name=TASK,
+    make_problem=make_problem,
+    problem_id=lambda problem: f"{TASK}-{problem}",
+    answer=answer,
+    call=call,
+    said=lambda problem: str(answer(problem)),
+    guess=lambda problem: guess(answer(problem)),
+    answered=lambda problem: guess(answer(problem)),
+)

@@ -10,7 +10,6 @@ import pytest
 from data_contracts import demonstrations, products
 from data_contracts.contract import complaints, require
 from data_contracts.fields import ask
-from data_contracts.splits import is_held_out
 from data_contracts.text import prompt_hash
 
 CALL = {"role": "assistant", "content": "<tool:calculator>3*4</tool>"}
@@ -18,7 +17,7 @@ SAID = {"role": "tool", "content": "12"}
 
 
 def rows(direct_share: float, count: int = 40) -> list[dict[str, object]]:
-    return products.generate_demonstrations(random.Random(0), num_train=count, num_eval=4, direct_share=direct_share)
+    return products.MADE.demonstrations(random.Random(0), num_train=count, num_eval=4, direct_share=direct_share)
 
 
 def test_a_called_demonstration_asks_the_calculator_and_repeats_it() -> None:
@@ -29,20 +28,6 @@ def test_a_called_demonstration_asks_the_calculator_and_repeats_it() -> None:
     assert said == {"role": "tool", "content": str(products.answer(question["content"]))}
     assert row["completion"] == f"#### {said['content']}"
     assert row["reference"] == said["content"]
-
-
-def test_the_share_of_guesses_is_as_asked() -> None:
-    assert {len(row["messages"]) for row in rows(1.0)} == {1}
-    assert {len(row["messages"]) for row in rows(0.0)} == {3}
-    mixed = [len(row["messages"]) for row in rows(0.7, count=1000)]
-    assert sum(length == 1 for length in mixed) / len(mixed) == pytest.approx(0.7, abs=0.05)
-
-
-def test_problems_are_different_and_held_out_by_their_question_alone() -> None:
-    prompts = products.generate_prompts(random.Random(1), num_train=200, num_eval=30)
-    assert len({row["prompt_id"] for row in prompts}) == 230
-    made = [*prompts, *rows(0.5)]
-    assert all(is_held_out(prompt_hash(row["messages"])) == (row["split"] == "eval") for row in made)
 
 
 def test_pairs_prefer_a_call_to_a_wrong_guess() -> None:

@@ -1,0 +1,61 @@
+"""A made-up task with a tool: questions, and demonstrations that answer at once or ask the tool first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from data_contracts.fields import ask
+from data_contracts.generated import different_problems, rows_of_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolTask:
+    """A task. ``problem_id``: of a question; ``guess``: its answer at once, without the tool.
+
+    ``call`` is the turn that asks the tool, ``said`` what the tool says to it, ``answered`` the turn after that.
+    """
+
+    name: str
+    make_problem: Callable[[random.Random], str]
+    problem_id: Callable[[str], str]
+    answer: Callable[[str], int]
+    call: Callable[[str], str]
+    said: Callable[[str], str]
+    guess: Callable[[str], str]
+    answered: Callable[[str], str]
+
+    def prompts(self, rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
+        """Rows of ``prompts/v1``, all questions different, train and evaluation from disjoint sets of questions."""
+        problems = different_problems(self.make_problem, rng)
+        return rows_of_problems(
+            problems,
+            lambda problem: {"prompt_id": self.problem_id(problem), **self._known(problem)},
+            num_train=num_train,
+            num_eval=num_eval,
+        )
+
+    def demonstrations(
+        self, rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
+    ) -> list[dict[str, Any]]:
+        """Rows of ``demonstrations/v1``; ``direct_share`` of them answer at once, the others ask the tool first."""
+
+        def row(problem: str) -> dict[str, Any]:
+            is_direct = rng.random() < direct_share
+            return {
+                "demonstration_id": self.problem_id(problem),
+                "messages": ask(problem) + ([] if is_direct else self._turns(problem)),
+                "completion": (self.guess if is_direct else self.answered)(problem),
+                **self._known(problem),
+            }
+
+        problems = different_problems(self.make_problem, rng)
+        return rows_of_problems(problems, row, num_train=num_train, num_eval=num_eval)
+
+    def _known(self, problem: str) -> dict[str, str]:
+        return {"reference": str(self.answer(problem)), "task": self.name}
+
+    def _turns(self, problem: str) -> list[dict[str, str]]:
+        return [{"role": "assistant", "content": self.call(problem)}, {"role": "tool", "content": self.said(problem)}]

@@ -1,0 +1,100 @@
+"""A made-up task for small models with a search: a figure of a town, from a corpus that we made up.
+
+    mills in Fasone?
+    guessed    #### 32
+    searched   <tool:search>Fasone</tool>     the search says "Fasone: wells 22, mills 32, boats 20."
+               mills 32 #### 32
+
+The passages of ``towns.jsonl`` are the world: no question is answered by anything else. Questions that are held out ask
+for figures that no training question asks for, so a guess is right by chance alone. Demonstrations of both kinds are
+right: nothing but the outcome tells a policy which one works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from functools import cache
+from pathlib import Path
+
+from data_contracts.errors import ContractError
+from data_contracts.tool_task import ToolTask
+
+TASK = "towns"
+CORPUS = Path(__file__).with_name("towns.jsonl")
+# Part of the code, so that the keys of stages follow the corpus: another one makes other rows and other episodes.
+CORPUS_SHA256 = "55dd77d5b40ac51d2897ac64cda6f4ee9e69d38ba28348904345a7c24f9f3518"
+_FIGURE = re.compile(r"(\w+) (\d+)")
+
+
+@cache
+def passages() -> tuple[tuple[str, str], ...]:
+    """(id, text) of every passage of the corpus, such as ``("t1", "Fasone: wells 22, mills 32, boats 20.")``.
+
+    Raises:
+        ContractError: the file is not the one that this code was written for.
+    """
+    content = CORPUS.read_bytes()
+    if hashlib.sha256(content).hexdigest() != CORPUS_SHA256:
+        raise ContractError("the corpus of towns was changed", where=str(CORPUS), fix="set CORPUS_SHA256 to its digest")
+    rows = map(json.loads, content.decode().splitlines())
+    return tuple((row["passage_id"], row["text"]) for row in rows)
+
+
+def make_problem(rng: random.Random) -> str:
+    """One question, such as ``mills in Fasone?``."""
+    town = rng.choice(list(_texts()))
+    return f"{rng.choice(list(_figures(town)))} in {town}?"
+
+
+def answer(problem: str) -> int:
+    """The figure that the corpus has."""
+    figure, town = _parts(problem)
+    return _figures(town)[figure]
+
+
+def call(problem: str) -> str:
+    """The turn that searches."""
+    return f"<tool:search>{_parts(problem)[1]}</tool>"
+
+
+@cache
+def _texts() -> dict[str, str]:
+    return {text.partition(":")[0]: text for _, text in passages()}
+
+
+def _figures(town: str) -> dict[str, int]:
+    return {name: int(number) for name, number in _FIGURE.findall(_texts()[town])}
+
+
+def _parts(problem: str) -> tuple[str, str]:
+    figure, _, town = problem.removesuffix("?").partition(" in ")
+    return figure, town
+
+
+def _problem_id(problem: str) -> str:
+    figure, town = _parts(problem)
+    return f"{TASK}-{figure}-{town}"
+
+
+def _guess(problem: str) -> str:
+    return f"#### {answer(problem)}"
+
+
+def _answered(problem: str) -> str:
+    """The figure is named first, as its passage names it: easier to copy."""
+    return f"{_parts(problem)[0]} {answer(problem)} {_guess(problem)}"
+
+
+MADE = ToolTask(
+    name=TASK,
+    make_problem=make_problem,
+    problem_id=_problem_id,
+    answer=answer,
+    call=call,
+    said=lambda problem: _texts()[_parts(problem)[1]],
+    guess=_guess,
+    answered=_answered,
+)

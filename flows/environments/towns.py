@@ -1,0 +1,37 @@
+"""A corpus about made-up towns that the policy searches."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from data_contracts import towns
+from rlcore.tools.base import CallError
+from rlcore.tools.search import Passage, SearchTool, words
+from rlcore.types import Prompt
+
+
+class Towns:
+    """The passages of ``towns.jsonl``, of which a search shows the ``num_passages`` best by BM25."""
+
+    def __init__(self, num_passages: int = 1) -> None:
+        self._num_passages = num_passages
+
+    def reset(self, prompt: Prompt) -> None:
+        """Nothing is to be set up: the corpus is the same in each episode."""
+
+    def search(self, query: str) -> str:
+        """Finds the passages that fit some words best.
+
+        Args:
+            query: the words, such as the name of a town
+        """
+        if not words(query):
+            raise CallError("a search needs a word")
+        found = [passage.text for passage, _ in _corpus(self._num_passages).rank(query)]
+        return "\n".join(found) or "nothing found"
+
+
+@cache
+def _corpus(num_passages: int) -> SearchTool:
+    passages = [Passage(passage_id=name, text=text) for name, text in towns.passages()]
+    return SearchTool(passages, num_passages=num_passages)
