@@ -12,6 +12,7 @@ from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, stage_sections
 from tasks.preset.stages import (
     BASE,
+    BenchmarkStage,
     DifficultyStage,
     DpoStage,
     RejectionStage,
@@ -22,12 +23,14 @@ from tasks.preset.stages import (
     draw_of,
     reward_models_of,
 )
+from tasks.report.benchmark_page import benchmark_page
 from tasks.report.difficulty_page import difficulty_page
 from tasks.report.rejection_page import rejection_page
 from tasks.report.reward_page import reward_page
 from tasks.report.training_pages import dpo_page, rl_page, sft_page
 from tasks.report.win_rate_page import win_rate_page
 from tasks.steps.base import prepared
+from tasks.steps.benchmark import run_benchmark, task_files
 from tasks.steps.difficulty import run_difficulty
 from tasks.steps.dpo import run_dpo
 from tasks.steps.online_rl import run_online_rl
@@ -178,6 +181,22 @@ def win_rate_stage(name: str, config: RunConfig) -> Stage:
     )
 
 
+def benchmark_stage(name: str, config: RunConfig) -> Stage:
+    """What a checkpoint makes of a benchmark's tasks."""
+    own = config.stage(name, BenchmarkStage)
+    policy = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="benchmark",
+        draw=benchmark_page,
+        run=partial(run_benchmark, policy=policy),
+        inputs=(policy,),
+        sections=partial(_sections, name, ("confidence", "hardware"), ()),
+        external=task_files,
+    )
+
+
 KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
     {
         "sft": sft_stage,
@@ -187,6 +206,7 @@ KINDS: Mapping[str, Callable[[str, RunConfig], Stage]] = MappingProxyType(
         "rejection": rejection_stage,
         "difficulty": difficulty_stage,
         "win_rate": win_rate_stage,
+        "benchmark": benchmark_stage,
     }
 )
 

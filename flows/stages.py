@@ -22,7 +22,7 @@ from tasks.preset.graph import (
 from tasks.preset.promotion import PromotionConfig
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, data_sections, sections_of, stage_sections
-from tasks.preset.stages import RlStage, WinRateStage, data_of
+from tasks.preset.stages import BenchmarkStage, RlStage, WinRateStage, data_of
 from tasks.report.comparison import comparison_page
 from tasks.report.data_page import data_page
 from tasks.report.drift_page import drift_page
@@ -37,7 +37,7 @@ from tasks.steps.evaluate import run_evaluate
 from tasks.steps.import_sft import import_sections, registered_version, run_import_sft, run_start, source_files
 from tasks.steps.prepare import data_source, run_prepare
 from tasks.steps.prepare_sampled import run_prepare_sampled
-from tasks.steps.promote import CHAMPION_STAGE, WINS, run_champion, run_promote
+from tasks.steps.promote import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS, run_champion, run_promote
 from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs
 from tasks.steps.reward_gate import run_reward_gate
 from tasks.steps.rl_parts import needed_reward_models
@@ -116,6 +116,7 @@ def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage,
     challenger, data = promotion.challenger, evaluated_data(config)
     judged = config.stage(promotion.win_rate, WinRateStage).data if promotion.win_rate else ()
     asked = dict.fromkeys((*data, *judged))
+    asks = tuple(_benchmark(name, challenger, CHALLENGER_ASKED, config) for name in promotion.benchmarks if champion)
     inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", *stages_of_data(config, asked))
     opponent: tuple[Stage, ...] = ()
     if champion is not None:
@@ -129,7 +130,8 @@ def _promotion(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage,
             external=partial(_constant, champion.model_id),
         )
         wins = (_champion_win_rate(config),) if promotion.win_rate else ()
-        opponent = (imported, _evaluate(CHAMPION_STAGE, config), *wins)
+        theirs = (_benchmark(name, CHAMPION_STAGE, CHAMPION_ASKED, config) for name in promotion.benchmarks)
+        opponent = (imported, _evaluate(CHAMPION_STAGE, config), *wins, *asks, *theirs)
         inputs = (*inputs, *(stage.name for stage in opponent))
     version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
     verdict = Stage(
@@ -154,6 +156,14 @@ def _champion_win_rate(config: RunConfig) -> Stage:
     between = replace(config, stages={**config.stages, name: compared})
     stage = KINDS["win_rate"](name, between)
     return replace(stage, name=WINS, sections=partial(_as_in, between, stage.sections))
+
+
+def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
+    """The tasks of the stage ``name``, asked another checkpoint."""
+    asked = replace(config.stage(name, BenchmarkStage), start=checkpoint)
+    between = replace(config, stages={**config.stages, name: asked})
+    stage = KINDS["benchmark"](name, between)
+    return replace(stage, name=f"{beginning}{name}", sections=partial(_as_in, between, stage.sections))
 
 
 def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:

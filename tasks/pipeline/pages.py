@@ -2,7 +2,7 @@
 
 No key counts how a page is drawn. It lies beside the artifacts, in ``pages/<preset>/<stage>/<digest>/``, and is drawn
 when it is not there yet, also for a stage that came from the cache under another preset's name; and drawn anew when
-the code that draws has changed.
+the code that draws or an artifact that the stage was made from has changed: a comparison tells of its inputs.
 """
 
 from __future__ import annotations
@@ -45,15 +45,20 @@ def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:
     return home.pages / preset / stage / ref.sha256[:_DIGITS]
 
 
-def is_drawn(draw: Draw, folder: Path) -> bool:
-    """Whether ``folder`` has the pages that the present code of ``draw`` makes."""
+def is_drawn(draw: Draw, result: Result, folder: Path) -> bool:
+    """Whether ``folder`` has the pages that the present code of ``draw`` makes of ``result``."""
     mark = _mark(folder)
-    return folder.is_dir() and mark.is_file() and mark.read_text(encoding="utf-8") == closure_digest(draw.__module__)
+    return folder.is_dir() and mark.is_file() and mark.read_text(encoding="utf-8") == _drawn_from(draw, result)
 
 
 def _mark(folder: Path) -> Path:
-    """The file with the digest of the code that has drawn ``folder``."""
+    """The file that says what ``folder`` was drawn from."""
     return folder.with_suffix(".code")
+
+
+def _drawn_from(draw: Draw, result: Result) -> str:
+    """Digest of the code that draws, and the artifacts of the inputs: their folders are called by their digests."""
+    return "\n".join([closure_digest(draw.__module__), *(path.name for _, path in sorted(result.inputs.items()))])
 
 
 def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> None:
@@ -66,7 +71,7 @@ def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> Non
     unfinished.rename(folder)
     run.log_artifacts(folder, f"pages/{result.stage}")
     # The mark is the last, so that a call that was killed is done again.
-    write_bytes(closure_digest(draw.__module__).encode(), _mark(folder))
+    write_bytes(_drawn_from(draw, result).encode(), _mark(folder))
     if page:
         report_markdown(result.stage, page)
 

@@ -184,9 +184,11 @@ def _publish(
     if stage.model:
         register(stage, ref, inputs, preset=config.name, run=run)
     folder = page_folder(run.home, config.name, stage.name, ref)
-    if stage.draw is not None and not is_drawn(stage.draw, folder):
-        folders = {name: run.store.path(each) for name, each in inputs.items()}
-        show_pages(stage.draw, result_of(stage, config, run.store.path(ref), folders), folder, run.parent)
+    if stage.draw is None:
+        return
+    result = result_of(stage, config, run.store.path(ref), {name: run.store.path(each) for name, each in inputs.items()})
+    if not is_drawn(stage.draw, result, folder):
+        show_pages(stage.draw, result, folder, run.parent)
 
 
 def _look_up(

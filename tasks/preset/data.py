@@ -17,12 +17,14 @@ from rlcore.strict import INLINE
 POLICY = "policy"  # the adapter of pairs that a policy samples
 HUB = "hub:"
 _FEWEST_WORDS = 8  # as data_contracts.overlap has it
-# Where a preset's document names files, and the keys that do.
+# Where a preset's document names files, and the keys that do; first those that committed presets have beside them.
+_SHIPPED = ((("stages", "*"), ("folder",)),)
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
     (("model",), ("chat_template",)),
     (("stages", "*", "sampling", "episodes"), ("corpus",)),
     (("stages", "*", "rewards", "*", "options"), ("template",)),
+    *_SHIPPED,
 )
 
 
@@ -109,15 +111,16 @@ def _without_folder(path: str) -> str:
     return path if path.startswith(HUB) else Path(path).name
 
 
-def anchored(document: Mapping[str, Any], folder: Path, *, source: object) -> dict[str, Any]:
+def anchored(document: Mapping[str, Any], folder: Path, *, source: object, is_shipped: bool = False) -> dict[str, Any]:
     """A preset's document whose relative paths, which start at ``folder``, start at the current folder.
 
     ``source``: that of the model, which says whether ``model.path`` names a file. A path that leads out of the current
-    folder becomes absolute.
+    folder becomes absolute. ``is_shipped``: the document is one of ours, of which only the files that come with it are
+    meant so.
     """
     found = copy.deepcopy(dict(document))
     model = ((("model",), ("path",)),) if source in FILE_SOURCES else ()
-    for place, keys in (*_PATHS, *model):
+    for place, keys in _SHIPPED if is_shipped else (*_PATHS, *model):
         for table in _tables(found, *place):
             for key in keys:
                 if isinstance(table.get(key), str) and table[key] and not table[key].startswith(HUB):

@@ -19,6 +19,7 @@ from tasks.preset.judging_faults import evaluation_faults, listed, promotion_fau
 from tasks.preset.stages import (
     BASE,
     PRODUCTS,
+    BenchmarkStage,
     RewardModelStage,
     RlStage,
     Rows,
@@ -119,7 +120,7 @@ def _is_taught(stage: StageConfig) -> bool:
 
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     key, known = f"{path}.{stage.data_key}", _rows(config, stage.reads)
-    if not data_of(stage):
+    if not data_of(stage) and not isinstance(stage, BenchmarkStage):
         yield f"{key}: names no data; choose among {listed(known)}"
     for name in data_of(stage):
         at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"

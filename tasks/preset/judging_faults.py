@@ -48,6 +48,10 @@ def promotion_faults(config: RunConfig) -> Iterator[str]:
     judges = [name for name, stage in config.stages.items() if stage.makes == "win_rate"]
     if promotion and (judging := promotion.win_rate) and judging not in judges:
         yield f"promotion.win_rate = {judging!r}: no stage of the kind win_rate; choose one of {listed(judges)}"
+    asking = [name for name, stage in config.stages.items() if stage.makes == "benchmark"]
+    for name in promotion.benchmarks if promotion else ():
+        if name not in asking:
+            yield f"promotion.benchmarks names {name!r}: no stage of the kind benchmark; choose among {listed(asking)}"
     if not config.retrain:
         return
     challenger = config.stages.get(promotion.challenger) if promotion else None

@@ -23,10 +23,15 @@ class PromotionConfig:
     ``win_rate``: a stage of that kind. Its judge, prompts and sampling then compare the challenger with the champion,
     whatever checkpoints it names itself, and the win rate decides in the place of accuracy, which stays a guard;
     ``min_gain`` is then of the win rate above ½.
+
+    ``benchmarks``: stages of that kind. Champion and challenger are both asked their tasks, and no task may be lost by
+    more than ``benchmark_margin``: of a share, or of the figure that the task has.
     """
 
     challenger: str
     win_rate: str = ""
+    benchmarks: tuple[str, ...] = ()
+    benchmark_margin: Fraction = 0.02
     alpha: Annotated[float, Above(0.0), Below(0.5)] = 0.05
     min_gain: Fraction = 0.01
     task_margin: Fraction = 0.05

@@ -197,7 +197,7 @@ def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) ->
 def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
     """The document with its paths as they are from here; ``merged`` has the model's source, if a base names it."""
     if library is not None and path.parent.resolve() == library.resolve():
-        return document
+        return anchored(document, path.parent, source=None, is_shipped=True)
     model = merged.get("model")
     return anchored(document, path.parent, source=model.get("source") if isinstance(model, Mapping) else None)
 

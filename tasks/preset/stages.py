@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
+from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.config.bounds import Fraction, PositiveFloat
 from rlcore.config.rejection import AnswersConfig, RejectionConfig
 from rlcore.config.rl import CriticConfig, RewardTerm, RlConfig, SamplingConfig
@@ -28,7 +29,7 @@ from tasks.preset.data import POLICY
 BASE = "base"
 """The checkpoint that a run begins with, as ``start`` names it."""
 
-Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate", "difficulty"]
+Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate", "difficulty", "benchmark"]
 Rows = Literal["demonstrations", "preference pairs", "prompts"]
 PRODUCTS: Mapping[Product, str] = MappingProxyType(
     {
@@ -37,6 +38,7 @@ PRODUCTS: Mapping[Product, str] = MappingProxyType(
         "demonstrations": "demonstrations",
         "win_rate": "a win rate",
         "difficulty": "pass rates of prompts",
+        "benchmark": "a benchmark",
     }
 )
 """What stages make, as messages name it."""
@@ -174,7 +176,23 @@ class WinRateStage:
     settings: WinRateConfig = field(metadata=INLINE)
 
 
-StageConfig = SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage | DifficultyStage | WinRateStage
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkStage:
+    """What ``start`` makes of tasks of the language model evaluation harness. It reads no data set of the preset."""
+
+    makes: ClassVar[Product] = "benchmark"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    data: ClassVar[tuple[str, ...]] = ()
+    is_compared: ClassVar[bool] = True
+    kind: Literal["benchmark"]
+    start: str
+    settings: BenchmarkConfig = field(metadata=INLINE)
+
+
+StageConfig = (
+    SftStage | DpoStage | RewardModelStage | RlStage | RejectionStage | DifficultyStage | WinRateStage | BenchmarkStage
+)
 STAGE_KINDS: Mapping[str, type] = MappingProxyType(
     {
         "sft": SftStage,
@@ -184,6 +202,7 @@ STAGE_KINDS: Mapping[str, type] = MappingProxyType(
         "rejection": RejectionStage,
         "difficulty": DifficultyStage,
         "win_rate": WinRateStage,
+        "benchmark": BenchmarkStage,
     }
 )
 AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]

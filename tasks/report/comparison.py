@@ -15,7 +15,8 @@ from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots
-from tasks.report.found import rejections, reward_models, rl_runs, win_rates
+from tasks.report.benchmark_page import render as benchmark_text
+from tasks.report.found import benchmarks, rejections, reward_models, rl_runs, win_rates
 from tasks.report.head_to_head import History, head_to_head_curves, head_to_head_table, standings
 from tasks.report.levels import level
 from tasks.report.win_rate_page import render as win_rate_text
@@ -39,6 +40,10 @@ def comparison_page(result: Result, folder: Path) -> str:
     page += "".join(
         f"\n## {name}: win rate\n\n" + win_rate_text(read_json(each / "win_rate.json"), confidence=confidence)
         for name, each in win_rates(inputs).items()
+    )
+    page += "".join(
+        f"\n## {name}: benchmark\n\n" + benchmark_text(read_json(each / "benchmark.json"), confidence=confidence)
+        for name, each in benchmarks(inputs).items()
     )
     (folder / "comparison.md").write_text(page, encoding="utf-8")
     _draw(result, folder, compared, histories)

@@ -28,5 +28,10 @@ def win_rates(folders: Folders) -> dict[str, Path]:
     return _with("win_rate.json", folders)
 
 
+def benchmarks(folders: Folders) -> dict[str, Path]:
+    """The stages that asked a checkpoint tasks of the evaluation harness."""
+    return _with("benchmark.json", folders)
+
+
 def _with(file: str, folders: Folders) -> dict[str, Path]:
     return {name: folder for name, folder in folders.items() if (folder / file).is_file()}

@@ -19,7 +19,9 @@ from tasks.home.settings import find_home
 from tasks.home.storage import read_json, read_table, write_json
 from tasks.preset.promotion import PromotionConfig
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
+from tasks.steps.benchmark import TABLE
 from tasks.steps.promotion_figures import (
+    asked_both,
     compared,
     compared_by_wins,
     comparison_digest,
@@ -36,6 +38,8 @@ from tasks.tracking.runs import open_tracker
 CHAMPION_STAGE = "champion"
 WINS = "champion_win_rate"
 """The stage of the challenger's win rate over the champion, where that decides."""
+CHALLENGER_ASKED, CHAMPION_ASKED = "challenger_", "champion_"
+"""What the stages of both sides' benchmarks begin with."""
 _DIGITS = 16  # of the digests that name a look
 _PRIMARY = ("accuracy", "win rate")
 
@@ -103,10 +107,15 @@ def _figures(
     context: StageContext, answers: Mapping[str, pd.DataFrame], settings: PromotionConfig
 ) -> tuple[Paired, list[Paired]]:
     """The primary figure and the guards: by the win rate where there is one, else by accuracy."""
-    if WINS not in context.inputs:
-        return compared(answers["champion"], answers["challenger"], settings)
-    wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
-    return compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
+    if WINS in context.inputs:
+        wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
+        primary, guards = compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
+    else:
+        primary, guards = compared(answers["champion"], answers["challenger"], settings)
+    for name in settings.benchmarks:
+        old, new = (read_table(context.inputs[f"{side}{name}"] / TABLE) for side in (CHAMPION_ASKED, CHALLENGER_ASKED))
+        guards += asked_both(old, new, margin=settings.benchmark_margin)
+    return primary, guards
 
 
 def model_name(preset: str, settings: PromotionConfig) -> str:

@@ -70,6 +70,20 @@ def compared_by_wins(
     return primary, [*guards, *_manners(champion, challenger, settings)]
 
 
+def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> list[Paired]:
+    """A guard for each task and metric of a benchmark, from the records of both sides.
+
+    Raises:
+        DataError: they were not asked the same documents.
+    """
+    keys = ["task", "metric", "doc_id"]
+    old, new = (table.sort_values(keys).reset_index(drop=True) for table in (champion, challenger))
+    if not old[[*keys, "doc_sha256"]].equals(new[[*keys, "doc_sha256"]]):
+        raise DataError("champion and challenger were asked different documents of a benchmark", fix="ask both anew")
+    names = new["task"] + ", " + new["metric"]
+    return [_paired(name, old["value"][names == name], new["value"][names == name], margin) for name in names.unique()]
+
+
 def comparison_digest(primary: Paired, guards: Sequence[Paired], settings: PromotionConfig) -> str:
     """Digest of what is decided by, and of the bounds: whoever changes either looks once more."""
     figures = [

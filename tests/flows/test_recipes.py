@@ -38,6 +38,7 @@ SIZES = {
     "reward_model": {"num_epochs": 1, "batch_size": 4, "min_accuracy": 0.0},
     "win_rate": {"max_unjudged": 0.1},
     "difficulty": {"num_prompts": 12},
+    "benchmark": {"limit": 8},
     "dpo": {"num_epochs": 1, "batch_size": 4},
     "rl": {"num_iterations": 2, "prompts_per_iteration": 4, "group_size": 2, "eval_every": 2},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,26 @@ def test_a_page_is_drawn_once_for_each_name_and_the_stage_runs_once(tracked_home
         "toy: 7", "toy: 7", "mine: 7",
     ]  # fmt: skip
     assert ran == ["measure", "draw", "draw"]
+
+
+def source(context: StageContext, *, words: str) -> StageResult:
+    (context.folder / "words.txt").write_text(words)
+    return StageResult(metrics={})
+
+
+def tell(result: Result, folder: Path) -> str:
+    (folder / "page.md").write_text((result.inputs["source"] / "words.txt").read_text())
+    return ""
+
+
+def test_a_page_that_tells_of_its_inputs_is_drawn_anew_when_they_change_and_the_result_does_not(
+    tracked_home: Home,
+) -> None:
+    teller = replace(GATE, inputs=("source",), draw=tell)
+    for words in ("one", "other", "one"):
+        stages = [replace(GATE, name="source", run=partial(source, words=words), draw=None), teller]
+        ref = run_pipeline(stages, ToyConfig.run(name="toy"), ["gate"], home=tracked_home, experiment="toy")["gate"]
+        assert (page_folder(tracked_home, "toy", "gate", ref) / "page.md").read_text() == words
 
 
 def test_a_gate_that_refuses_has_its_page_where_the_error_says(tracked_home: Home) -> None:
