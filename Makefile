@@ -132,6 +132,13 @@ test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and ru
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	@touch $@
 
+test-benchmarks: .venv/.benchmarks  ## stages of the kind benchmark: the evaluation harness on the tiny model (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rlcore/test_harness.py
+
+.venv/.benchmarks: .venv/.installed
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
+	@touch $@
+
 attack: .venv/.services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
 	@infra/install_sandbox.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
