@@ -61,7 +61,8 @@ def unpacked(texts: Sequence[bytes]) -> tuple[Numbers, Rows]:
 def bands_of(questions: Sequence[bytes]) -> NDArray[np.uint32]:
     """For each question 8 numbers, some of which are equal where questions are nearly the same.
 
-    ``questions``: the words and signs of each, :func:`packed`. uint32 [questions, 8]. Questions with other numbers or signs share none. Zero is for questions without a word.
+    ``questions``: the words and signs of each, :func:`packed`. uint32 [questions, 8]. Questions with other
+    numbers or signs share none. Zero is for questions without a word.
     """
     found = np.zeros((len(questions), BANDS), dtype=np.uint32)
     for start in range(0, len(questions), _AT_A_TIME):

@@ -98,9 +98,9 @@ def _is_plain(value: object) -> bool:
     if type(value) is float:
         return _PLAIN_NUMBERS[0] <= abs(value) <= _PLAIN_NUMBERS[1] or (value == 0 and math.copysign(1, value) > 0)
     if type(value) is list:
-        return all([type(one) is str or (type(one) is dict and _is_of_texts(one)) for one in value])
+        return all(type(one) is str or (type(one) is dict and _is_of_texts(one)) for one in value)
     return type(value) is int or value is None
 
 
 def _is_of_texts(value: Mapping[str, Any]) -> bool:
-    return all([type(one) is str for one in value.values()])
+    return all(type(one) is str for one in value.values())

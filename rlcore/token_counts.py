@@ -85,7 +85,7 @@ def _rendered(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -
 def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:
     """Each conversation as the template writes it; None for all where its texts surely stand in it unchanged."""
     template = tokenizer.backend.chat_template
-    is_filled = all([message.content for messages in conversations for message in messages])
+    is_filled = all(message.content for messages in conversations for message in messages)
     if not conversations or (is_filled and isinstance(template, str) and writes_texts_unchanged(template)):
         return [None] * len(conversations)
     return _render_all(tokenizer, conversations)

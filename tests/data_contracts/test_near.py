@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from data_contracts.near import MAX_BUCKET, bands_of, candidates, is_near, numbers_of
+from data_contracts.near import MAX_BUCKET, bands_of, candidates, is_near, numbers_of, packed
 from data_contracts.text import question_text
 
 
@@ -49,7 +49,7 @@ def test_nearly_all_questions_with_a_word_more_are_looked_at_and_few_others() ->
     words = ["".join(rng.choices("abcdefghij", k=6)) for _ in range(3000)]
     questions = [rng.sample(words, 8) for _ in range(1000)]
     longer = [[*one[:4], rng.choice(words), *one[4:]] for one in questions]
-    found = candidates(bands_of(longer), bands_of(questions))
+    found = candidates(bands_of(list(map(packed, longer))), bands_of(list(map(packed, questions))))
     pairs = set(zip(found.train.tolist(), found.held_out.tolist(), strict=True))
     assert sum((place, place) in pairs for place in range(1000)) > 990
     assert len(pairs) < 1200
