@@ -57,21 +57,22 @@ def test_nearly_all_questions_with_a_word_more_are_looked_at_and_few_others() ->
 
 
 def test_questions_with_other_numbers_or_without_a_word_share_no_band() -> None:
-    bands = bands_of([tokens("A farmer has 12 cows"), tokens("A farmer has 13 cows"), tokens("4+3"), [], tokens("4+3")])
+    questions = ["A farmer has 12 cows", "A farmer has 13 cows", "4+3", "", "4+3"]
+    bands = bands_of([packed(tokens(question)) for question in questions])
     assert not (bands[0] == bands[1]).any()
     assert not bands[2:].any()
     assert len(candidates(bands, bands).train) == 2  # each with itself
 
 
 def test_a_template_is_counted_and_not_compared_with_all() -> None:
-    same = bands_of([["is", "it", "so"]] * (MAX_BUCKET + 10))
+    same = bands_of([packed(["is", "it", "so"])] * (MAX_BUCKET + 10))
     found = candidates(same, same[:1])
     assert (len(found.train), found.crowded) == (MAX_BUCKET, 1)
 
 
 def test_the_numbers_of_texts_are_those_of_every_machine() -> None:
     assert numbers_of(["a", "ä"]).tolist() == [13950350942979735504, 169404545344139998]
-    (bands,) = bands_of([["a", "farmer", "has", "12"]]).tolist()
+    (bands,) = bands_of([packed(["a", "farmer", "has", "12"])]).tolist()
     assert bands[:3] == [3636725757, 3719897027, 317593263]
     assert len(set(numbers_of([str(number) for number in range(10_000)]).tolist())) == 10_000
     assert numbers_of([]).dtype == np.uint64
