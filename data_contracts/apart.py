@@ -60,8 +60,8 @@ def evaluated_of(conversations: Sequence[Messages], terms: Terms) -> Evaluated:
         messages=[conversations[place] for place in first],
         keys=numbers_of([one.key for one in chosen]),
         questions=questions,
-        bands=bands_of([one.tokens for one in chosen]).reshape(-1, BANDS),
-        tokens=[one.tokens for one in chosen],
+        bands=bands_of([one.hashes for one in chosen]).reshape(-1, BANDS),
+        tokens=[one.words.split() for one in chosen],
     )
 
 

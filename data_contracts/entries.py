@@ -13,24 +13,28 @@ from data_contracts.contract import Contract
 from data_contracts.fields import Messages
 from data_contracts.ledger import SPLITS, Column, Numbers
 from data_contracts.near import bands_of, numbers_of
-from data_contracts.records import canonical_json
+from data_contracts.records import canonical_row
 from data_contracts.row_rules import Terms
 from data_contracts.stream import Batch
-from data_contracts.text import asked, exact_text, looks, prompt_hash, question_text
+from data_contracts.text import asked, exact_text, looks, prompt_hash, question_and_hashes, question_text
 
 MIN_TOKENS = 3  # of a question that may stand in the history of another conversation: "Why?" is in many
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
-    """The texts of a conversation that are compared; see the columns of the ledger."""
+    """The texts of a conversation that are compared; see the columns of the ledger.
+
+    ``words``: the words and signs of its question, empty where near duplicates are not looked for; ``hashes``: of each.
+    """
 
     spelling: int
     order: int
     key: str
     question: str
     turns: tuple[str, ...]
-    tokens: list[str]
+    words: str
+    hashes: bytes
 
 
 def entries_of(batch: Batch, contract: Contract, terms: Terms) -> tuple[dict[str, Column], Numbers]:
@@ -61,7 +65,7 @@ def _of_prompts(rows: Sequence[dict[str, Any]], terms: Terms) -> dict[str, Colum
         "order": np.array([one.order for one in found], dtype=np.uint64)[places],
         "key": numbers_of([one.key for one in found])[places],
         "question": _numbers_or_zero([one.question for one in found])[places],
-        "bands": bands_of([one.tokens for one in found])[places],
+        "bands": bands_of([one.hashes for one in found])[places],
         "turn_row": np.repeat(np.arange(len(rows)), sizes),
         "turn_key": numbers_of([turn for place in places.tolist() for turn in found[place].turns]),
     }
@@ -72,11 +76,11 @@ def prompt_of(messages: Messages, terms: Terms) -> _Prompt:
     digest = prompt_hash(messages)
     question = asked(messages)
     same = exact_text if terms.is_exact else question_text
-    texts = [same(turn["content"]) for turn in question]
+    found = [question_and_hashes(turn["content"]) for turn in question]
+    texts = [exact_text(turn["content"]) for turn in question] if terms.is_exact else [text for text, _ in found]
     lines = [f"{turn['role']}: {text}" for turn, text in zip(question, texts, strict=True)]
     key = "\n".join(lines)
-    words = texts if not terms.is_exact else [question_text(turn["content"]) for turn in question]
-    tokens = " ".join(words).split() if terms.keeps_apart else []
+    hashes = b"".join([one for _, one in found]) if terms.keeps_apart else b""
     is_alone = len(question) == 1
     turns: tuple[str, ...] = ()
     if terms.keeps_apart and not is_alone:
@@ -86,9 +90,10 @@ def prompt_of(messages: Messages, terms: Terms) -> _Prompt:
         spelling=int(digest[:16], 16),
         order=int(hashlib.sha256(f"{terms.seed}/{digest}".encode()).hexdigest()[:16], 16),
         key=key,
-        question=(texts[0] if is_alone else key) if len(tokens) >= MIN_TOKENS else "",
+        question=(texts[0] if is_alone else key) if len(hashes) >= 8 * MIN_TOKENS else "",
         turns=turns,
-        tokens=tokens,
+        words=" ".join([text for text, _ in found]) if terms.keeps_apart else "",
+        hashes=hashes,
     )
 
 
@@ -121,5 +126,5 @@ def parts_of(lines: Column) -> Column:
 
 
 def _digests(rows: Sequence[dict[str, Any]]) -> Numbers:
-    packed = b"".join(hashlib.blake2b(canonical_json(row), digest_size=16).digest() for row in rows)
+    packed = b"".join(hashlib.blake2b(canonical_row(row), digest_size=16).digest() for row in rows)
     return np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(-1, 2)

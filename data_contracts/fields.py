@@ -64,7 +64,7 @@ def messages(row: Row, name: str = "messages") -> Messages:
     Raises:
         RowFault: naming the message and its field, ``messages.2.role``.
     """
-    return [_message(turn, f"{name}.{place}") for place, turn in enumerate(items(row, name))]
+    return [_message(turn, name, place) for place, turn in enumerate(items(row, name))]
 
 
 def optional_split(row: Row) -> dict[str, str]:
@@ -87,12 +87,12 @@ def refuse_misspelt(row: Row, names: Collection[str]) -> None:
     Raises:
         RowFault: naming the field and what it may have been meant to be.
     """
-    for field, meant in _misspelt(frozenset(row), tuple(names)):
+    for field, meant in _misspelt(tuple(row), tuple(names)):
         raise RowFault(field, f"is no field of the contract; {meant!r} is: rename it, or leave it out", row[field])
 
 
 @lru_cache(maxsize=64)
-def _misspelt(fields: frozenset[str], names: tuple[str, ...]) -> list[tuple[str, str]]:
+def _misspelt(fields: tuple[str, ...], names: tuple[str, ...]) -> list[tuple[str, str]]:
     """The fields that are nearly a name that is absent, with that name; most rows have those of the row before."""
     absent = [name for name in names if name not in fields]
     found = ((one, difflib.get_close_matches(one.strip().casefold(), absent, n=1, cutoff=_LIKE)) for one in fields)
@@ -115,7 +115,12 @@ def ask(question: str) -> Messages:
     return [{"role": "user", "content": question}]
 
 
-def _message(turn: object, path: str) -> dict[str, str]:
+def _message(turn: object, field: str, place: int) -> dict[str, str]:
+    if type(turn) is dict and len(turn) == 2:  # as nearly all are: the longer way below is for the reason
+        role, content = turn.get("role"), turn.get("content")
+        if isinstance(role, str) and isinstance(content, str):
+            return {"role": role, "content": content}
+    path = f"{field}.{place}"
     if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
         raise RowFault(path, "must be an object with exactly 'role' and 'content'", turn)
     for name in ("role", "content"):

@@ -12,7 +12,7 @@ from data_contracts.budget import TokenMeter, completed_lengths
 from data_contracts.ledger import EVAL, SPLITS, TRAIN, Mask, Rows
 from data_contracts.lookup import Found
 from data_contracts.overlap import Overlap, texts_of
-from data_contracts.records import canonical_json
+from data_contracts.records import canonical_row
 from data_contracts.report import RuleResult
 from data_contracts.rules import Judgement
 from data_contracts.sketches import Sketch, sketch
@@ -36,7 +36,7 @@ class KeptRows:
         sides = judged.split[found.places].tolist()
         rows = [{**row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
         for row in rows:
-            self._digest.update(canonical_json({name: row[name] for name in self._names}) + b"\n")
+            self._digest.update(canonical_row({name: row[name] for name in self._names}) + b"\n")
         train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
         self._overlap.see([texts_of(row, judged.contract) for row in train])
         self._note(rows, found.places)

@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from data_contracts.remembered import Remembered
+
 Numbers = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 
@@ -45,29 +47,34 @@ def numbers_of(texts: Sequence[str]) -> Numbers:
     return pd.util.hash_array(cells, categorize=False)
 
 
-def hashes_of(texts: Sequence[Sequence[str]]) -> Numbers:
-    """A number of 64 bits for each word of each text; its lowest bit says whether the word is a sign."""
-    packed = b"".join([b"".join(map(_HASHES.__getitem__, words)) for words in texts])
-    return np.frombuffer(packed, dtype="<u8").astype(np.uint64)
+def packed(words: Sequence[str]) -> bytes:
+    """A number of 64 bits for each word, as 8 bytes; its lowest bit says whether the word is a sign."""
+    return b"".join(map(_HASHES.__getitem__, words))
 
 
-def bands_of(questions: Sequence[Sequence[str]]) -> NDArray[np.uint32]:
-    """For the words and signs of each question 8 numbers, some of which are equal where questions are nearly the same.
+def unpacked(texts: Sequence[bytes]) -> tuple[Numbers, Rows]:
+    """The numbers of all texts one after another, and how many each has."""
+    sizes = np.array([len(one) for one in texts], dtype=np.int64) // 8
+    return np.frombuffer(b"".join(texts), dtype="<u8").astype(np.uint64), sizes
 
-    uint32 [questions, 8]. Questions with other numbers or signs share none. Zero is for questions without a word.
+
+def bands_of(questions: Sequence[bytes]) -> NDArray[np.uint32]:
+    """For each question 8 numbers, some of which are equal where questions are nearly the same.
+
+    ``questions``: the words and signs of each, :func:`packed`. uint32 [questions, 8]. Questions with other
+    numbers or signs share none. Zero is for questions without a word.
     """
     found = np.zeros((len(questions), BANDS), dtype=np.uint32)
     for start in range(0, len(questions), _AT_A_TIME):
         some = questions[start : start + _AT_A_TIME]
-        filled = np.array([place for place, tokens in enumerate(some) if tokens], dtype=np.int64)
+        filled = np.array([place for place, hashes in enumerate(some) if hashes], dtype=np.int64)
         if len(filled):
-            found[start + filled] = _bands([tokens for tokens in some if tokens])
+            found[start + filled] = _bands([hashes for hashes in some if hashes])
     return found
 
 
-def _bands(questions: Sequence[Sequence[str]]) -> NDArray[np.uint32]:
-    sizes = np.array([len(tokens) for tokens in questions], dtype=np.int64)
-    hashes = hashes_of(questions)
+def _bands(questions: Sequence[bytes]) -> NDArray[np.uint32]:
+    hashes, sizes = unpacked(questions)
     is_sign = (hashes & np.uint64(1)).astype(bool)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     signs = _in_order(hashes, is_sign, starts, sizes)
@@ -130,15 +137,10 @@ def _within(one: Sequence[str], other: Sequence[str], limit: int) -> bool:
     return False
 
 
-class _Hashes(dict[str, bytes]):
-    """64 bits of each word that was met, the lowest of which says that it is a sign; forgets when it is full."""
-
-    def __missing__(self, token: str) -> bytes:
-        if len(self) >= _MAX_REMEMBERED:
-            self.clear()
-        digest = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little")
-        self[token] = (digest & ~1 | is_sign_of_meaning(token)).to_bytes(8, "little")
-        return self[token]
+def _hash_of(token: str) -> bytes:
+    """64 bits of a word, the lowest of which says that it is a sign."""
+    digest = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little")
+    return (digest & ~1 | is_sign_of_meaning(token)).to_bytes(8, "little")
 
 
 def _mix(numbers: Numbers) -> Numbers:
@@ -154,5 +156,5 @@ def _in_order(values: Numbers, counts: NDArray[np.bool_], starts: Rows, sizes: R
     return np.add.reduceat(np.where(counts, _mix(values + _STEP * ranks.astype(np.uint64)), 0), starts)
 
 
-_HASHES = _Hashes()
+_HASHES = Remembered(_hash_of, most=_MAX_REMEMBERED)
 _FACTORS = _mix(_STEP * np.arange(1, BANDS * WORDS_A_BAND + 1, dtype=np.uint64)) | np.uint64(1)

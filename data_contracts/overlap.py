@@ -11,8 +11,8 @@ import numpy as np
 from data_contracts.contract import Contract
 from data_contracts.fields import Messages
 from data_contracts.ledger import Column, Numbers, Rows
-from data_contracts.near import hashes_of
-from data_contracts.text import words_of
+from data_contracts.near import unpacked
+from data_contracts.text import hashes_of_words
 
 NGRAM_WORDS = 13  # the usual length for contamination (GPT-3, appendix C)
 FEWEST_WORDS = 8  # as there: so many words of a shorter prompt are a phrase, and no sign of it
@@ -54,7 +54,7 @@ class Overlap:
     def __init__(self, held_out: Sequence[Messages], *, size: int = NGRAM_WORDS) -> None:
         texts = [[turn["content"] for turn in turns if turn["role"] == "user"] for turns in held_out]
         words, owners = _words(texts)
-        lengths = np.array([min(size, len(one)) for one in words], dtype=np.int64)
+        lengths = np.array([min(size, len(one) // 8) for one in words], dtype=np.int64)
         self._runs: dict[int, _Runs] = {}
         self._filter = np.zeros(2**_FILTER_BITS, dtype=bool)  # most runs of most rows are looked up here alone
         for length in sorted({size, *range(min(FEWEST_WORDS, size), size)} & {*lengths.tolist()}):
@@ -100,16 +100,15 @@ def _short(grams: Numbers) -> Column:
     return grams >> np.uint64(64 - _FILTER_BITS)
 
 
-def _words(rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], Rows]:
-    """The words of each text, and the row that it is from."""
+def _words(rows: Sequence[Sequence[str]]) -> tuple[list[bytes], Rows]:
+    """The hashes of the words of each text, and the row that it is from."""
     places = np.array([place for place, texts in enumerate(rows) for _ in texts], dtype=np.int64)
-    return [words_of(text) for texts in rows for text in texts], places
+    return [hashes_of_words(text) for texts in rows for text in texts], places
 
 
-def _ngrams(words: Sequence[Sequence[str]], lengths: Sequence[int]) -> Iterator[tuple[int, Numbers, Rows]]:
+def _ngrams(words: Sequence[bytes], lengths: Sequence[int]) -> Iterator[tuple[int, Numbers, Rows]]:
     """For each of the ascending lengths a number for each run of so many words of a text, and the text's place."""
-    sizes = np.array([len(one) for one in words], dtype=np.int64)
-    numbers = hashes_of(words)
+    numbers, sizes = unpacked(words)
     left = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(numbers))  # words from here to the end of the text
     owners = np.repeat(np.arange(len(words)), sizes)
     runs = np.zeros(len(numbers), dtype=np.uint64)

@@ -7,6 +7,7 @@ than those, which is what the bounds of chance in :mod:`data_contracts.drift` su
 
 from __future__ import annotations
 
+import re
 import unicodedata
 import zlib
 from collections import Counter
@@ -19,7 +20,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from data_contracts.fields import Messages
-from data_contracts.text import words_of
+from data_contracts.remembered import Remembered
+from data_contracts.text import normalise, words_of
 
 Sketch = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -36,6 +38,7 @@ _EDGES: Mapping[str, Sequence[float]] = {
 }
 _NAMES = ("task", "source")
 _DECIMALS = 4  # of counts that are fractions
+_LETTER = re.compile("[A-Za-z]")
 _NO_LETTERS, _NO_WORDS = "(no letters)", "(no words)"
 
 
@@ -60,13 +63,18 @@ def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
 
 def script_of(text: str) -> str:
     """The writing system of most letters of a text (``latin``, ``cjk``, …), by their names in Unicode."""
-    counts = Counter(_script(letter) for letter in text if letter.isalpha())
+    if text.isascii():
+        return "latin" if _LETTER.search(text) else _NO_LETTERS
+    counts: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            counts[_script(letter)] += count
     return min(counts, key=lambda name: (-counts[name], name)) if counts else _NO_LETTERS
 
 
 def word_of(text: str) -> str:
     """The word of a text with the smallest CRC-32."""
-    return min(set(words_of(text)), key=lambda word: (_crc32(word), word), default=_NO_WORDS)
+    return min(map(_SMALLEST.__getitem__, normalise(text).split()), default=_NONE)[1]  # no word goes across a blank
 
 
 def bucket_of(name: str) -> int:
@@ -148,6 +156,13 @@ def _script(letter: str) -> str:
     return unicodedata.name(letter, "unnamed").split()[0].lower()
 
 
-@lru_cache(maxsize=65_536)
 def _crc32(word: str) -> int:
     return zlib.crc32(word.encode())
+
+
+def _smallest(chunk: str) -> tuple[int, str]:
+    return min(((_crc32(word), word) for word in words_of(chunk)), default=_NONE)
+
+
+_NONE = (2**32, _NO_WORDS)  # after every word
+_SMALLEST = Remembered(_smallest, most=65_536)

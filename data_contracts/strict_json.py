@@ -1,4 +1,9 @@
-"""JSON as its standard has it, where Python's parser is more generous: no NaN, no duplicate keys, bounded depth."""
+"""JSON as its standard has it, where Python's parser is more generous: no NaN, no duplicate keys, bounded depth.
+
+Most lines are read by orjson in a third of the time. It takes duplicate keys and turns integers of more than 64 bits
+into floats. So its word counts only where the quotes of the line show that no key was lost, and no number is in doubt.
+The strict parser reads all other lines, and gives all reasons.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,11 @@ import json
 import math
 from typing import Any, NoReturn
 
+import orjson
+
 MAX_DEPTH = 32
+_LARGEST_EXACT = 2.0**53  # an integer that became a float is beyond it
+_IN_DOUBT = -(2**60)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -16,6 +25,35 @@ def parse_object(line: bytes) -> dict[str, Any]:
         ValueError: with the reason: not UTF-8, not JSON, not an object, a duplicate key, NaN or infinity (``1e999``
             included), a lone surrogate, a NUL character, deeper than 32 levels, an integer of thousands of digits.
     """
+    value = _surely(line)
+    return _strictly(line) if value is None else value
+
+
+def _surely(line: bytes) -> dict[str, Any] | None:
+    """The object of a line that both parsers surely read alike; None where that is not sure."""
+    if b"\\\\" in line or b"\\u" in line or line.count(b"{") + line.count(b"[") > MAX_DEPTH:
+        return None
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    quotes = line.count(b'"') - line.count(b'\\"')  # without a doubled backslash these are the escaped quotes
+    return value if isinstance(value, dict) and 2 * _num_texts(value) == quotes else None
+
+
+def _num_texts(value: object) -> int:
+    """Number of texts in a value, keys among them; negative where a number is in doubt."""
+    if isinstance(value, str):
+        return 1
+    if isinstance(value, dict):
+        return len(value) + sum([1 if type(item) is str else _num_texts(item) for item in value.values()])
+    if isinstance(value, list):
+        return sum(map(_num_texts, value))
+    is_doubtful = type(value) is float and (abs(value) >= _LARGEST_EXACT or math.copysign(1.0, value) < 0.0)
+    return _IN_DOUBT if is_doubtful else 0
+
+
+def _strictly(line: bytes) -> dict[str, Any]:
     try:
         value = _DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:

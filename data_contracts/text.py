@@ -12,15 +12,18 @@ import html
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby
 
 from data_contracts.characters import folded, latin_looks, without_invisible
+from data_contracts.near import packed
+from data_contracts.remembered import Remembered
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")
+_MAY_BE_LONE = re.compile(r" [.,;:!?']")
 _LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
 _SIGNS = frozenset("*/%&\\@#_{}")  # punctuation by its category, and an operator or a name's part by its use
+_AT_THE_END = " .,;:?"
 _ENDS = frozenset(".,;:?'")  # nothing more than punctuation after a number, too
 _MOST_PUNCTUATION = 3
 
@@ -65,10 +68,28 @@ def question_text(text: str) -> str:
     words are left out. What may carry meaning stays: operators, brackets and signs beside a number or a single letter,
     ``5!``, a decimal point, runs of symbols (``([)]``). So ``4+3`` is ``4 + 3`` and not ``4-3``.
     """
+    return _typed_alike(text)[0]
+
+
+def question_and_hashes(text: str) -> tuple[str, bytes]:
+    """:func:`question_text`, and the hashes of its words and signs as :func:`data_contracts.near.packed` has them."""
+    question, chunks, is_quoted = _typed_alike(text)
+    if chunks is None:
+        return question, packed(question.split())
+    return question, b"".join(map((_QUOTED_HASHES if is_quoted else _HASHES).__getitem__, chunks))
+
+
+def _typed_alike(text: str) -> tuple[str, list[str] | None, bool]:
+    """The question without what typing adds, what stood between its blanks if it is made of that piece by piece, and
+    whether a mark after a number may be a quote there (else it is a prime).
+    """
     plain = folded(html.unescape(text) if "&" in text else text)
-    piece = _quoted_piece if plain.startswith("'") or " '" in plain else _piece  # else a mark after a number is a prime
-    words = " ".join(filter(None, map(piece, plain.split())))
-    return _LONE.sub(_without_lone, words).rstrip(" .,;:?")
+    is_quoted, chunks = plain.startswith("'") or " '" in plain, plain.split()
+    words = " ".join(filter(None, map((_QUOTED if is_quoted else _PIECES).__getitem__, chunks)))
+    if _MAY_BE_LONE.search(words):  # a tenth of the time of looking for the whole pattern
+        return _LONE.sub(_without_lone, words).rstrip(_AT_THE_END), None, is_quoted
+    bare = words.rstrip(_AT_THE_END)
+    return bare, chunks if len(bare) == len(words) else None, is_quoted
 
 
 def exact_text(text: str) -> str:
@@ -81,13 +102,17 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(normalise(text))
 
 
+def hashes_of_words(text: str) -> bytes:
+    """The hashes of :func:`words_of`, as :func:`data_contracts.near.packed` has them; no word goes across a blank."""
+    return b"".join(map(_WORD_HASHES.__getitem__, unicodedata.normalize("NFKC", text).casefold().split()))
+
+
 def word_ngrams(text: str, size: int) -> Iterator[str]:
     """Every run of ``size`` words of the normalised text; none when it has fewer."""
     words = words_of(text)
     return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
 
 
-@lru_cache(maxsize=2**17)
 def _piece(chunk: str, *, is_quoted: bool = False) -> str:
     """What stands between two blanks as words, numbers and signs that count, with a blank between."""
     parts = _parts(chunk)
@@ -102,7 +127,6 @@ def _piece(chunk: str, *, is_quoted: bool = False) -> str:
     return " ".join(kept)
 
 
-@lru_cache(maxsize=2**15)
 def _quoted_piece(chunk: str) -> str:
     return _piece(chunk, is_quoted=True)
 
@@ -155,3 +179,9 @@ def _is_punctuation(part: str, before: str, after: str, *, is_quoted: bool) -> b
 
 def _is_mark(one: str) -> bool:
     return unicodedata.category(one)[0] == "P" and one not in _SIGNS
+
+
+_PIECES, _QUOTED = Remembered(_piece, most=2**17), Remembered(_quoted_piece, most=2**15)
+_HASHES = Remembered(lambda chunk: packed(_piece(chunk).split()), most=2**17)
+_QUOTED_HASHES = Remembered(lambda chunk: packed(_quoted_piece(chunk).split()), most=2**15)
+_WORD_HASHES = Remembered(lambda chunk: packed(_WORD.findall(chunk)), most=2**17)

@@ -8,6 +8,7 @@ from itertools import chain
 from jinja2 import TemplateError
 
 from rlcore.chat_template import render, template_pieces, texts_within
+from rlcore.template_syntax import writes_texts_unchanged
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
 
@@ -64,20 +65,30 @@ def text_bound(text: str) -> int:
 
 def _rendered(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> tuple[list[int], list[list[str]]]:
     """Of each conversation, the number of tokens that its template adds, and its texts as the template writes them."""
-    if not conversations:
-        return [], []
     backend = tokenizer.backend
     known: dict[tuple[Role, ...], tuple[list[str], int]] = {}
     frames, texts = [], []
-    for messages, whole in zip(conversations, _render_all(tokenizer, conversations), strict=True):
-        roles = tuple(message.role for message in messages)
+    for messages, whole in zip(conversations, _whole(tokenizer, conversations), strict=True):
+        roles = tuple([message.role for message in messages])
         if roles not in known:
             pieces = template_pieces(backend, roles)
             known[roles] = pieces, sum(len(tokenizer.encode_template(piece)) for piece in pieces)
         pieces, size = known[roles]
         frames.append(size)
-        texts.append(texts_within(whole, messages, pieces, where=str(backend.name_or_path)))
+        if whole is None:
+            texts.append([message.content for message in messages])
+        else:
+            texts.append(texts_within(whole, messages, pieces, where=str(backend.name_or_path)))
     return frames, texts
+
+
+def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:
+    """Each conversation as the template writes it; None for all where its texts surely stand in it unchanged."""
+    template = tokenizer.backend.chat_template
+    is_filled = all(message.content for messages in conversations for message in messages)
+    if not conversations or (is_filled and isinstance(template, str) and writes_texts_unchanged(template)):
+        return [None] * len(conversations)
+    return _render_all(tokenizer, conversations)
 
 
 def _render_all(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[str]:

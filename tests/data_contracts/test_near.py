@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from data_contracts.near import MAX_BUCKET, bands_of, candidates, is_near, numbers_of
+from data_contracts.near import MAX_BUCKET, bands_of, candidates, is_near, numbers_of, packed
 from data_contracts.text import question_text
 
 
@@ -49,7 +49,7 @@ def test_nearly_all_questions_with_a_word_more_are_looked_at_and_few_others() ->
     words = ["".join(rng.choices("abcdefghij", k=6)) for _ in range(3000)]
     questions = [rng.sample(words, 8) for _ in range(1000)]
     longer = [[*one[:4], rng.choice(words), *one[4:]] for one in questions]
-    found = candidates(bands_of(longer), bands_of(questions))
+    found = candidates(bands_of(list(map(packed, longer))), bands_of(list(map(packed, questions))))
     pairs = set(zip(found.train.tolist(), found.held_out.tolist(), strict=True))
     assert sum((place, place) in pairs for place in range(1000)) > 990
     assert len(pairs) < 1200
@@ -57,21 +57,22 @@ def test_nearly_all_questions_with_a_word_more_are_looked_at_and_few_others() ->
 
 
 def test_questions_with_other_numbers_or_without_a_word_share_no_band() -> None:
-    bands = bands_of([tokens("A farmer has 12 cows"), tokens("A farmer has 13 cows"), tokens("4+3"), [], tokens("4+3")])
+    questions = ["A farmer has 12 cows", "A farmer has 13 cows", "4+3", "", "4+3"]
+    bands = bands_of([packed(tokens(question)) for question in questions])
     assert not (bands[0] == bands[1]).any()
     assert not bands[2:].any()
     assert len(candidates(bands, bands).train) == 2  # each with itself
 
 
 def test_a_template_is_counted_and_not_compared_with_all() -> None:
-    same = bands_of([["is", "it", "so"]] * (MAX_BUCKET + 10))
+    same = bands_of([packed(["is", "it", "so"])] * (MAX_BUCKET + 10))
     found = candidates(same, same[:1])
     assert (len(found.train), found.crowded) == (MAX_BUCKET, 1)
 
 
 def test_the_numbers_of_texts_are_those_of_every_machine() -> None:
     assert numbers_of(["a", "ä"]).tolist() == [13950350942979735504, 169404545344139998]
-    (bands,) = bands_of([["a", "farmer", "has", "12"]]).tolist()
+    (bands,) = bands_of([packed(["a", "farmer", "has", "12"])]).tolist()
     assert bands[:3] == [3636725757, 3719897027, 317593263]
     assert len(set(numbers_of([str(number) for number in range(10_000)]).tolist())) == 10_000
     assert numbers_of([]).dtype == np.uint64
