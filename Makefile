@@ -133,7 +133,7 @@ test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and ru
 	@touch $@
 
 test-benchmarks: .venv/.benchmarks  ## stages of the kind benchmark: the evaluation harness on the tiny model (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rlcore/test_harness.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rlcore/test_harness.py tests/flows/test_skills.py
 
 .venv/.benchmarks: .venv/.installed
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'

@@ -9,13 +9,10 @@ files beside it. A task is data: tags that run Python, such as ``!function``, ar
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-
-os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # read when datasets is imported
 
 import torch
 import yaml
@@ -36,6 +33,8 @@ from rlcore.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt
 
 Record = dict[str, Any]
+SHARES = ("acc", "acc_norm", "acc_mutual_info", "acc_bytes", "exact_match")
+"""The metrics that each document has, between 0 and 1, of which more is better."""
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
@@ -164,6 +163,8 @@ def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any
         raise ConfigError(
             "a task needs dataset_kwargs.data_files, a file for each split", where=str(path), fix="test: my_task.jsonl"
         )
+    for metric in task.get("metric_list") or ():
+        _check_metric(metric, where=str(path))
     for each in files.values():
         if not (path.parent / each).is_file():
             raise DataError(f"{each}: no such file beside the task", where=str(path))
@@ -176,12 +177,25 @@ def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any
     }
 
 
+def _check_metric(metric: object, *, where: str) -> None:
+    """Refuse what is no share: sums and perplexities make no guard, and the harness would fetch what it lacks.
+
+    Raises:
+        ConfigError: naming the metric.
+    """
+    name = metric.get("metric") if isinstance(metric, Mapping) else metric
+    if name not in SHARES:
+        raise ConfigError(
+            f"metric {name!r} is no share of what a document could earn", where=where, fix=f"one of {', '.join(SHARES)}"
+        )
+
+
 def _records(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Record]:
     for sample in samples:
         for metric in sample["metrics"]:
             value = sample[metric]
-            if not isinstance(value, int | float):
-                raise ConfigError(f"task {task}: the metric {metric} has no value for each document")
+            if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+                raise ConfigError(f"task {task}: the metric {metric} has no share for each document, but {value!r}")
             yield {
                 "task": task,
                 "doc_id": int(sample["doc_id"]),

@@ -1,8 +1,6 @@
 """Preflight: checks everything that can be checked before work; all faults at once, each with its full key.
 
-Rewards are built and data sets, files, templates and registered models looked for; nothing is trained, sampled or
-downloaded. ``sizes.py`` holds texts against the model's positions and a run against the disk, ``unusual.py`` says what
-may be meant and mostly is not.
+Rewards are built and data sets, files, templates and registered models looked for; nothing is trained or downloaded.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from rlcore.sampling.vllm.placement import is_installed
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
+from tasks.pipeline.extras import extra_faults
 from tasks.pipeline.memory_plan import memory_lines, model_of
 from tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
 from tasks.pipeline.sizes import disk_account, position_faults
@@ -104,6 +103,7 @@ def preflight(
         *(_evaluation(config) if is_evaluated else ()),
         *position_faults(config, ready.model, stages, data, is_evaluated=is_evaluated),
         *reference_faults(config, stages, data),
+        *extra_faults(config, stages),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]
     odd = unusual(config, stages)

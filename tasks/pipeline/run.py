@@ -186,7 +186,9 @@ def _publish(
     folder = page_folder(run.home, config.name, stage.name, ref)
     if stage.draw is None:
         return
-    result = result_of(stage, config, run.store.path(ref), {name: run.store.path(each) for name, each in inputs.items()})
+    result = result_of(
+        stage, config, run.store.path(ref), {name: run.store.path(each) for name, each in inputs.items()}
+    )
     if not is_drawn(stage.draw, result, folder):
         show_pages(stage.draw, result, folder, run.parent)
 

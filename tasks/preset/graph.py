@@ -32,7 +32,7 @@ _TAKEN = (
     *(BASE, "policy", "critic", "reference", "import_sft", "compare"),
     *("champion", "champion_win_rate", "drift", "reward_gate", "promote"),
 )
-_TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_", "reference_")
+_TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_", "reference_", "asked_")
 
 
 def is_name(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -24,14 +25,13 @@ class PromotionConfig:
     whatever checkpoints it names itself, and the win rate decides in the place of accuracy, which stays a guard;
     ``min_gain`` is then of the win rate above ½.
 
-    ``benchmarks``: stages of that kind. Champion and challenger are both asked their tasks, and no task may be lost by
-    more than ``benchmark_margin``: of a share, or of the figure that the task has.
+    ``benchmarks``: stages of that kind, each with a margin. Champion and challenger are both asked their tasks, and the
+    share of none may be lower by the margin.
     """
 
     challenger: str
     win_rate: str = ""
-    benchmarks: tuple[str, ...] = ()
-    benchmark_margin: Fraction = 0.02
+    benchmarks: Mapping[str, Fraction] = field(default_factory=dict)
     alpha: Annotated[float, Above(0.0), Below(0.5)] = 0.05
     min_gain: Fraction = 0.01
     task_margin: Fraction = 0.05

@@ -74,7 +74,7 @@ def account(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[s
 def figures(found: list[dict[str, Any]]) -> dict[str, float]:
     """The stage's metrics, by the glossary's names."""
     return {
-        f"benchmark/{each['task']}/{each['metric'].partition(',')[0]}{end}": each[key]
+        f"benchmark/{each['task']}/{each['metric'].removesuffix(',none').replace(',', '.')}{end}": each[key]
         for each in found
         for key, end in (("mean", ""), ("low", "_low"), ("high", "_high"))
     }

@@ -38,7 +38,7 @@ from tasks.tracking.runs import open_tracker
 CHAMPION_STAGE = "champion"
 WINS = "champion_win_rate"
 """The stage of the challenger's win rate over the champion, where that decides."""
-CHALLENGER_ASKED, CHAMPION_ASKED = "challenger_", "champion_"
+CHALLENGER_ASKED, CHAMPION_ASKED = "asked_challenger_", "asked_champion_"
 """What the stages of both sides' benchmarks begin with."""
 _DIGITS = 16  # of the digests that name a look
 _PRIMARY = ("accuracy", "win rate")
@@ -112,9 +112,9 @@ def _figures(
         primary, guards = compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
     else:
         primary, guards = compared(answers["champion"], answers["challenger"], settings)
-    for name in settings.benchmarks:
+    for name, margin in settings.benchmarks.items():
         old, new = (read_table(context.inputs[f"{side}{name}"] / TABLE) for side in (CHAMPION_ASKED, CHALLENGER_ASKED))
-        guards += asked_both(old, new, margin=settings.benchmark_margin)
+        guards += asked_both(old, new, margin=margin)
     return primary, guards
 
 

@@ -69,6 +69,7 @@ DRIVEN_BY = {
     ),
     "flows/test_dpo": ("tasks/steps/dpo", "tasks/steps/pair_data"),
     "flows/test_curriculum": ("data_contracts/difficulties", "tasks/report/difficulty_page"),
+    "flows/test_skills": ("tasks/report/benchmark_page",),
     "flows/test_win_rate": (
         "tasks/report/win_rate_page",
         "tasks/steps/win_rate",
@@ -134,6 +135,7 @@ DRIVEN_BY = {
         "rlcore/config/data",
         "rlcore/config/engine",
         "rlcore/config/episodes",
+        "rlcore/config/benchmark",
         "rlcore/config/health",
         "rlcore/config/rejection",
         "rlcore/config/rl",

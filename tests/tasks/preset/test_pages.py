@@ -20,7 +20,8 @@ def test_the_page_of_settings_is_that_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_printed_preset_reads_back_as_itself(preset: str, tmp_path: Path) -> None:
+def test_a_printed_preset_reads_back_as_itself(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where it is printed: files are named from there
     config = open_preset(preset)
     printed = tmp_path / "printed.toml"
     printed.write_text(as_toml(describe(config), origins(preset_path(preset), FOLDER)), encoding="utf-8")
