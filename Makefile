@@ -126,7 +126,10 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 
 test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (tens of minutes)
 	@infra/install_postgres.sh
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "scale and not engine" -n 2 --dist loadfile --no-loadscope-reorder
+	@test -x "$(ENGINE)/bin/python" || echo "vLLM's servers beside Ray are not tested: there is no $(ENGINE)/bin/python; \`make engine\` makes it."
+	@! test -x "$(ENGINE)/bin/python" || ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+	  $(BIN)/python -m pytest -m "scale and engine" tests/integration
 
 .venv/.ray: .venv/.installed
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
@@ -303,7 +306,7 @@ engine:  ## create .venv-engine with vLLM, the rollout engine of engine.kind = "
 	@infra/install_engine.sh "$(ENGINE)" "$(PYTHON)"
 
 test-engine: setup engine  ## vLLM against the trainer: log-probabilities, weight sync, kill -9 of the engine (minutes)
-	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -m engine tests/integration
+	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -m "engine and not scale" tests/integration
 
 clean:  ## remove the environments and all results
 	rm -rf .venv $(PEERS) $(PEERS_PPO) $(ENGINE) .rlcore
