@@ -14,6 +14,7 @@ from tasks.tracking.runs import RunTracker
 R = TypeVar("R")
 
 MODEL = "model"  # the checkpoint's folder inside an artifact
+RECORDS = "records.parquet"  # what a checkpoint made of each document of a benchmark
 
 
 def prepared(data: str) -> str:

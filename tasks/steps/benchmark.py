@@ -18,10 +18,8 @@ from rlcore.tokenization import ChatTokenizer
 from tasks.home.artifacts import file_sha256
 from tasks.home.storage import write_json, write_table
 from tasks.preset.sections import Sections
-from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
 from tasks.steps.runtime import open_runtime
-
-TABLE = "records.parquet"
 
 
 def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
@@ -45,7 +43,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
         records = evaluate(model, config, cache=context.work / "tables")
     table = pd.DataFrame(records)
     check_benchmark_records(table)
-    write_table(table, context.folder / TABLE)
+    write_table(table, context.folder / RECORDS)
     found = account(table, seed=context.seed, confidence=context.config.confidence)
     document = {"policy": context.config.stage.start, "tasks": found}
     write_json(document, context.folder / "benchmark.json")

@@ -18,8 +18,7 @@ from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
 from tasks.home.storage import read_json, read_table, write_json
 from tasks.preset.promotion import PromotionConfig
-from tasks.steps.base import MODEL, StageContext, StageResult, prepared
-from tasks.steps.benchmark import TABLE
+from tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepared
 from tasks.steps.promotion_figures import (
     asked_both,
     compared,
@@ -113,7 +112,9 @@ def _figures(
     else:
         primary, guards = compared(answers["champion"], answers["challenger"], settings)
     for name, margin in settings.benchmarks.items():
-        old, new = (read_table(context.inputs[f"{side}{name}"] / TABLE) for side in (CHAMPION_ASKED, CHALLENGER_ASKED))
+        old, new = (
+            read_table(context.inputs[f"{side}{name}"] / RECORDS) for side in (CHAMPION_ASKED, CHALLENGER_ASKED)
+        )
         guards += asked_both(old, new, margin=margin)
     return primary, guards
 

@@ -23,7 +23,6 @@ from tests.flows.conftest import ROOT, environment, flows_command
 from tests.flows.homes import folder, weights
 from tests.flows.test_placement import assert_learns_alike, before_learning
 
-ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
 
 ON_RAY = (
@@ -40,6 +39,7 @@ NICENESS = {"RAY_worker_niceness": "0"}  # 15 otherwise: of a machine that has o
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A cluster of this machine, which outlives the runs on it."""
+    ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in NICENESS.items():
             patch.setenv(name, value)
