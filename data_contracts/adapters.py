@@ -158,7 +158,13 @@ ADAPTERS: Mapping[str, Adapter] = {
     "ultrafeedback": Adapter(
         rows={"preferences": public_adapters.ultrafeedback_pairs, "prompts": public_adapters.ultrafeedback_prompts}
     ),
-    "ultrafeedback_binarized": Adapter(rows={"preferences": public_adapters.ultrafeedback_binarized_pairs}),
+    "ultrafeedback_binarized": Adapter(
+        rows={
+            "preferences": public_adapters.ultrafeedback_binarized_pairs,
+            "prompts": public_adapters.ultrafeedback_binarized_prompts,
+        }
+    ),
+    "problems": Adapter(rows={"prompts": public_adapters.problem_prompts}),
     "arithmetic": Adapter(
         generators={
             "prompts": Generator(make=arithmetic.generate_prompts),

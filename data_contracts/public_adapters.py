@@ -1,8 +1,8 @@
 """Rows of well-known public datasets, one small pure function per dataset and kind: source row → contract rows.
 
 Each gives rows without ``split`` (divided by prompt later) and raises ``RowFault`` where the source row is not as it
-should be. Formats as published: AlpacaEval (annotated pairs), GSM8K, Anthropic's HH-RLHF, UltraFeedback (OpenBMB, and
-binarized by HuggingFaceH4), OpenAI's HumanEval.
+should be. Formats as published: AlpacaEval (annotated pairs), GSM8K, DeepScaleR and AIME (problems with an answer),
+Anthropic's HH-RLHF, UltraFeedback (OpenBMB, and binarized by HuggingFaceH4), OpenAI's HumanEval.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def alpaca_eval_prompts(row: Row) -> list[dict[str, Any]]:
 def gsm8k_prompts(row: Row) -> list[dict[str, Any]]:
     """``question``, and the number after ``####`` in ``answer`` as the reference."""
     return [_prompt("gsm8k", ask(text(row, "question")), reference=_gsm8k_solution(row)[1])]
+
+
+def problem_prompts(row: Row) -> list[dict[str, Any]]:
+    """``problem``, and ``answer`` (a number or LaTeX) as the reference: DeepScaleR, AIME, MATH-500."""
+    return [_prompt("problems", ask(text(row, "problem")), reference=text(row, "answer"))]
 
 
 def gsm8k_demonstrations(row: Row) -> list[dict[str, Any]]:
@@ -94,6 +99,11 @@ def ultrafeedback_binarized_pairs(row: Row) -> list[dict[str, Any]]:
     sides = {"chosen": chosen["content"], "rejected": rejected["content"]}
     name = _row_id("ultrafeedback", context, *sides.values())
     return [_pair(name, context, sides, source="ultrafeedback_binarized")]
+
+
+def ultrafeedback_binarized_prompts(row: Row) -> list[dict[str, Any]]:
+    """The conversation before the assistant's answer."""
+    return [_prompt("ultrafeedback", _ended(row, "chosen")[:-1])]
 
 
 def humaneval_prompts(row: Row) -> list[dict[str, Any]]:

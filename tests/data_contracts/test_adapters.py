@@ -55,6 +55,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "hh": HH,
     "ultrafeedback": ULTRA,
     "ultrafeedback_binarized": BINARIZED,
+    "problems": {"problem": "Why?", "answer": r"\frac{1}{2}", "solution": "Because."},
 }
 
 

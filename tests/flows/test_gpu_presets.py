@@ -1,0 +1,147 @@
+"""Presets for a GPU: their costs are those of the arithmetic; with a tiny model and few rows each runs to its end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
+
+from flows.presets import FOLDER, open_preset
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.models.importing import import_model
+from tasks.pipeline.layouts import layout_lines
+from tests.flows.conftest import ROOT, environment
+from tests.flows.homes import folder
+from tests.flows.warm import run_warm
+
+
+def qwen(hidden: int, layers: int, heads: int, inner: int, *, tied: bool = True) -> Qwen2Config:
+    return Qwen2Config(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        intermediate_size=inner,
+        vocab_size=151_936,
+        tie_word_embeddings=tied,
+    )
+
+
+QWEN_0_5B, QWEN_1_5B = qwen(896, 24, 14, 4864), qwen(1536, 28, 12, 8960)
+LLAMA_8B = LlamaConfig(
+    hidden_size=4096,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    intermediate_size=14_336,
+    vocab_size=128_256,
+)
+SHAPES: Mapping[str, PretrainedConfig] = {
+    "gsm8k_0_5b": QWEN_0_5B,
+    "gsm8k_0_5b_lora": QWEN_0_5B,
+    "gsm8k_1_5b": QWEN_1_5B,
+    "gsm8k_1_5b_lora": QWEN_1_5B,
+    "countdown_3b": qwen(2048, 36, 16, 11_008),
+    "hh_8b": LLAMA_8B,
+    "ultrafeedback_8b": LLAMA_8B,
+    "deepscaler_1_5b": qwen(1536, 28, 12, 8960, tied=False),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_its_first_lines_say_of_the_cost_is_the_arithmetic_of_its_layout(name: str) -> None:
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    said = re.search(r"^# By arithmetic: (\d+) (h\d00), an iteration takes ([\d.]+) s and", text, re.MULTILINE)
+    assert said
+    (line,) = layout_lines(open_preset(name), SHAPES[name], said[2], int(said[1]))
+    assert f"an iteration takes {said[3]} s (" in line
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_model_and_data_are_named_with_a_commit(name: str) -> None:
+    config = open_preset(name)
+    assert re.fullmatch(r"[0-9a-f]{40}", config.model.revision)
+    assert all(not data.path or re.match(r"hub:[\w/.-]+@[0-9a-f]{40}/", data.path) for data in config.data.values())
+
+
+def rows_of(kind: str, number: int) -> dict[str, Any]:
+    """A row of a data set in the form in which it is published."""
+    question, right, wrong = f"What is {number} + {number}?", f"It is {2 * number}.", f"No idea {number}."
+    ask = {"role": "user", "content": question}
+    match kind:
+        case "gsm8k":
+            return {"question": question, "answer": f"<<{number}+{number}={2 * number}>>So.\n#### {2 * number}"}
+        case "problems":
+            return {"problem": question, "answer": str(2 * number)}
+        case "hh":
+            asked = f"\n\nHuman: {question}\n\nAssistant: "
+            return {"chosen": asked + right, "rejected": asked + wrong}
+        case _:
+            answers = {"chosen": right, "rejected": wrong}
+            return {key: [ask, {"role": "assistant", "content": text}] for key, text in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of a few thousand weights, and a file of training and of held-out rows for each adapter."""
+    path = tmp_path_factory.mktemp("project")
+    shape = ShapeConfig(
+        hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=1024
+    )
+    import_model(ModelConfig(source="scratch", shape=shape), path / "model", seed=0)
+    for kind in ("gsm8k", "problems", "hh", "ultrafeedback_binarized"):
+        for part, numbers in (("train", range(10, 60)), ("eval", range(60, 70))):
+            lines = [json.dumps(rows_of(kind, number)) + "\n" for number in numbers]
+            (path / f"{kind}.{part}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def small(name: str, project: Path) -> str:
+    """A preset that extends one of them: the tiny model, the files, two iterations, one process that samples itself."""
+    config = open_preset(name)
+    paths = [
+        f'data.{data}.{key} = "{project / f"{settings.adapter}.{part}.jsonl"}"'
+        for data, settings in config.data.items()
+        for key, part in (("path", "train"), ("eval_path", "eval"))
+        if settings.path
+    ]
+    sizes = ("num_train = 40", "num_eval = 8", "max_tokens = 700")
+    has_ranks, has_pairs = config.placement.learner_ranks > 1, "reward_model" in config.stages
+    left_out = ["engine", "placement"] if has_ranks else ["engine"]
+    lines = [
+        f'extends = "{name}"',
+        'name = "small"',
+        f"without = {json.dumps(left_out)}",
+        f'model = {{ source = "folder", path = "{project / "model"}", revision = "", licence = "-", extra_eos = [] }}',
+        *paths,
+        *(f"data.{data}.{size}" for data in config.data for size in sizes),
+        *(("stages.reward_model.batch_size = 8", "stages.reward_model.min_accuracy = 0.0") if has_pairs else ()),
+        "stages.grpo.num_iterations = 2",
+        "stages.grpo.prompts_per_iteration = 4",
+        "stages.grpo.group_size = 2",
+        "stages.grpo.eval_every = 0",
+        "stages.grpo.sampling.max_new_tokens = 8",
+        "evaluation.num_problems = 8",
+        "evaluation.max_new_tokens = 8",
+        "evaluation.num_monitor_problems = 4",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gsm8k_0_5b_lora", *(pytest.param(name, marks=pytest.mark.slow) for name in SHAPES if name != "gsm8k_0_5b_lora")],
+)
+def test_with_a_tiny_model_and_few_rows_it_runs_to_its_comparison(name: str, project: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "small.toml"
+    preset.write_text(small(name, project), encoding="utf-8")
+    done = run_warm(["run", "--preset", str(preset)], environment(tmp_path), ROOT)
+    assert done.returncode == 0, done.stderr
+    history = json.loads((folder(tmp_path, "grpo") / "history.json").read_text())
+    assert [row["iteration"] for row in history] == [1, 2]
+    assert [*tmp_path.glob("pages/small/compare/*/comparison.md")]
