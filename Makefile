@@ -124,11 +124,12 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
-test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (tens of minutes)
+test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (20 minutes)
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "scale and not engine" -n 2 --dist loadfile --no-loadscope-reorder
-	@test -x "$(ENGINE)/bin/python" || echo "vLLM's servers beside Ray are not tested: there is no $(ENGINE)/bin/python; \`make engine\` makes it."
-	@! test -x "$(ENGINE)/bin/python" || ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+
+test-scale-engine: engine .venv/.ray  ## two ranks on a Ray cluster with two vLLM servers: a whole run, and a server killed (ten minutes)
+	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
 	  $(BIN)/python -m pytest -m "scale and engine" tests/integration
 
 .venv/.ray: .venv/.installed
@@ -168,6 +169,9 @@ bench-learning: setup  ## learning curves of the tiny preset over three seeds (a
 bench-sanity: setup  ## every algorithm on problems that the start solves sometimes: does it learn them? (an hour; cached)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity --broken
+
+bench-over-optimisation: setup  ## GRPO paid by a reward model of few pairs, with four KL coefficients, three seeds (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.over_optimisation
 
 bench-environments: setup  ## the presets stock and towns over three seeds (about 20 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.environments

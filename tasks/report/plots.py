@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tasks.report.levels import level
+from tasks.report.over_optimisation import Point
 
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
@@ -81,6 +82,25 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
             axis.set_xlabel("iteration")
             axis.legend()
     left.set_ylim(0, 1.02)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
+def paid_and_held_out(points: Sequence[Point], path: Path, *, title: str) -> None:
+    """The paid reward and the held-out figure of a run against the square root of its KL."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    paid = figure.subplots()
+    held_out = paid.twinx()
+    distance = [point.distance for point in points]
+    paid.plot(distance, [point.paid for point in points], color=BLUE, marker="o", markersize=3)
+    held_out.plot(distance, [point.held_out for point in points], color=ORANGE, marker="o", markersize=3)
+    held_out.fill_between(
+        distance, [point.low for point in points], [point.high for point in points], color=ORANGE, alpha=0.2
+    )
+    paid.set_xlabel("square root of the KL (nats per completion)")
+    paid.set_ylabel("paid: reward/mean", color=BLUE)
+    held_out.set_ylabel("held out: eval/accuracy", color=ORANGE)
+    held_out.set_ylim(0, 1.02)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots
+from tasks.report.over_optimisation import points, said
 
 
 def sft_page(result: Result, folder: Path) -> str:
@@ -22,8 +23,16 @@ def dpo_page(result: Result, folder: Path) -> str:
 
 
 def rl_page(result: Result, folder: Path) -> str:
-    """Writes ``curves.png``; a run that a health rule has stopped says so."""
+    """Writes ``curves.png``, and ``over_optimisation`` (``.png``, ``.md``) if the KL is measured and evaluations recur.
+
+    A run that a health rule has stopped says that first.
+    """
     history = read_json(result.data / "history.json")
     plots.training_curves(history, folder / "curves.png", title=result.stage, confidence=result.confidence)
     stopped = read_json(result.data / "health.json")["stopped"]
-    return "" if stopped is None else str(stopped["text"])
+    lines = [] if stopped is None else [str(stopped["text"])]
+    if len(found := points(history)) > 1:
+        plots.paid_and_held_out(found, folder / "over_optimisation.png", title=result.stage)
+        lines.append(said(found, confidence=result.confidence))
+        (folder / "over_optimisation.md").write_text(lines[-1] + "\n", encoding="utf-8")
+    return "\n\n".join(lines)

@@ -1,7 +1,6 @@
 """Two ranks on a Ray cluster and two real vLLM servers beside them, as a user starts it: whole, and with one killed.
 
-`make test-scale` runs it where `make engine` has been run; the interpreter of the engine's environment is in
-ENGINE_PYTHON.
+`make test-scale-engine` runs it; the interpreter of the engine's environment is in ENGINE_PYTHON.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tests.integration import vllm_runs
 pytestmark = [
     pytest.mark.scale,
     pytest.mark.engine,
-    pytest.mark.skipif(not vllm_runs.PYTHON, reason="ENGINE_PYTHON names no interpreter: `make engine test-scale`"),
+    pytest.mark.skipif(not vllm_runs.PYTHON, reason="ENGINE_PYTHON names no interpreter: `make test-scale-engine`"),
 ]
 
 ITERATIONS, PROMPTS, GROUP = 5, 8, 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.report import plots
+from tasks.report.over_optimisation import points
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ROW = {
@@ -37,6 +38,12 @@ def test_the_same_history_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
         plots.loss_curve([ROW], "reward/mean", tmp_path / name, title="same")
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+
+
+def test_paid_reward_and_held_out_figure_are_drawn_against_the_distance(tmp_path: Path) -> None:
+    found = points([ROW | {"iteration": step, "kl/ref": 0.1 * step} for step in (1, 2)])
+    plots.paid_and_held_out(found, tmp_path / "paid.png", title="grpo")
+    assert (tmp_path / "paid.png").read_bytes().startswith(PNG)
 
 
 def test_bars_and_comparison_are_drawn(tmp_path: Path) -> None:
