@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from rlcore.config import (
     CheckpointConfig,
@@ -37,15 +39,21 @@ from tests import strategies
 
 SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=64)
 QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)]}
+BETWEEN = 10  # iterations from one yardstick to the next
 NEVER = LimitConfig(patience=1_000_000)  # a run of noise collapses sooner or later, which is not what is asked here
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a process holds after so many iterations; ``seconds`` of the processor for each since the last mark."""
+    """What a process holds after so many iterations.
+
+    ``seconds`` of the processor for each since the last mark; ``cost``: the same in times of :func:`yardstick`, which
+    was measured in between. Other work on the machine slows both down.
+    """
 
     iteration: int
     seconds: float
+    cost: float
     resident_mib: float
     descriptors: int
     threads: int
@@ -91,11 +99,26 @@ def soak(run: Run, marks: int, say: Callable[[str], None] = print) -> list[Mark]
     total, found = run.parts.config.num_iterations, list[Mark]()
     for number in range(marks):
         before, started = run.done, time.process_time()
+        measured: list[float] = []
         while run.done < total * (number + 1) // marks:
             iterate(run)
-        found.append(_mark(run, (time.process_time() - started) / max(1, run.done - before)))
+            if run.done % BETWEEN == 0:
+                measured.append(yardstick())
+        spent = time.process_time() - started - sum(measured)
+        each = spent / max(1, run.done - before)
+        found.append(_mark(run, each, each / float(np.mean(measured)) if measured else 0.0))
         say(str(found[-1]))
     return found
+
+
+def yardstick() -> float:
+    """Processor seconds of a piece of work that is always the same: a millisecond or so of what an iteration does."""
+    started = time.process_time()
+    json.loads(json.dumps(list(range(2000))))
+    square = torch.ones(64, 64)
+    for _ in range(30):
+        square = torch.tanh(square @ square / 64)
+    return time.process_time() - started
 
 
 def warm(marks: Sequence[Mark]) -> Sequence[Mark]:
@@ -114,7 +137,7 @@ def slope(marks: Sequence[Mark], name: str) -> tuple[float, float]:
     return each, float(np.sqrt((left**2).sum() / max(1, len(x) - 2) / (x**2).sum()))
 
 
-def _mark(run: Run, seconds: float) -> Mark:
+def _mark(run: Run, seconds: float, cost: float) -> Mark:
     run.recorder.flush()
     run.parts.learner.wait()
     process = psutil.Process(os.getpid())
@@ -122,6 +145,7 @@ def _mark(run: Run, seconds: float) -> Mark:
     return Mark(
         iteration=run.done,
         seconds=seconds,
+        cost=cost,
         resident_mib=process.memory_info().rss / 2**20,
         descriptors=process.num_fds(),
         threads=process.num_threads(),
