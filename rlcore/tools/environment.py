@@ -8,6 +8,9 @@
 A preset names it as ``module:Class``. Methods may be ``async``. Every episode has an instance of its own. ``reset`` may
 take ``rng``, a seeded ``random.Random``. In ``reset`` it draws the same for a whole group, which has one prompt; from
 then on each episode draws its own. ``close``, where there is one, is called at the end of an episode.
+
+A class that learns of its tools only as it runs has a static method ``tool_schemas``, which takes the options and gives
+them by name as chat templates take them (:class:`rlcore.tools.mcp_server.McpServer`).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from rlcore.errors import ConfigError
 from rlcore.tools.base import json_value
 
 Schema = Mapping[str, Any]
-RESERVED = ("reset", "get_reward", "close")
+RESERVED = ("reset", "get_reward", "close", "tool_schemas")
 _FIX = "name a class as module:Class, of a module in the current folder or on PYTHONPATH"
 
 
@@ -81,7 +84,10 @@ def environment_of(
             where=where,
             fix=f"its signature is {class_signature(found)}",
         ) from error
-    schemas = {tool: _schema(found, tool, where=where) for tool in _tools_of(found)}
+    if callable(described := getattr(found, "tool_schemas", None)):
+        schemas = dict(described(**options))
+    else:
+        schemas = {tool: _schema(found, tool, where=where) for tool in _tools_of(found)}
     if not schemas:
         raise ConfigError(f"{name!r} has no tool", where=where, fix="write a public method: it is a tool")
     return EnvironmentClass(

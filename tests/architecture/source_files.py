@@ -29,5 +29,6 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def imported_at_module_level(tree: ast.Module) -> set[str]:
     """The top-level names of what runs on import; what stands under ``if TYPE_CHECKING`` or in a function does not."""
-    direct = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    run = [node for top in tree.body for node in (top.body if isinstance(top, ast.Try) else [top])]
+    direct = [node for node in run if isinstance(node, ast.Import | ast.ImportFrom)]
     return {name.partition(".")[0] for node in direct for name, _ in imported(node)}
