@@ -93,10 +93,10 @@ def paid_and_held_out(points: Sequence[Point], path: Path, *, title: str) -> Non
     held_out = paid.twinx()
     distance = [point.distance for point in points]
     paid.plot(distance, [point.paid for point in points], color=BLUE, marker="o", markersize=3)
-    held_out.plot(distance, [point.held_out for point in points], color=ORANGE, marker="o", markersize=3)
-    held_out.fill_between(
-        distance, [point.low for point in points], [point.high for point in points], color=ORANGE, alpha=0.2
-    )
+    means = [point.held_out for point in points]
+    ends = ([point.held_out - point.low for point in points], [point.high - point.held_out for point in points])
+    # Bars, not a band: a run may come nearer to its start again.
+    held_out.errorbar(distance, means, yerr=np.clip(ends, 0.0, None), color=ORANGE, marker="o", markersize=3, capsize=2)
     paid.set_xlabel("square root of the KL (nats per completion)")
     paid.set_ylabel("paid: reward/mean", color=BLUE)
     held_out.set_ylabel("held out: eval/accuracy", color=ORANGE)
