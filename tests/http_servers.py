@@ -31,6 +31,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def until_it_listens(port: int) -> None:
+    """Return when something on this machine listens at a port."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < deadline, f"nobody listens at port {port}"
+        time.sleep(0.1)
+
+
 @contextmanager
 def running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server that answers at ``path``; it is ended by SIGTERM."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from rlcore.tools.base import ParsedCall, ToolFailure, ToolOutput
 from rlcore.tools.environment import import_environment
 from rlcore.tools.worlds import Worlds
 from rlcore.types import Message, Prompt
+from tests.http_servers import free_port, until_it_listens
 
 SERVER = str(Path(__file__).with_name("counting_server.py"))
 COMMAND = f"{sys.executable} {SERVER}"
@@ -78,9 +77,7 @@ def test_a_server_that_dies_fails_the_episode(worlds: Worlds) -> None:
 
 
 def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with subprocess.Popen([sys.executable, SERVER, str(port)], stderr=subprocess.DEVNULL) as process:
         try:
             until_it_listens(port)
@@ -91,16 +88,6 @@ def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
             worlds.close()
         finally:
             process.kill()
-
-
-def until_it_listens(port: int) -> None:
-    deadline = time.monotonic() + 60.0
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
