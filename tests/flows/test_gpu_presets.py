@@ -133,10 +133,8 @@ def small(name: str, project: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["gsm8k_0_5b_lora", *(pytest.param(name, marks=pytest.mark.slow) for name in SHAPES if name != "gsm8k_0_5b_lora")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_with_a_tiny_model_and_few_rows_it_runs_to_its_comparison(name: str, project: Path, tmp_path: Path) -> None:
     preset = tmp_path / "small.toml"
     preset.write_text(small(name, project), encoding="utf-8")
