@@ -19,7 +19,7 @@ from scipy.stats import beta
 from benchmarks.faults.around import AROUND
 from benchmarks.faults.engine import ENGINE
 from benchmarks.faults.experience import EXPERIENCE
-from benchmarks.faults.lab import NUM_ITERATIONS, SCENES, Patches, Verdict, parts_of, played
+from benchmarks.faults.lab import CALCULATOR, NUM_ITERATIONS, SCENES, Patches, Verdict, parts_of, played, prompts, start
 from benchmarks.faults.losses import LOSSES
 from benchmarks.faults.steps import STEPS
 from benchmarks.faults.supervised import SOUND, SUPERVISED
@@ -39,6 +39,8 @@ def play(name: str) -> Verdict:
         if name in OUTSIDE:
             return OUTSIDE[name](patch)
         scene, inject = IN_RUNS[name]
+        start(calling=scene == CALCULATOR)  # made before anything is wrong: an error of its own would count as a stop
+        prompts()
         inject(patch)
         return played(lambda: parts_of(scene))
     finally:

@@ -180,9 +180,13 @@ def calls(split: str) -> list[Demonstration]:
     return [render_conversation(tokenizer, (*asked, *turns(asked[0].content)), answer) for asked, answer in rows]
 
 
-@functools.cache
 def start(*, calling: bool = False) -> Path:
     """A policy that answers in form, and is right now and then; ``calling``: it asks the calculator first."""
+    return _start(calling)
+
+
+@functools.cache
+def _start(calling: bool) -> Path:
     model = load_policy(scratch(), device=torch.device("cpu"), dtype=torch.float32)
     rows = calls if calling else demonstrations
     config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calling else SFT  # copying takes longer
@@ -207,6 +211,7 @@ BASE: Mapping[str, Any] = {
     "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS),
     "checkpoints": CheckpointConfig(iterations=1000),
 }
+CALCULATOR = "grpo, a calculator"
 _TWICE = UpdateConfig(epochs=2, minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
 SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
@@ -233,7 +238,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "critic": CriticConfig(learning_rate=1e-3, placement="head", warmup_iterations=3),
     },
     "rloo": {"algorithm": "rloo"},
-    "grpo, a calculator": {"sampling": SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
+    CALCULATOR: {"sampling": SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
     "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},
 }
 _EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_output_tokens=16)
@@ -242,7 +247,7 @@ _EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MA
 def parts_of(scene: str, *, folder: Path | None = None, share: float = 1.0, seed: int = 0, **settings: Any) -> Parts:
     """The parts of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
     config = RlConfig(**{**BASE, **SCENES[scene], **settings})
-    calling, asked = scene == "grpo, a calculator", prompts()
+    calling, asked = scene == CALCULATOR, prompts()
     parts = native_parts(
         start(calling=calling),
         config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.faults.__main__ import play
 from benchmarks.faults.lab import Patches
 from benchmarks.faults.supervised import SOUND, SUPERVISED
 
@@ -18,6 +19,12 @@ from benchmarks.faults.supervised import SOUND, SUPERVISED
 def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
     verdict = SUPERVISED[fault](Patches())
     assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
+
+
+def test_a_fault_in_a_run_is_stopped_by_what_the_audit_found() -> None:
+    verdict = play("random rewards")
+    assert verdict.caught == "stopped"
+    assert "the reward 'math': expected " in verdict.message, verdict
 
 
 def test_sound_pairs_are_left_alone() -> None:
