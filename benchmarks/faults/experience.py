@@ -170,9 +170,9 @@ def another_template(patch: Patches) -> None:
     start()  # which renders too, when it is made
     calls: list[int] = []
 
-    def render(self: ChatTokenizer, messages: Any) -> tuple[int, ...]:
+    def render(self: ChatTokenizer, messages: Any, *, tools: str = "") -> tuple[int, ...]:
         calls.append(1)
-        ids: tuple[int, ...] = old(self, messages)
+        ids: tuple[int, ...] = old(self, messages, tools=tools)
         return ids if len(calls) <= len(SUMS) + 10 else (*ids[1:], ids[-1])
 
     old = patch.set(ChatTokenizer, "render_prompt", render)

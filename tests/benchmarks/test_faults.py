@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from benchmarks.faults.__main__ import play
+from benchmarks.faults.__main__ import IN_RUNS, OUTSIDE, play
 from benchmarks.faults.lab import Patches
 from benchmarks.faults.supervised import SOUND, SUPERVISED
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+ROWS = re.findall(r"^\| (.+?) \| (stopped|warned|silent) \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_table_has_every_fault() -> None:
+    assert [name for name, _ in ROWS] == [*IN_RUNS, *OUTSIDE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "caught"), ROWS, ids=[name for name, _ in ROWS])
+def test_what_comes_of_a_fault_is_what_the_table_says(fault: str, caught: str) -> None:
+    verdict = play(fault)
+    assert verdict.caught == caught, verdict
 
 
 @pytest.mark.parametrize(
