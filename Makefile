@@ -128,7 +128,8 @@ test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and ru
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "scale and not engine" -n 2 --dist loadfile --no-loadscope-reorder
 
-test-scale-engine: engine .venv/.ray  ## two ranks on a Ray cluster with two vLLM servers: a whole run, and a server killed (ten minutes)
+test-scale-engine: engine .venv/.ray .venv/.services  ## two ranks on a Ray cluster with two vLLM servers: a whole run, and a server killed (ten minutes)
+	@infra/install_postgres.sh
 	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
 	  $(BIN)/python -m pytest -m "scale and engine" tests/integration
 

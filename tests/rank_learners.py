@@ -27,7 +27,7 @@ from tests import strategies
 from tests.learners import UNCLIPPED, update_config
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
-Held = Literal["full", "replicate"]
+Held = Literal["full", "offload", "replicate"]
 CLIPPED = OptimConfig(max_grad_norm=0.05)
 
 
@@ -98,11 +98,11 @@ def make_learner(
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
     models = [critic] if critic is not None and case.critic == "head" else [policy, critic]
-    for model in (each for each in models if each is not None and ranks.size > 1):
-        if held == "full":
-            shard(model, ranks, sharding or Sharding(), device=CPU)
-        else:
+    for model in (each for each in models if each is not None and (ranks.size > 1 or held == "offload")):
+        if held == "replicate":
             join(model, ranks)
+        else:
+            shard(model, ranks, sharding or Sharding(offload=held == "offload"), device=CPU)
     return Learner(policy, critic, algorithm=ALGORITHMS[case.algorithm], config=case.config)
 
 

@@ -19,7 +19,7 @@ from rlcore.models.architectures import shares_prompts
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, activate
 from rlcore.models.precision import at_least_float32, autocast
-from rlcore.models.sharded import whole_pass
+from rlcore.models.sharded import device_of, whole_pass
 from rlcore.packing import TokenSequence
 from rlcore.ranks import is_shard
 from rlcore.seeding import generator, shuffled
@@ -83,8 +83,8 @@ def plain_logits(model: Any, prompt_ids: Sequence[int], completion_ids: Sequence
     base = model.base if isinstance(model, AdaptedModel) else model
     if isinstance(model, AdaptedModel):
         activate(base, model.name)
-    tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=base.device)
-    rows = torch.tensor([len(prompt_ids) - 1 + place for place in places], device=base.device)
+    tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=device_of(base))
+    rows = torch.tensor([len(prompt_ids) - 1 + place for place in places], device=device_of(base))
 
     def forward() -> Tensor:
         with autocast(model):
@@ -100,7 +100,7 @@ def plain_logits(model: Any, prompt_ids: Sequence[int], completion_ids: Sequence
 def plain_values(critic: ScalarModel, sample: TrainingSample, places: Sequence[int]) -> Tensor:
     """The critic's value [n] before the tokens at ``places``: its trunk on one sequence, and its head."""
     trunk: Any = critic.backbone
-    tokens = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]], device=trunk.device)
+    tokens = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]], device=device_of(trunk))
     rows = [len(sample.prompt_ids) - 1 + place for place in places]
 
     def forward() -> Tensor:
@@ -117,7 +117,7 @@ def plain_scores(model: ScalarModel, sequence: TokenSequence) -> float:
     trunk: Any = model.backbone
     if isinstance(trunk, AdaptedModel):
         activate(trunk.base, trunk.name)
-    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=trunk.device)
+    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(trunk))
     with autocast(trunk):
         states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
     return float(model.state_values(states))

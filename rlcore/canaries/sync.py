@@ -22,7 +22,7 @@ from rlcore.canaries.agreement import Agreement, Spread, agreement, check_agreem
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_logprobs, scatter_tokens
-from rlcore.models.sharded import whole_pass
+from rlcore.models.sharded import device_of, whole_pass
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.types import Prompt, Rollout
@@ -84,7 +84,7 @@ def token_scores(
     texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
     logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
     for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(model.device)
+        batch = packed.to(device_of(model))
         found = whole_pass(model, partial(completion_logprobs, model, batch, temperature=temperature))
         for values, results in zip(found, (logprobs, entropies), strict=True):
             scatter_tokens(values, batch, results)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from rlcore.cluster.connection import connected
 from rlcore.cluster.host import Host, Role
 from rlcore.config.placement import PlacementConfig
 from rlcore.errors import ConfigError, RlcoreError, ServiceError
@@ -172,7 +173,7 @@ def open_cluster(placement: PlacementConfig, *, gpus: bool, note: Callable[[str]
     """
     ray = _import_ray()
     bundles = _bundles(placement, gpus=gpus)
-    with _connected(ray, placement, bundles):
+    with connected(ray, placement, bundles):
         group = ray.util.placement_group(bundles, strategy="PACK")
         try:
             _wait_for_room(ray, group, bundles, placement, note)
@@ -194,33 +195,6 @@ def _import_ray() -> ModuleType:
         ) from error
     module: ModuleType = ray
     return module
-
-
-@contextmanager
-def _connected(ray: ModuleType, placement: PlacementConfig, bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """This process as a driver of the cluster that is named, or of one that is started for it and ends with it."""
-    if ray.is_initialized():  # the caller's own
-        yield
-        return
-    address = placement.ray.address or os.environ.get("RAY_ADDRESS", "")
-    settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
-    if address:
-        settings |= {"address": address}
-    else:  # a machine with fewer processors than that is shared, not refused
-        processors = max(os.cpu_count() or 1, int(sum(bundle["CPU"] for bundle in bundles)))
-        settings |= {"address": "local", "num_cpus": processors, "include_dashboard": False}
-    try:
-        ray.init(**settings)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ServiceError(
-            f"no Ray cluster: {error}",
-            where=f"placement.ray.address = {address!r}",
-            fix="see `ray status` there; an empty address starts a cluster on this machine",
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _wait_for_room(

@@ -40,7 +40,9 @@ class PlacementConfig:
 
     ``shard``: ``full``, each rank holds a part of every weight (FSDP2); ``replicate``, each holds all of them; ``auto``
     is ``replicate`` for adapters, else ``full``. ``narrow``: shards are gathered in the precision that products are
-    computed in, at half the traffic; norms and embeddings are then in it too.
+    computed in, at half the traffic; norms and embeddings are then in it too. ``offload``: shards, gradients and
+    moments rest in the machine's memory, those of a single rank too; a GPU holds what a layer needs, and processors
+    take the step.
 
     ``devices``: GPUs of the ranks, indices among those that this process sees; empty: the first ones. A call that takes
     longer than ``deadline_minutes`` ends the ranks, and ranks that were lost are started again, at most
@@ -51,16 +53,17 @@ class PlacementConfig:
     learner_ranks: PositiveInt = 1
     shard: Literal["auto", "full", "replicate"] = "auto"
     narrow: bool = False
+    offload: bool = False
     devices: tuple[NonNegativeInt, ...] = ()
     deadline_minutes: PositiveFloat = 60.0
     max_restarts: NonNegativeInt = 3
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        of_ranks = (self.learner_ranks > 1, self.shard != "auto", self.narrow, self.devices)
+        of_ranks = (self.learner_ranks > 1, self.shard != "auto", self.narrow, self.offload, self.devices)
         if self.backend == "local" and any(of_ranks):
             raise ConfigError(
-                "learner_ranks, shard, narrow and devices are of ranks: set backend = 'processes' or 'ray'"
+                "learner_ranks, shard, narrow, offload and devices are of ranks: set backend = 'processes' or 'ray'"
             )
         if self.backend != "ray" and self.ray != RayConfig():
             raise ConfigError(
@@ -70,6 +73,8 @@ class PlacementConfig:
             raise ConfigError("devices names GPUs of this machine; with backend = 'ray' Ray chooses them: leave it out")
         if self.shard == "replicate" and self.narrow:
             raise ConfigError("narrow is of shards, shard = 'replicate' has none")
+        if self.shard == "replicate" and self.offload:
+            raise ConfigError("offload is of shards, shard = 'replicate' has none")
         if self.devices and len(self.devices) != self.learner_ranks:
             raise ConfigError(
                 f"devices names {len(self.devices)} GPUs, {self.learner_ranks} ranks need {self.learner_ranks}"
@@ -77,14 +82,20 @@ class PlacementConfig:
 
     def is_sharded(self, *, adapted: bool) -> bool:
         """Whether each rank holds but a part of the weights that learn; an adapter's base is whole everywhere."""
-        return self.learner_ranks > 1 and self.shard != "replicate" and not adapted
+        return self.is_shared and self.shard != "replicate" and not adapted
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether what learns is on ranks, and not as a whole in one process."""
+        return self.learner_ranks > 1 or self.offload
 
     @property
     def numbers(self) -> Mapping[str, object]:
         """What changes the numbers that come out, in their last digits, for the key of a stage."""
-        if self.learner_ranks == 1:
+        if not self.is_shared:
             return {}
-        return {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
+        own = {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
+        return {**own, "offload": True} if self.offload else own
 
 
 def placement_faults(placement: PlacementConfig, stages: Mapping[str, Learning], engine: EngineConfig) -> list[str]:
@@ -97,13 +108,13 @@ def placement_faults(placement: PlacementConfig, stages: Mapping[str, Learning],
 
 
 def _of_ranks(placement: PlacementConfig, name: str, settings: Learning) -> Iterator[str]:
-    if placement.learner_ranks == 1:
+    if not placement.is_shared:
         return
     path, adapter, optim = _learned(settings)
-    if adapter and (placement.shard == "full" or placement.narrow):
+    if adapter and (placement.shard == "full" or placement.narrow or placement.offload):
         yield (
             f"placement: stages.{name}.{adapter} > 0: an adapter's base is whole on every rank; set "
-            "placement.shard = 'auto', and not narrow"
+            "placement.shard = 'auto', and neither narrow nor offload"
         )
     if optim.kind == "adamw_8bit" and placement.shard != "replicate" and not adapter:
         yield (

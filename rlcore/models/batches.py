@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.models.architectures import is_recurrent, library_attention, shares_prompts
-from rlcore.models.sharded import ranks_of
+from rlcore.models.sharded import device_of, ranks_of
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
 from rlcore.packing import EXACT, PackedBatch, TokenSequence, deal, empty, pack
 
@@ -40,7 +40,7 @@ def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_micro
     Every one of the model's ranks gets equally many: passes through shards are theirs together.
     """
     shares = shares_prompts(model)
-    device: torch.device = model.device
+    device: torch.device = device_of(model)
     widths = WIDTHS if shares and device.type == "cuda" else EXACT
     batches = pack(sequences, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares, widths=widths)
     missing = ranks_of(model).max(len(batches)) - len(batches)

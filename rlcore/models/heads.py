@@ -16,7 +16,7 @@ from rlcore.errors import ModelError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.precision import at_least_float32, no_autocast
-from rlcore.models.sharded import ranks_of, whole_pass
+from rlcore.models.sharded import device_of, ranks_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.ranks import whole
@@ -87,7 +87,7 @@ class ScalarModel(nn.Module):
 
 
 def _new_head(backbone: PreTrainedModel) -> nn.Linear:
-    return nn.Linear(backbone.config.hidden_size, 1, bias=False, device=backbone.device, dtype=torch.float32)
+    return nn.Linear(backbone.config.hidden_size, 1, bias=False, device=device_of(backbone), dtype=torch.float32)
 
 
 @in_smaller_batches
@@ -98,7 +98,7 @@ def score_values(
     """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        values = whole_pass(critic, partial(critic.token_values, batch.to(critic.backbone.device)))
+        values = whole_pass(critic, partial(critic.token_values, batch.to(device_of(critic))))
         scatter_tokens(values, batch, results)
     return results
 
@@ -115,7 +115,7 @@ def score_shared(
     logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
     policy = critic.backbone
     for packed in pack_for(policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(policy.device)
+        batch = packed.to(device_of(policy))
         found = whole_pass(critic, partial(_scores_and_values, critic, batch, temperature))
         for flat, results in zip(found, (logprobs, values), strict=True):
             scatter_tokens(flat, batch, results)
@@ -137,7 +137,7 @@ def score_rewards(
     """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
     for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        score = partial(reward_model.sequence_scores, batch.to(reward_model.backbone.device))
+        score = partial(reward_model.sequence_scores, batch.to(device_of(reward_model)))
         scores[batch.sequences] = whole_pass(reward_model, score).cpu()
     return scores
 

@@ -17,7 +17,7 @@ from rlcore.models.batches import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.precision import autocast, compute_dtype
-from rlcore.models.sharded import whole_pass
+from rlcore.models.sharded import device_of, whole_pass
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
@@ -136,7 +136,7 @@ def score_sequences(
     """Log-probabilities of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(model.device)
+        batch = packed.to(device_of(model))
         scatter_tokens(whole_pass(model, partial(_scores, model, batch, temperature)), batch, results)
     return results
 

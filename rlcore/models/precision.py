@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlcore.models.sharded import device_of
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -52,7 +54,7 @@ def autocast(model: Any) -> torch.autocast:
     dtype = compute_dtype(model)
     is_cast = dtype.itemsize < model.dtype.itemsize
     return torch.autocast(
-        model.device.type, dtype=dtype if is_cast else torch.bfloat16, enabled=is_cast, cache_enabled=False
+        device_of(model).type, dtype=dtype if is_cast else torch.bfloat16, enabled=is_cast, cache_enabled=False
     )
 
 

@@ -20,7 +20,7 @@ from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_
 from rlcore.models.policy import hidden_states
 from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
-from rlcore.models.sharded import ranks_of, whole_pass
+from rlcore.models.sharded import device_of, ranks_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.ranks import whole
@@ -73,7 +73,7 @@ def last_states(
     """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
     for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        found = whole_pass(backbone, partial(_last_states, backbone, batch.to(backbone.device)))
+        found = whole_pass(backbone, partial(_last_states, backbone, batch.to(device_of(backbone))))
         states[batch.sequences] = found.float().cpu()
     return states
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlcore.models.architectures import trunk
@@ -35,18 +35,21 @@ _MARK = "_membership"
 class Sharding:
     """How weights are cut up. ``dtype``: in which precision they are gathered, and gradients computed; None: their own.
 
-    Gradients are summed in float32.
+    Gradients are summed in float32. ``offload``: shards, gradients and moments rest in the machine's memory, where the
+    optimizer's step is computed; the device holds what a layer needs.
     """
 
     dtype: torch.dtype | None = None
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """Of which ranks a model's copies or shards are, and the root where it is in shards."""
+    """Of which ranks a model's copies or shards are; where it is in shards, the root, and the device that computes."""
 
     ranks: Ranks
     root: nn.Module | None = None
+    device: torch.device | None = None
 
 
 class _Whole(nn.Module):
@@ -80,6 +83,7 @@ def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.d
             reduce_dtype=torch.float32 if sharding.dtype else None,
             cast_forward_inputs=False,
         ),
+        "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload else OffloadPolicy(),
     }
     language_model = _language_model(model)
     root = _Whole(model)
@@ -89,7 +93,13 @@ def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.d
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    setattr(language_model, _MARK, _Membership(ranks, root))
+    setattr(language_model, _MARK, _Membership(ranks, root, device))
+
+
+def device_of(model: Any) -> torch.device:
+    """Where a model computes, which may have an adapter or a scalar head on; its shards may rest elsewhere."""
+    device: torch.device = _membership(model).device or _language_model(model).device
+    return device
 
 
 def ranks_of(model: Any) -> Ranks:
@@ -107,8 +117,8 @@ def like(parameter: Real[torch.Tensor, "..."], tensor: Real[torch.Tensor, "..."]
     """``tensor``, whole on every rank, cut up as ``parameter`` is; unchanged where that is whole."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
-    local = tensor.to(parameter.device)
-    return distribute_tensor(local, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    part = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return part.to(parameter.device)  # the mesh's device computes, and shards may rest elsewhere
 
 
 def whole_state(model: nn.Module) -> Mapping[str, torch.Tensor] | None:

@@ -26,7 +26,7 @@ from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
 from rlcore.models.runtime import Runtime
-from rlcore.models.sharded import ranks_of, whole_pass, whole_state
+from rlcore.models.sharded import device_of, ranks_of, whole_pass, whole_state
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
@@ -249,7 +249,7 @@ def _pull(
     """
     sequences = [sequence for each in group for sequence in each.sequences()]
     packed = pack_for(model, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
-    batches = [batch.to(model.device) for batch in packed]
+    batches = [batch.to(device_of(model)) for batch in packed]
     states = [completion_states(model, batch) for batch in batches]
     policy = _sums(model, sequences, batches, states).requires_grad_()
     rewards = implicit_rewards(policy, policy.new_tensor([reference[one] for one in sequences]), beta=config.beta)
@@ -266,7 +266,7 @@ def _sums(
     model: Any, sequences: Sequence[TokenSequence], batches: Sequence[PackedBatch], states: Sequence[Tensor]
 ) -> Tensor:
     """The log-probability of each completion, float64 [S], without gradient; in a fixed order, so that bits repeat."""
-    sums = torch.zeros(len(sequences), dtype=torch.float64, device=model.device)
+    sums = torch.zeros(len(sequences), dtype=torch.float64, device=device_of(model))
     for batch, state in zip(batches, states, strict=True):
         lengths = [len(sequences[number].completion_ids) for number in batch.sequences.tolist()]
         if not lengths:  # of a rank that has no more to do

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import hidden_states, state_scores
-from rlcore.models.sharded import whole_pass
+from rlcore.models.sharded import device_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
@@ -43,7 +43,7 @@ def audit_features(
     """
     features = torch.empty(len(sequences), model.config.hidden_size + 3, dtype=torch.float64)
     for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        batch = batch.to(model.device)
+        batch = batch.to(device_of(model))
         last, logprobs = whole_pass(model, partial(_states_and_scores, model, batch))
         for place, number in enumerate(batch.sequences.tolist()):
             own = logprobs[batch.sequence_index == number].double().cpu()

@@ -21,7 +21,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.models.batches import pack_for, share_for
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.sharded import ranks_of, whole_pass
+from rlcore.models.sharded import device_of, ranks_of, whole_pass
 from rlcore.out_of_memory import fit
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
@@ -291,7 +291,7 @@ class Learner:
         """The totals with one micro-batch that nothing is learned from, so that no metric of the policy is missing."""
         totals = before.share_of(self.ranks)
         batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
-        batch = batches[shuffled(len(batches), seed, "measured")[0]].to(self.policy.device)
+        batch = batches[shuffled(len(batches), seed, "measured")[0]].to(device_of(self.policy))
         columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
         score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
         logprobs, entropy = whole_pass(self.policy, score)  # of the same batch on every rank

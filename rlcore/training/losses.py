@@ -19,7 +19,7 @@ from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig, RlConfig
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_loss, completion_states
-from rlcore.models.sharded import whole_pass
+from rlcore.models.sharded import device_of, whole_pass
 from rlcore.packing import PackedBatch
 from rlcore.training.minibatches import Columns
 from rlcore.training.totals import Totals
@@ -70,16 +70,16 @@ class StepLosses:
         )
 
     def _policy(self, columns: Columns, totals: Totals) -> Tensor:
-        batch = columns.batch.to(self.policy.device)
+        batch = columns.batch.to(device_of(self.policy))
         return self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
 
     def _critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> Tensor:
-        predicted = critic.token_values(columns.batch.to(critic.backbone.device))
+        predicted = critic.token_values(columns.batch.to(device_of(critic)))
         return critic_loss(columns, predicted, self.config.critic, totals)
 
     def _shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> Tensor:
         """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
-        batch = columns.batch.to(self.policy.device)
+        batch = columns.batch.to(device_of(self.policy))
         with torch.set_grad_enabled(self.trains_policy):
             states = completion_states(self.policy, batch)
         spares = self.config.critic.detach or not self.trains_policy

@@ -117,7 +117,8 @@ def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.devic
 def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, Sharding | None]:
     """What models are loaded in, and how they are cut up; None: not at all."""
     dtype = PRECISIONS[setup["dtype"]]
-    sharding = Sharding(dtype=dtype if setup["narrow"] else None) if setup["sharded"] else None
+    gathered = dtype if setup["narrow"] else None
+    sharding = Sharding(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None
     return Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"]), sharding
 
 

@@ -65,6 +65,7 @@ def rank_setup(placement: PlacementConfig, runtime: Runtime, rank: int, *, adapt
         "recompute": runtime.recompute,
         "sharded": placement.is_sharded(adapted=adapted),
         "narrow": placement.narrow,
+        "offload": placement.offload,
     }
 
 

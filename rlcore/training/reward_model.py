@@ -12,7 +12,7 @@ from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.sharded import ranks_of, whole_pass
+from rlcore.models.sharded import device_of, ranks_of, whole_pass
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
@@ -135,7 +135,7 @@ def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) 
     """Scores of the better and of the worse side of each comparison [P]; each completion is computed once."""
     sequences = [sequence for group in sets for sequence in group.sequences()]
     batches = pack_for(model.backbone, sequences, tokens_per_microbatch=budget)
-    scores = torch.cat([model.sequence_scores(batch.to(model.backbone.device)) for batch in batches])
+    scores = torch.cat([model.sequence_scores(batch.to(device_of(model))) for batch in batches])
     scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
     better, worse = places_of(sets)
     return scores[better], scores[worse]

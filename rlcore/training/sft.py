@@ -19,7 +19,7 @@ from rlcore.errors import DataError
 from rlcore.models.batches import pack_for, share_for
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
-from rlcore.models.sharded import ranks_of, whole_pass, whole_state
+from rlcore.models.sharded import device_of, ranks_of, whole_pass, whole_state
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
@@ -159,7 +159,7 @@ def accumulate_gradient(
     num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
     total = 0.0
     for batch in pack_trained(model, [minibatch[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch):
-        loss = whole_pass(model, partial(_loss, model, batch.to(model.device), num_tokens))
+        loss = whole_pass(model, partial(_loss, model, batch.to(device_of(model)), num_tokens))
         add_gradient(loss, scale=scale, name=f"the SFT loss of step {step}", ranks=ranks)
         total += float(loss.detach())
     ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -208,7 +208,7 @@ def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], t
     sequences = [demonstration.sequence for demonstration in demonstrations]
     mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
     batches = pack_trained(model, [demonstrations[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch)
-    logprobs = [whole_pass(model, partial(_scores, model, batch.to(model.device))).cpu() for batch in batches]
+    logprobs = [whole_pass(model, partial(_scores, model, batch.to(device_of(model)))).cpu() for batch in batches]
     own = torch.cat([torch.empty(0), *logprobs])
     return -float(torch.cat(ranks_of(model).gather(own)).mean())
 

@@ -1,7 +1,8 @@
 """Which GPUs learn and which sample, and what an iteration takes on them: arithmetic from shapes and data sheets.
 
     update    6 P FLOP a token and epoch (8 with recomputed layers), 2 P for each forward pass before it; or the traffic
-              of the shards, where that takes longer: each micro-batch gathers all weights twice and sums the gradients
+              of the shards, where that takes longer: each micro-batch gathers all weights twice and sums the gradients.
+              Where shards rest in the machine's memory they cross to the card and back, and its processors take steps
     rollouts  every decoding step reads the weights and the keys and values of all sequences; or the longest completion
               by itself, where that takes longer
     sync      shards are gathered, and sent in half precision by one card
@@ -27,6 +28,7 @@ from tasks.preset.stages import RlStage
 
 _GIB, _NODE = 2**30, 8  # GPUs of one machine, between which the link is the fast one
 _HALF, _SINGLE = 2, 4  # bytes
+_STEP, _MACHINE = 28, 2e11  # of Adam, bytes read and written a parameter; of a machine's memory, bytes per second
 _RESERVE = 4 * _GIB  # of a card, for CUDA, its libraries and what is fragmented
 _TYPICAL = 0.4  # of the longest completion, how long the mean one is
 _LAYER_SECONDS, _MEETING_SECONDS = 2e-5, 1.5e-5  # in a decoding step: of a layer's kernels, of a sum over cards
@@ -36,21 +38,23 @@ _LOADED = 0.85  # of a card that an engine fills
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
     """A card by its data sheet: bytes of memory, dense FLOP/s in half precision, and bytes per second of its memory, of
-    its link within a machine (one direction), and of its part of the network between machines."""
+    its link within a machine, of that to the machine's memory (each in one direction), and of its part of the network
+    between machines."""
 
     memory: float
     flops: float
     bandwidth: float
     link: float
+    host: float
     network: float
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
-        "a100": Gpu(memory=80e9, flops=312e12, bandwidth=2.0e12, link=300e9, network=25e9),
-        "h100": Gpu(memory=80e9, flops=989e12, bandwidth=3.35e12, link=450e9, network=50e9),
-        "h200": Gpu(memory=141e9, flops=989e12, bandwidth=4.8e12, link=450e9, network=50e9),
-        "l40s": Gpu(memory=48e9, flops=362e12, bandwidth=0.86e12, link=32e9, network=12.5e9),
+        "a100": Gpu(memory=80e9, flops=312e12, bandwidth=2.0e12, link=300e9, host=32e9, network=25e9),
+        "h100": Gpu(memory=80e9, flops=989e12, bandwidth=3.35e12, link=450e9, host=64e9, network=50e9),
+        "h200": Gpu(memory=141e9, flops=989e12, bandwidth=4.8e12, link=450e9, host=64e9, network=50e9),
+        "l40s": Gpu(memory=48e9, flops=362e12, bandwidth=0.86e12, link=32e9, host=32e9, network=12.5e9),
     }
 )
 REACHED = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "traffic": 0.7})
@@ -59,12 +63,13 @@ REACHED = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "traffi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What one iteration does. ``prompt_tokens``: of the longest prompt."""
+    """What one iteration does. ``prompt_tokens``: of the longest prompt; ``offload``: shards rest beside the card."""
 
     size: ModelSize
     rl: RlConfig
     prompt_tokens: int
     recompute: bool
+    offload: bool = False
 
     @property
     def sequences(self) -> int:
@@ -80,6 +85,10 @@ class Work:
     def trained_tokens(self) -> float:
         """Of an iteration's trees: every prompt once, with its group's completions."""
         return self.rl.prompts_per_iteration * self.prompt_tokens + self.sequences * self.mean_tokens
+
+    def is_whole(self, ranks: int) -> bool:
+        """Whether each card holds all weights; an adapter's base is whole everywhere."""
+        return self.rl.update.adapter.rank > 0 or (ranks == 1 and not self.offload)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +126,8 @@ def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, c
     for stage, each in config.stages.items():
         if isinstance(each, RlStage):
             longest = max(config.data[data].max_tokens for data in each.prompts)
-            work = Work(size=size, rl=each.settings, prompt_tokens=longest, recompute=recompute)
+            offload = config.placement.offload
+            work = Work(size=size, rl=each.settings, prompt_tokens=longest, recompute=recompute, offload=offload)
             lines.append(f"layout of {stage}, by arithmetic: {layout_line(work, name, count)}")
     return lines
 
@@ -214,10 +224,11 @@ def rank_bytes(work: Work, ranks: int) -> float:
     native = rl.sampling.engine is None or rl.sampling.engine.kind == "native"
     copies = _HALF * size.num_parameters * (len(models) - native)  # an engine is counted where it is
     fixed = footprint.weights + footprint.gradients + footprint.optimizer + copies
-    is_whole = ranks == 1 or rl.update.adapter.rank > 0
+    if work.is_whole(ranks):
+        return fixed + footprint.activations + _RESERVE
     of_layers = sum(inputs * outputs for _, inputs, outputs in size.linear)
-    gathered = 0 if is_whole else _SINGLE * (2 * of_layers // size.num_layers + size.num_parameters - of_layers)
-    return (fixed if is_whole else fixed / ranks) + footprint.activations + gathered + _RESERVE
+    gathered = _SINGLE * (2 * of_layers // size.num_layers + size.num_parameters - of_layers)
+    return (0 if work.offload else fixed / ranks) + footprint.activations + gathered + _RESERVE
 
 
 def update_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
@@ -231,9 +242,14 @@ def update_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
     flops = parameters * work.trained_tokens * (learning + looking)
     per_rank = work.trained_tokens / ranks / rl.update.tokens_per_microbatch
     batches = rl.update.epochs * max(rl.update.minibatches, math.ceil(per_rank)) * (1 + critics)
-    is_whole = ranks == 1 or rl.update.adapter.rank > 0
-    traffic = 0.0 if is_whole else (3 * batches + passes + critics) * _SINGLE * parameters
-    return max(flops / ranks / gpu.flops, traffic / _link(gpu, ranks))
+    if work.is_whole(ranks):
+        return flops / ranks / gpu.flops
+    traffic = (3 * batches + passes + critics) * _SINGLE * parameters
+    products = max(flops / ranks / gpu.flops, 0.0 if ranks == 1 else traffic / _link(gpu, ranks))
+    if not work.offload:
+        return products
+    stepping = steps * (1 + critics) * _STEP * parameters / math.ceil(ranks / _NODE) / _MACHINE
+    return max(products, traffic / ranks / (REACHED["traffic"] * gpu.host)) + stepping
 
 
 def rollout_seconds(work: Work, gpu: Gpu, engines: int, width: int, *, free: float | None = None) -> float:

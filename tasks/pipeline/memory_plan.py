@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
 from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.config import EngineConfig
+from rlcore.config import EngineConfig, PlacementConfig
 from rlcore.errors import ConfigError
 from rlcore.free_memory import total_bytes
 from rlcore.machine import choose_device_and_dtype
@@ -27,6 +28,7 @@ from tasks.steps.base import MODEL
 from tasks.steps.rollout_engine import place
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
+_OFFLOAD = "placement.backend = 'processes' with placement.offload = true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +70,30 @@ def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]
     """The memory that each training stage among ``stages`` needs, for the starting checkpoint's configuration."""
     size = ModelSize.of(model)
     device, dtype = choose_device_and_dtype(config.hardware)
-    width, recompute = dtype.itemsize, config.hardware.recompute_layers
+    given: dict[str, Any] = {"compute_bytes": dtype.itemsize, "recompute": config.hardware.recompute_layers}
     needs = []
     for name, stage in config.stages.items():
-        path = f"stages.{name}"
+        if name not in stages:
+            continue
         if isinstance(stage, SftStage):
-            fixes = _moments(path, stage.settings.optim.kind)
-            found = sft_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
-            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
+            found, adapter = sft_needs(size, stage.settings, **given), None
         elif isinstance(stage, DpoStage):
-            adapter = () if stage.settings.adapter.rank else (f"{path}.adapter.rank = 16",)
-            fixes = (*adapter, *_moments(path, stage.settings.optim.kind))
-            found = dpo_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
-            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
+            found, adapter = dpo_needs(size, stage.settings, **given), ("adapter.rank", stage.settings.adapter)
         elif isinstance(stage, RewardModelStage):
-            adapter = () if stage.settings.trunk.adapter.rank else (f"{path}.trunk.adapter.rank = 16",)
-            fixes = (*adapter, *_moments(path, stage.settings.optim.kind))
-            found = reward_model_needs(size, stage.settings, compute_bytes=width, recompute=recompute)
-            needs.append(Need(stage=name, footprint=found, engine=0, fixes=fixes))
-        elif isinstance(stage, RlStage):
-            needs.append(_rl_need(name, stage, config, size, device, dtype))
-    return tuple(need for need in needs if need.stage in stages)
+            found = reward_model_needs(size, stage.settings, **given)
+            adapter = ("trunk.adapter.rank", stage.settings.trunk.adapter)
+        else:
+            needs += [_rl_need(name, stage, config, size, device, dtype)] if isinstance(stage, RlStage) else []
+            continue
+        is_adapted = adapter is not None and adapter[1].rank > 0
+        lowers = {
+            f"stages.{name}.{adapter[0] if adapter else ''} = 16": adapter is not None and not is_adapted,
+            f"stages.{name}.optim.kind = 'adamw_8bit'": stage.settings.optim.kind == "adamw",
+            _OFFLOAD: not is_adapted and not config.placement.offload,
+        }
+        footprint = _of_a_rank(found, config.placement, device, is_adapted=is_adapted)
+        needs.append(Need(stage=name, footprint=footprint, engine=0, fixes=_true(lowers)))
+    return tuple(needs)
 
 
 def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> PretrainedConfig | None:
@@ -164,10 +169,7 @@ def _rl_need(
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
         own_reference=bool(stage.reference),
     )
-    if config.placement.is_sharded(adapted=rl.update.adapter.rank > 0):
-        # An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.
-        shares = {part: getattr(footprint, part) // config.placement.learner_ranks for part in _IN_SHARDS}
-        footprint = replace(footprint, **shares)
+    footprint = _of_a_rank(footprint, config.placement, device, is_adapted=rl.update.adapter.rank > 0)
     engine = _engine_bytes(used, size, device)
     lowers = {
         f"{path}.update.adapter.rank = 16": not rl.update.adapter.rank,
@@ -175,9 +177,21 @@ def _rl_need(
         f"{path}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
         f"{path}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
         "engine.gpus.memory_fraction": engine > 0,
+        _OFFLOAD: not rl.update.adapter.rank and not config.placement.offload,
     }
-    fixes = tuple(fix for fix, would in lowers.items() if would)
-    return Need(stage=name, footprint=footprint, engine=engine, fixes=fixes)
+    return Need(stage=name, footprint=footprint, engine=engine, fixes=_true(lowers))
+
+
+def _of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
+    """What a rank's device holds of it: its part of what is in shards, and nothing of them where they rest elsewhere.
+
+    An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.
+    """
+    if not placement.is_sharded(adapted=is_adapted):
+        return found
+    parts = 0 if placement.offload and device.type != "cpu" else 1
+    shares = {part: parts * getattr(found, part) // placement.learner_ranks for part in _IN_SHARDS}
+    return replace(found, **shares)
 
 
 def _engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
@@ -198,5 +212,5 @@ def _engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -
     return sum(with_cache or int(part * total) for part in here)
 
 
-def _moments(path: str, kind: str) -> tuple[str, ...]:
-    return () if kind == "adamw_8bit" else (f"{path}.optim.kind = 'adamw_8bit'",)
+def _true(flags: Mapping[str, bool]) -> tuple[str, ...]:
+    return tuple(name for name, flag in flags.items() if flag)

@@ -62,7 +62,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
     """What learns: a policy of this process, or ranks where the placement has them."""
     placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
-    if placement.backend == "local" or placement.learner_ranks == 1:
+    if not placement.is_shared:
         yield DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
         return
     plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)

@@ -56,6 +56,7 @@ _RANKS = (
     "rlcore.training.wire",
 )
 _CLUSTER = (
+    "rlcore.cluster.connection",
     "rlcore.cluster.host",
     "rlcore.cluster.ranks",
     "rlcore.cluster.ray_cluster",

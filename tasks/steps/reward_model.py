@@ -80,7 +80,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
     """What learns: members in this process, or on ranks where the placement has them."""
     placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
-    if placement.backend == "local" or placement.learner_ranks == 1:
+    if not placement.is_shared:
         trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
         yield RewardLearner(reward_members(trunk, config, seed=seed), config)
         return

@@ -78,7 +78,7 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
     """What is taught: a model of this process, or ranks where the placement has them."""
     placement, config = context.config.placement, context.config.stage.settings
-    if placement.backend == "local" or placement.learner_ranks == 1:
+    if not placement.is_shared:
         model = runtime.load_trainable(checkpoint)
         check_model(model, ChatTokenizer.load(checkpoint))
         yield SftLearner(model, config)

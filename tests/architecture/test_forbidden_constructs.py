@@ -14,6 +14,14 @@ CALLS = {"eval", "exec", "torch.load", "os.system", "os.popen", "pandas.read_pic
 ARGUMENTS = {"weights_only": False, "trust_remote_code": True, "shell": True, "allow_pickle": True}
 
 
+def passes_shards(tree: ast.AST) -> bool:
+    """Whether a module computes with models that may be in shards."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return any(
+        node.module == "rlcore.models.sharded" and "whole_pass" in {a.name for a in node.names} for node in imports
+    )
+
+
 RUNNER = "rlcore/sandbox/runner.py"  # runs programs, inside a box alone
 
 
@@ -32,6 +40,31 @@ def faults(tree: ast.AST) -> Iterator[str]:
             given = argument.value.value if isinstance(argument.value, ast.Constant) else None
             if argument.arg in ARGUMENTS and given is ARGUMENTS[argument.arg]:
                 yield f"line {node.lineno}: {argument.arg}={given}"
+
+
+MODELS = {"model", "policy", "reference", "critic", "reward_model", "base", "backbone", "trunk"}
+PASSES = {path for path, tree in modules().items() if passes_shards(tree)}
+
+
+def devices_asked(tree: ast.AST) -> list[str]:
+    """Where a model is asked for the device of its first weight."""
+    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "device"]
+    owners = [(node.lineno, getattr(node.value, "attr", getattr(node.value, "id", ""))) for node in asked]
+    return [f"line {line}: {owner}.device" for line, owner in owners if owner.lstrip("_") in MODELS]
+
+
+@pytest.mark.parametrize("path", sorted(PASSES))
+def test_what_passes_shards_asks_for_the_device_that_computes(path: str) -> None:
+    """Weights may rest elsewhere (`placement.offload`), which no machine without a GPU would notice."""
+    assert devices_asked(modules()[path]) == []
+
+
+def test_a_model_that_is_asked_for_its_device_is_found() -> None:
+    assert len(PASSES) >= 10
+    asked = ast.parse(
+        "x.to(model.device); critic.backbone.device; device_of(model); logits.device; self._policy.device"
+    )
+    assert sorted(devices_asked(asked)) == [f"line 1: {name}.device" for name in ("_policy", "backbone", "model")]
 
 
 @pytest.mark.parametrize("path", sorted(modules()))

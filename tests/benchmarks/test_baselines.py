@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from benchmarks import baselines
 from flows.presets import open_preset
@@ -79,8 +80,9 @@ def test_at_equal_tokens_an_arm_of_long_answers_stands_where_it_had_drawn_as_man
     assert not any("DPO" in line for line in lines)
 
 
-def test_every_arm_is_a_stage_of_the_preset_and_is_held_against_sft() -> None:
-    config = open_preset("baselines")
+@pytest.mark.parametrize(("preset", "completions"), [("baselines", 2560), ("baselines_smollm2", 1536)])
+def test_every_arm_is_a_stage_of_the_preset_and_is_held_against_sft(preset: str, completions: int) -> None:
+    config = open_preset(preset)
     assert {name for arm in baselines.ARMS for name in arm.stages} == set(config.stages)
     held = {new for new, old in contrasts(config) if old == "sft"}
     assert {arm.stages[-1] for arm in baselines.ARMS} - {"sft"} == held
@@ -90,4 +92,4 @@ def test_every_arm_is_a_stage_of_the_preset_and_is_held_against_sft() -> None:
         if each.kind == "rl"
     }
     rejection = config.stages["rejection"].settings
-    assert {*drawn.values(), rejection.num_prompts * rejection.num_samples} == {2560}
+    assert {*drawn.values(), rejection.num_prompts * rejection.num_samples} == {completions}

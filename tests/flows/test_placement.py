@@ -20,6 +20,7 @@ from tests.flows.homes import folder
 pytestmark = pytest.mark.scale
 
 TWO = ("placement.backend=processes", "placement.learner_ranks=2")
+BESIDE = ("placement.backend=processes", "placement.offload=true")  # one rank
 SECONDS = 300.0
 
 
@@ -77,8 +78,11 @@ def assert_learns_alike(home: Path, micro_home: Path) -> None:
         assert [row["policy_version"] for row in history(home, stage)] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_run_on_two_ranks_goes_through_and_learns_as_one_process_does(home: Path, micro_home: Path) -> None:
-    done = run_flows("run", home, *TWO)
+@pytest.mark.parametrize("placed", [TWO, BESIDE])
+def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(
+    placed: tuple[str, ...], home: Path, micro_home: Path
+) -> None:
+    done = run_flows("run", home, *placed)
     assert done.returncode == 0, done.stderr
     assert_learns_alike(home, micro_home)
 

@@ -22,12 +22,14 @@ SEQUENCES = micro.sequences()
 MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 
 
-def make_learner(kind: str, device: torch.device, dtype: torch.dtype, ranks: Ranks | None) -> Learner:
+def make_learner(
+    kind: str, device: torch.device, dtype: torch.dtype, ranks: Ranks | None, *, offload: bool = False
+) -> Learner:
     """GRPO, or PPO with the critic's head on the policy's trunk; in shards where there are ranks."""
     policy: Any = micro.placed(MODEL, device, dtype)
     critic = ScalarModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
     if ranks is not None:
-        shard(critic or policy, ranks, Sharding(), device=device)
+        shard(critic or policy, ranks, Sharding(offload=offload), device=device)
     placement, update = CriticConfig(placement="head"), UpdateConfig(tokens_per_microbatch=128)
     config = micro.rl_config(kind, critic=placement, update=update)
     return Learner(policy, critic, algorithm=ALGORITHMS[kind], config=config)
@@ -42,13 +44,16 @@ def course(learner: Learner) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([whole(p.detach()).flatten().cpu() for m in modules for p in m.parameters()]), scores
 
 
+@pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
 def test_shards_on_one_device_learn_what_the_plain_model_does(
-    kind: str, device: torch.device, dtype: torch.dtype, tmp_path: Path
+    kind: str, device: torch.device, dtype: torch.dtype, tmp_path: Path, offload: bool
 ) -> None:
     weights, scores = course(make_learner(kind, device, dtype, None))
     with open_ranks(0, 1, store=f"file://{tmp_path}/store", device=device, timeout=60.0) as ranks:
-        found, found_scores = course(make_learner(kind, device, dtype, ranks))
+        learner = make_learner(kind, device, dtype, ranks, offload=offload)
+        assert {p.device.type for p in learner.policy.parameters()} == {"cpu" if offload else device.type}
+        found, found_scores = course(learner)
     bound = 1e-5 if device.type == "cpu" else 0.02  # atomic additions; Adam's first steps do not look at sizes
     assert micro.distance(found, weights.double()) < bound
     assert float((found_scores - scores).abs().mean()) < 10 * bound

@@ -300,4 +300,4 @@ def assert_undisturbed(services: Services, run: str, digest: str) -> None:
     iterations = next(int(each.partition("=")[2]) for each in SMALL if each.startswith("stages.grpo.num_iterations"))
     steps = services.steps(services.record("grpo")["ref"]["mlflow_run_id"])
     assert sorted(steps) == list(range(1, iterations + 1))
-    assert not any((services.home / "leases").glob("*.json"))
+    assert [path.read_text() for path in (services.home / "leases").glob("*.json")] == []

@@ -1,9 +1,16 @@
-"""`prefect deployment run online-rl/grpo` with a run that is placed on a Ray cluster: whole, cancelled, killed."""
+"""`prefect deployment run online-rl/grpo` with a run that is placed on a Ray cluster.
+
+Whole, cancelled, killed, and with a sampler, a scorer, a rank and the head killed, one each.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -26,7 +33,17 @@ PLACED = (
     "placement.ray.samplers=2",
     "placement.ray.scorers=1",
 )
-KINDS = ("gcs_server", "raylet", "ray::Rank", "ray::Sampler", "ray::Scorer")
+HEAD = "gcs_server"
+KINDS = (HEAD, "raylet", "ray::Rank", "ray::Sampler", "ray::Scorer")
+PROMPTS, GROUP = 8, 4  # of an iteration of SMALL, and completions of each
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run of `grpo` leaves: the digest of its weights, and its tables of rollouts, iteration by iteration."""
+
+    weights: str
+    rollouts: tuple[bytes, ...]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,17 +51,36 @@ def as_nice_as_others() -> Iterator[None]:
     """Ray's processes on a machine that has other work; services are started after this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # without its head a driver ends after a minute
         patch.delenv("RAY_ADDRESS", raising=False)  # each run has a cluster of its own
         yield
 
 
 @pytest.fixture(scope="module")
-def undisturbed(services: Services) -> str:
-    """The digest of the weights that a run of `grpo` makes when nothing happens to it."""
+def undisturbed(services: Services) -> Result:
+    """Of a run to which nothing happens."""
     done = services.deploy("online-rl/grpo", *SMALL, *PLACED, preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished successfully" in done.stdout
-    return services.weights("grpo")
+    for table in tables(services):
+        assert Counter(pd.read_parquet(table)["prompt_id"].value_counts()) == {GROUP: PROMPTS}
+    return result(services)
+
+
+def tables(services: Services) -> list[Path]:
+    """Of what was sampled and learned from, iteration by iteration."""
+    return sorted((services.home / services.record("grpo")["ref"]["uri"] / "rollouts").glob("*.parquet"))
+
+
+def result(services: Services) -> Result:
+    return Result(services.weights("grpo"), tuple(table.read_bytes() for table in tables(services)))
+
+
+def assert_same(services: Services, run: str, undisturbed: Result) -> None:
+    """It completes with the bits of the undisturbed run: every prompt once in each step; nothing of Ray is left."""
+    assert_undisturbed(services, run, undisturbed.weights)
+    assert result(services) == undisturbed
+    wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
 
 
 def of_ray(services: Services) -> list[psutil.Process]:
@@ -60,34 +96,69 @@ def of_ray(services: Services) -> list[psutil.Process]:
     return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_deployment_runs_on_a_cluster_and_logs_each_step_once(services: Services, undisturbed: str) -> None:
+def test_a_deployment_runs_on_a_cluster_and_logs_each_step_once(services: Services, undisturbed: Result) -> None:
     steps = services.steps(services.record("grpo")["ref"]["mlflow_run_id"])
     assert sorted(steps) == list(range(1, 13))
     wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
 
 
-def test_a_cancelled_run_leaves_no_process_and_the_next_one_goes_on(services: Services, undisturbed: str) -> None:
+def test_a_cancelled_run_leaves_no_process_and_the_next_one_goes_on(services: Services, undisturbed: Result) -> None:
     run = start_and_wait_for_checkpoint(services, *PLACED)
     assert {kind for kind in KINDS if any(kind in command_of(each) for each in of_ray(services))} == {*KINDS}
     services.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     wait_until(lambda: services.flow_run(run)["state_type"] == "CANCELLED", seconds=HEALED_SECONDS, what="cancelled")
     wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
+    assert services.flow_run(run)["run_count"] == 1  # a crash would be started again
     again = services.submit("online-rl/grpo", *SMALL, *PLACED, preset="tiny")
-    assert_undisturbed(services, again, undisturbed)
+    assert_same(services, again, undisturbed)
     assert "goes on after iteration" in services.logged(again)
 
 
 def test_a_killed_run_takes_its_cluster_with_it_and_is_back_without_a_person(
-    services: Services, undisturbed: str
+    services: Services, undisturbed: Result
 ) -> None:
     run = start_and_wait_for_checkpoint(services, *PLACED)
     cluster = of_ray(services)
-    (head,) = [each for each in cluster if "gcs_server" in command_of(each)]
+    (head,) = [each for each in cluster if HEAD in command_of(each)]
     killed = head.parent()
     assert killed is not None and killed in services.flow_processes()
     killed.kill()
     wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=60.0, what="rid of the first cluster")
     wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=HEALED_SECONDS, what="back at work")
-    assert_undisturbed(services, run, undisturbed)
+    assert_same(services, run, undisturbed)
     assert "goes on after iteration" in services.logged(run)
-    wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("ray::Sampler", ""),  # it says so where it is asked for completions before the next weights come
+        ("ray::Scorer", ""),  # of which Ray alone knows
+        ("ray::Rank", "is gone (The actor is dead because its worker process has died"),
+    ],
+)
+def test_a_process_of_the_cluster_that_is_killed_is_replaced(
+    services: Services, undisturbed: Result, kind: str, said: str
+) -> None:
+    run = start_and_wait_for_checkpoint(services, *PLACED)
+    before = {each for each in of_ray(services) if kind in command_of(each)}
+    max(before, key=lambda each: each.pid).kill()
+    wait_until(
+        lambda: bool({each for each in of_ray(services) if kind in command_of(each)} - before),
+        seconds=HEALED_SECONDS,
+        what=f"another {kind}",
+    )
+    assert_same(services, run, undisturbed)
+    assert said in " ".join(services.logged(run).split())
+    assert services.flow_run(run)["run_count"] == 1
+
+
+def test_a_run_whose_head_is_killed_ends_and_is_back_without_a_person(services: Services, undisturbed: Result) -> None:
+    run = start_and_wait_for_checkpoint(services, *PLACED)
+    cluster = of_ray(services)
+    (head,) = [each for each in cluster if HEAD in command_of(each)]
+    head.kill()
+    wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=120.0, what="rid of the first cluster")
+    wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=HEALED_SECONDS, what="back at work")
+    assert_same(services, run, undisturbed)
+    assert "goes on after iteration" in services.logged(run)

@@ -1,6 +1,7 @@
-"""Two ranks on a Ray cluster and two real vLLM servers beside them, as a user starts it: whole, and with one killed.
+"""`prefect deployment run online-rl/grpo` with two ranks on a Ray cluster and two real vLLM servers beside them.
 
-`make test-scale-engine` runs it; the interpreter of the engine's environment is in ENGINE_PYTHON.
+Whole, and with one of the servers killed. `make test-scale-engine` runs it; the interpreter of the engine's environment
+is in ENGINE_PYTHON.
 """
 
 from __future__ import annotations
@@ -8,14 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.micro import MICRO
 from tests.flows.test_placement_ray import NICENESS, descendants, until
 from tests.integration import vllm_runs
+from tests.integration.service_runs import Services
+from tests.integration.test_services import services
 
 pytestmark = [
     pytest.mark.scale,
@@ -35,6 +34,9 @@ pytestmark = [
     pytest.mark.skipif(not vllm_runs.PYTHON, reason="ENGINE_PYTHON names no interpreter: `make test-scale-engine`"),
 ]
 
+__all__ = ["services"]  # a fixture
+
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 ITERATIONS, PROMPTS, GROUP = 5, 8, 4
 PLACED = (
     "placement.backend=ray",
@@ -97,104 +99,103 @@ class Left:
 
 @dataclass(frozen=True)
 class Run:
-    home: Path
+    """Of a deployment: what stands in its log, what it made, and what it could leave behind."""
+
     said: str
+    history: list[dict[str, float]]
+    tables: list[pd.DataFrame]
     left: Left
 
 
-def run(home: Path, *, ahead: int = 0, watch: Callable[[set[int], Path], Any] = lambda servers, home: None) -> Run:
-    """A run until its end; ``watch`` is shown its servers all the time, and may kill one."""
-    settings = (*MICRO, *PLACED, *LEARNABLE, f"stages.grpo.sampling.staleness={ahead}")
-    code = f"from flows.run import run_targets; run_targets('tiny', {settings!r}, ('grpo',))"
-    left, log = Left(home), home.with_suffix(".log")
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            env=environment(home) | NICENESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=written,
-        )
-    while process.poll() is None:
-        watch(left.note(process.pid), home)
+@pytest.fixture(scope="module", autouse=True)
+def as_nice_as_others() -> Iterator[None]:
+    """Ray's processes and vLLM's threads on a machine that has other work; services are started after this."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (NICENESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}).items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)  # each run has a cluster of its own
+        yield
+
+
+def run(services: Services, *, watch: Callable[[set[int], int], Any] = lambda servers, step: None) -> Run:
+    """A run until its end; ``watch`` is shown its servers and its newest checkpoint all the time, and may kill one."""
+    home = services.home
+    left, before = Left(home), set(checkpoints(home))
+    identifier = services.submit("online-rl/grpo", *MICRO, *PLACED, *LEARNABLE, preset="tiny")
+    while (state := services.flow_run(identifier)["state_type"]) not in ENDED:
+        watch(left.note(services.number("worker")), newest(set(checkpoints(home)) - before))
         time.sleep(0.5)
-    said = log.read_text()
+    said = services.logged(identifier)
     vllm_runs.say(said[-6000:])
-    assert process.returncode == 0
-    return Run(home, said, left)
+    assert state == "COMPLETED"
+    made = folder(home, "grpo")
+    rows: list[dict[str, float]] = json.loads((made / "history.json").read_text())
+    return Run(said, rows, [pd.read_parquet(path) for path in sorted((made / "rollouts").glob("*.parquet"))], left)
 
 
-def steps(home: Path) -> int:
-    """Of which a run has, or had, checkpoints."""
-    found = [int(path.name.removeprefix("step-")) for path in home.glob("work/*/checkpoints/step-??????")]
-    return max(found, default=0)
+def checkpoints(home: Path) -> list[Path]:
+    """Of runs that go on, and of those that did."""
+    return [*home.glob("work/*/checkpoints/step-??????")]
 
 
-def tables(home: Path) -> list[pd.DataFrame]:
-    """Of the rollouts, iteration by iteration."""
-    return [pd.read_parquet(path) for path in sorted((folder(home, "grpo") / "rollouts").glob("*.parquet"))]
+def newest(found: Collection[Path]) -> int:
+    """The last step of which there is a checkpoint."""
+    return max((int(path.name.removeprefix("step-")) for path in found), default=0)
 
 
-def history(home: Path) -> list[dict[str, float]]:
-    rows: list[dict[str, float]] = json.loads((folder(home, "grpo") / "history.json").read_text())
-    return rows
-
-
-def assert_whole(home: Path, *, ahead: int = 0) -> None:
+def assert_whole(done: Run) -> None:
     """Each prompt is there once in each step, with its group, from both servers, with the weights that were due."""
-    rows, found = history(home), tables(home)
-    assert [row["iteration"] for row in rows] == list(range(1, ITERATIONS + 1))
-    assert len(found) == ITERATIONS
-    for number, table in enumerate(found, start=1):
+    assert [row["iteration"] for row in done.history] == list(range(1, ITERATIONS + 1))
+    assert len(done.tables) == ITERATIONS
+    for number, table in enumerate(done.tables, start=1):
         assert Counter(table["prompt_id"].value_counts().tolist()) == {GROUP: PROMPTS}
-        assert set(table["policy_version"]) == {max(0, number - 1 - ahead)}  # as the servers stamped each token
+        assert set(table["policy_version"]) == {number - 1}  # as the servers stamped each token
         assert table.groupby("prompt_id")["replica"].nunique().max() == 1
         assert Counter(table.drop_duplicates("prompt_id")["replica"].tolist()) == {0: PROMPTS // 2, 1: PROMPTS // 2}
-    assert all(row["sync/max_abs"] < 1e-4 for row in rows if "sync/max_abs" in row)  # the worse of the two
-    rewards = [row["reward/mean"] for row in rows]
+    assert all(row["sync/max_abs"] < 1e-4 for row in done.history if "sync/max_abs" in row)  # the worse of the two
+    rewards = [row["reward/mean"] for row in done.history]
     assert rewards[-1] > rewards[0] + 0.2, rewards
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(services: Services) -> Run:
     """A run to which nothing happened."""
     pytest.importorskip("ray")
-    return run(tmp_path_factory.mktemp("servers") / "home")
+    return run(services)
 
 
-def before_rl(done: Run, home: Path) -> Path:
-    shutil.copytree(done.home, home)
-    shutil.rmtree(home / "cache" / "grpo")
-    shutil.rmtree(home / "work", ignore_errors=True)
-    return home
-
-
-def test_two_servers_sample_for_ranks_on_a_cluster_which_learn_and_nothing_is_left(undisturbed: Run) -> None:
+def test_two_servers_sample_for_ranks_on_a_cluster_which_learn_and_nothing_is_left(
+    services: Services, undisturbed: Run
+) -> None:
     assert undisturbed.said.count("starting vLLM") == 2
-    assert_whole(undisturbed.home)
-    assert all(row["mismatch/max_abs"] < 1e-4 for row in history(undisturbed.home))  # they sample from the policy
+    assert_whole(undisturbed)
+    assert all(row["mismatch/max_abs"] < 1e-4 for row in undisturbed.history)  # they sample from the policy
+    assert sorted(services.steps(services.record("grpo")["ref"]["mlflow_run_id"])) == list(range(1, ITERATIONS + 1))
     assert len(undisturbed.left.ports) == 2
     assert len(undisturbed.left.meetings) == 2
     undisturbed.left.assert_nothing()
 
 
-def test_a_server_that_is_killed_is_replaced_and_every_prompt_is_there_once(undisturbed: Run, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_is_replaced_and_every_prompt_is_there_once(
+    services: Services, undisturbed: Run
+) -> None:
     killed = set[int]()
 
-    def kill(servers: set[int], home: Path) -> None:
-        if not killed and steps(home) >= 1:
+    def kill(servers: set[int], step: int) -> None:
+        if not killed and servers and step >= 1:
             killed.add(max(servers))
             os.kill(max(servers), signal.SIGKILL)
 
-    done = run(before_rl(undisturbed, tmp_path / "home"), watch=kill)
+    services.forget("grpo")
+    done = run(services, watch=kill)
     assert killed
-    pairs = zip(tables(done.home), tables(undisturbed.home), strict=True)
+    pairs = zip(done.tables, undisturbed.tables, strict=True)
     same = [(one["completion_ids"].map(list) == other["completion_ids"].map(list)).mean() for one, other in pairs]
     vllm_runs.say(f"shares of completions that are those of the undisturbed run: {same}")
     assert done.said.count("starting vLLM") >= 3
-    assert_whole(done.home)
-    assert [Counter(table["prompt_id"]) for table in tables(done.home)] == [
-        Counter(table["prompt_id"]) for table in tables(undisturbed.home)
+    assert_whole(done)
+    assert [Counter(table["prompt_id"]) for table in done.tables] == [
+        Counter(table["prompt_id"]) for table in undisturbed.tables
     ]
     assert len(done.left.ports) == len(done.left.meetings) >= 3
     done.left.assert_nothing()

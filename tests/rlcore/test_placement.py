@@ -31,6 +31,8 @@ from tests import strategies
         ({"learner_ranks": 2}, "set backend = 'processes'"),
         ({"narrow": True}, "set backend = 'processes'"),
         ({"backend": "processes", "shard": "replicate", "narrow": True}, "is of shards"),
+        ({"offload": True}, "set backend = 'processes'"),
+        ({"backend": "processes", "shard": "replicate", "offload": True}, "is of shards"),
         ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
     ],
 )
@@ -54,6 +56,7 @@ REWARD_MODEL = RewardModelConfig(
     [
         ({"shard": "full"}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
         ({"narrow": True}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
+        ({"offload": True, "learner_ranks": 1}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
         ({}, ADAPTED, ""),
         ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
         ({"shard": "replicate"}, EIGHT_BIT, ""),
@@ -78,10 +81,13 @@ def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
     assert placement_faults(PlacementConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
 
 
-def test_only_several_ranks_change_numbers() -> None:
+def test_only_several_ranks_and_another_device_for_the_step_change_numbers() -> None:
     """A sum over ranks is rounded in another order; where one rank computes, and how long it may take, changes none."""
     alone = PlacementConfig(backend="processes", deadline_minutes=1.0, max_restarts=0)
     assert PlacementConfig().numbers == alone.numbers == {}
     two = PlacementConfig(backend="processes", learner_ranks=2)
     assert two.numbers == PlacementConfig(backend="ray", learner_ranks=2, ray=RayConfig(samplers=3, scorers=1)).numbers
     assert two.numbers == {"learner_ranks": 2, "shard": "auto", "narrow": False}
+    offloaded = PlacementConfig(backend="processes", offload=True)
+    assert offloaded.numbers == {"learner_ranks": 1, "shard": "auto", "narrow": False, "offload": True}
+    assert offloaded.is_sharded(adapted=False) and not offloaded.is_sharded(adapted=True)

@@ -25,9 +25,12 @@ from tests.rank_learners import (
 from tests.ranks import on_ranks
 
 
-@pytest.mark.parametrize(("name", "held"), [("ppo, head", "full"), ("grpo", "replicate")])
-def test_two_ranks_take_the_steps_of_one_process(name: str, held: Held, tmp_path: Path) -> None:
-    found = on_ranks(2, two_updates(CASES[name], held), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "held", "size"),
+    [("ppo, head", "full", 2), ("grpo", "replicate", 2), ("ppo, clipped", "offload", 2), ("grpo", "offload", 1)],
+)
+def test_ranks_take_the_steps_of_one_process(name: str, held: Held, size: int, tmp_path: Path) -> None:
+    found = on_ranks(size, two_updates(CASES[name], held), tmp_path)
     assert_equal_runs(found, two_updates(CASES[name])(ONE))
 
 

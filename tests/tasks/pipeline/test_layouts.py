@@ -14,7 +14,7 @@ from tasks.pipeline import layouts
 from tasks.pipeline.layouts import GPUS, Gpu, Work, best_layout, layout_line, rank_bytes, rollout_seconds
 from tests import strategies
 
-PLAIN = Gpu(memory=100e9, flops=1e14, bandwidth=1e12, link=1e11, network=1e10)
+PLAIN = Gpu(memory=100e9, flops=1e14, bandwidth=1e12, link=1e11, host=2e10, network=1e10)
 SIZE = ModelSize(
     num_parameters=10**9,
     num_layers=10,
@@ -52,6 +52,22 @@ def test_an_update_takes_as_long_as_the_traffic_of_its_shards_where_that_is_long
     assert layouts.update_seconds(small, PLAIN, 16) == pytest.approx(72 / 56)
     adapted = work(update=UpdateConfig(tokens_per_microbatch=512, adapter=AdapterConfig(rank=8)))
     assert layouts.update_seconds(adapted, PLAIN, 16) == pytest.approx(8.2 / 16)  # the base is whole on every rank
+
+
+def test_shards_beside_the_card_cross_to_it_for_each_micro_batch_and_processors_take_the_step() -> None:
+    # 41,000 / 512 = 80.08, so 81 micro-batches, each 3 times 4 bytes of 1e9 parameters at 0.7 of 2e10 bytes/s, and one
+    # step that reads and writes 28 bytes a parameter at 2e11: 81 * 12e9 / 1.4e10 + 0.14 = 69.57 s on one card. On 16,
+    # of two machines: 6 * 12e9 / 16 / 1.4e10 = 0.32 s are less than the 1.286 s of gathering; the step takes half.
+    small = UpdateConfig(tokens_per_microbatch=512)
+    beside = replace(work(update=small), offload=True)
+    assert layouts.update_seconds(beside, PLAIN, 1) == pytest.approx(81 * 12 / 14 + 0.14)
+    assert layouts.update_seconds(beside, PLAIN, 16) == pytest.approx(72 / 56 + 0.07)
+    # Left on the card: two layers in float32 and what no layer has, activations, and the reserve.
+    gathered = 4 * (2 * 90_000_000 + 10**9 - 900_000_000)
+    assert rank_bytes(beside, 1) == pytest.approx(rank_bytes(work(update=small), 1) - 16e9 + gathered)
+    assert rank_bytes(replace(work(), offload=True), 1) == rank_bytes(replace(work(), offload=True), 8)
+    adapted = replace(work(update=UpdateConfig(adapter=AdapterConfig(rank=8))), offload=True)
+    assert rank_bytes(adapted, 1) == rank_bytes(replace(adapted, offload=False), 1)
 
 
 def test_rollouts_by_hand() -> None:

@@ -65,7 +65,16 @@ def test_on_eight_ranks_they_do(card: None) -> None:
     assert refused(*ranks, stages=("grpo",)) == ""
     (need,) = needs_of(preset(*ranks), SEVEN_B, ("grpo",))
     assert need.held < 20 * GIB  # 142 GiB of weights, gradients and moments in eight parts
-    assert "sft needs" in refused(*ranks)  # which learns in one process
+    assert refused(*ranks) == ""  # SFT, reward model and a critic's trunk are in shards too
+    assert "sft needs" in refused(*ranks, "placement.shard=replicate")
+
+
+def test_on_one_card_they_do_where_shards_rest_in_the_machines_memory(card: None) -> None:
+    assert "placement.offload = true" in refused(stages=("grpo",))
+    beside = ("placement.backend=processes", "placement.offload=true")
+    assert refused(*beside) == ""
+    (need,) = needs_of(preset(*beside), SEVEN_B, ("sft",))
+    assert need.held == 0 and need.footprint.activations > 0
 
 
 def test_an_adapter_of_it_fits(card: None) -> None:
