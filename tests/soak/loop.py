@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ from tests import strategies
 SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=64)
 QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)]}
 BETWEEN = 10  # iterations from one yardstick to the next
+COUNTED = 8  # iterations before each mark whose calls are counted
 NEVER = LimitConfig(patience=1_000_000)  # a run of noise collapses sooner or later, which is not what is asked here
 
 
@@ -48,12 +51,15 @@ class Mark:
     """What a process holds after so many iterations.
 
     ``seconds`` of the processor for each since the last mark; ``cost``: the same in times of :func:`yardstick`, which
-    was measured in between. Other work on the machine slows both down.
+    was measured in between. Other work on the machine slows both down, and neither of these: ``calls`` of functions
+    by the main thread, and ``kilobytes`` that the process reads and writes, each for an iteration.
     """
 
     iteration: int
     seconds: float
     cost: float
+    calls: float
+    kilobytes: float
     resident_mib: float
     descriptors: int
     threads: int
@@ -98,17 +104,45 @@ def soak(run: Run, marks: int, say: Callable[[str], None] = print) -> list[Mark]
     """Finish a run; what was measured at so many places on the way, equally far from each other."""
     total, found = run.parts.config.num_iterations, list[Mark]()
     for number in range(marks):
-        before, started = run.done, time.process_time()
-        measured: list[float] = []
-        while run.done < total * (number + 1) // marks:
+        before, started, moved = run.done, time.process_time(), _moved()
+        end, measured = total * (number + 1) // marks, list[float]()
+        while run.done < end - COUNTED:
             iterate(run)
             if run.done % BETWEEN == 0:
                 measured.append(yardstick())
         spent = time.process_time() - started - sum(measured)
         each = spent / max(1, run.done - before)
-        found.append(_mark(run, each, each / float(np.mean(measured)) if measured else 0.0))
+        calls = _calls(lambda: iterate(run), end - run.done)
+        run.recorder.flush()
+        run.parts.learner.wait()
+        kilobytes = (_moved() - moved) / 1000.0 / (run.done - before)
+        cost = each / float(np.mean(measured)) if measured else 0.0
+        found.append(_mark(run, seconds=each, cost=cost, calls=calls, kilobytes=kilobytes))
         say(str(found[-1]))
     return found
+
+
+def _calls(work: Callable[[], object], times: int) -> float:
+    """How many functions are called by each of so many turns of ``work``, in this thread."""
+    count = 0
+
+    def profile(_: FrameType, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        for _ in range(times):
+            work()
+    finally:
+        sys.setprofile(None)
+    return count / max(1, times)
+
+
+def _moved() -> int:
+    """Bytes that this process has read and written until now, whether or not a disk was reached."""
+    counters = psutil.Process().io_counters()
+    return int(counters.read_chars + counters.write_chars)
 
 
 def yardstick() -> float:
@@ -137,15 +171,12 @@ def slope(marks: Sequence[Mark], name: str) -> tuple[float, float]:
     return each, float(np.sqrt((left**2).sum() / max(1, len(x) - 2) / (x**2).sum()))
 
 
-def _mark(run: Run, seconds: float, cost: float) -> Mark:
-    run.recorder.flush()
-    run.parts.learner.wait()
+def _mark(run: Run, **measured: float) -> Mark:
     process = psutil.Process(os.getpid())
     newest = max(run.parts.folder.glob("step-*"))
     return Mark(
         iteration=run.done,
-        seconds=seconds,
-        cost=cost,
+        **measured,
         resident_mib=process.memory_info().rss / 2**20,
         descriptors=process.num_fds(),
         threads=process.num_threads(),

@@ -15,6 +15,8 @@ FLAT = [
         iteration=500 * number,
         seconds=0.05 + 0.01 * number,  # of a machine that gets busier: the cost counts
         cost=80.0 + 0.1 * (number % 3),
+        calls=50_000.0 + number % 2,
+        kilobytes=300.0,
         resident_mib=700.0,
         descriptors=9,
         threads=5,
@@ -38,9 +40,16 @@ def test_a_short_run_holds_as_much_at_its_end_as_soon_after_its_start(tmp_path: 
 
 def test_figures_that_stay_are_not_called_growing_and_each_that_grows_is() -> None:
     assert growing(FLAT) == []
-    for name, step in (("cost", 1.0), ("resident_mib", 5.0), ("descriptors", 1), ("state_bytes", 1000)):
+    for name, step in (
+        ("cost", 1.0),
+        ("calls", 500.0),
+        ("kilobytes", 5.0),
+        ("resident_mib", 5.0),
+        ("descriptors", 1),
+        ("state_bytes", 1000),
+    ):
         marks = [dataclasses.replace(mark, **{name: getattr(mark, name) + step * n}) for n, mark in enumerate(FLAT)]
         assert growing(marks) == [name]
         each, error = slope(marks, name)
         assert abs(each - 2 * step) < 0.1 * step and error < 0.1 * step
-    assert table(FLAT).count("\n") == 8
+    assert table(FLAT).count("\n") == 10
