@@ -1,6 +1,6 @@
-"""A run on a Ray cluster, as a user starts it: undisturbed, with each kind of its processes killed, without its head.
+"""A run on a Ray cluster, as a user starts it: undisturbed, and without its head.
 
-The parameters of the tests are the names under which Ray's processes are listed.
+tests/integration/test_services_ray.py kills its other processes, in runs of a deployment.
 """
 
 from __future__ import annotations
@@ -143,27 +143,6 @@ def test_a_run_on_a_cluster_goes_through_and_learns_as_one_process_does(undistur
     assert_learns_alike(undisturbed, micro_home)  # GRPO with a verifier, PPO with a reward model, on scorers
     assert prompts_of(undisturbed) == prompts_of(micro_home)
     assert all(len(each) == 4 and set(each.values()) == {4} for each in prompts_of(undisturbed))
-    until(lambda: not actors(), "a process outlives its run")
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("Sampler", "was replaced: it gets version"),
-        ("Scorer", ""),  # of which Ray alone knows
-        ("Rank", "is gone (The actor is dead because its worker process has died"),
-    ],
-)
-def test_a_run_of_which_a_process_is_killed_ends_with_the_weights_of_an_undisturbed_one(
-    kind: str, said: str, home: Path, undisturbed: Path, address: str
-) -> None:
-    process = begin(home, ALONE, RAY_ADDRESS=address)
-    until_saved(process, home, 1)
-    before = actors(kind)
-    os.kill(max(before), signal.SIGKILL)
-    until(lambda: process.poll() is not None or len(actors(kind) - before) > 0, "none in its place")
-    assert said in " ".join(end(process).split())
-    assert_as_undisturbed(home, undisturbed)
     until(lambda: not actors(), "a process outlives its run")
 
 
