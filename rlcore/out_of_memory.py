@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar, cast
 import torch
 
 from rlcore.errors import TrainingError
-from rlcore.models.sharded import ranks_of
+from rlcore.models.sharded import is_alone
 from rlcore.packing import TokenSequence
 
 T = TypeVar("T")
@@ -53,12 +53,12 @@ def fit(attempt: Callable[[int], T], tokens: int, *, longest: int, setting: str 
 def in_smaller_batches(score: Callable[P, T]) -> Callable[P, T]:
     """Let a pass over ``(model, sequences, *, tokens_per_microbatch, ...)`` be done again where it does not fit.
 
-    One of several ranks does not try again: the others would wait for it.
+    A rank does not try again: others would wait for it, and shards that were gathered are in an unknown state.
     """
 
     @functools.wraps(score)
     def fitted(*arguments: P.args, **settings: P.kwargs) -> T:
-        if ranks_of(arguments[0]).size > 1:
+        if not is_alone(arguments[0]):
             return score(*arguments, **settings)
         sequences = cast(Sequence[TokenSequence], arguments[1])
         tokens = cast(int, settings["tokens_per_microbatch"])

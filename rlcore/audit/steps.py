@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.models.architectures import trunk
 from rlcore.models.lora import AdaptedModel
+from rlcore.models.sharded import is_alone
 from rlcore.ranks import is_shard
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
@@ -115,7 +116,7 @@ class StepWitness:
             self._faults.append(f"{len(names)} of {len(self._names)} tensors that should learn {what}: {shown}")
 
     def _check_norm(self, learning: Sequence[nn.Parameter], config: OptimConfig) -> None:
-        if self._learner.ranks.size > 1 or self._learner.shares_trunk or not learning:
+        if not is_alone(self._learner.policy) or self._learner.shares_trunk or not learning:
             return  # shards are parts of a norm, and a shared step has two bounds
         norms = torch._foreach_norm([p.grad for p in learning if p.grad is not None])
         norm = float(torch.stack([each.double() for each in norms]).norm())

@@ -107,6 +107,12 @@ def ranks_of(model: Any) -> Ranks:
     return _membership(model).ranks
 
 
+def is_alone(model: Any) -> bool:
+    """Whether this process has the model as a whole, and shares no pass with another."""
+    membership = _membership(model)
+    return membership.ranks.size == 1 and membership.root is None
+
+
 def whole_pass(model: Any, work: Callable[[], T]) -> T:
     """What ``work`` gives: one forward pass of ``model`` and all that is computed of it up to the loss."""
     root = _membership(model).root

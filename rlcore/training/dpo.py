@@ -26,7 +26,7 @@ from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
 from rlcore.models.runtime import Runtime
-from rlcore.models.sharded import device_of, ranks_of, whole_pass, whole_state
+from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
@@ -204,7 +204,7 @@ def _fitted_gradient(
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return accumulate_gradient(model, sets, reference, smaller, scale=scale)
 
-    if ranks_of(model).size > 1:
+    if not is_alone(model):
         return attempt(tokens), tokens
     longest = longest_of([sequence for each in sets for sequence in each.sequences()])
     return fit(attempt, tokens, longest=longest, setting="dpo.tokens_per_microbatch")

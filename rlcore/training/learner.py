@@ -21,7 +21,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.models.batches import pack_for, share_for
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.sharded import device_of, ranks_of, whole_pass
+from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass
 from rlcore.out_of_memory import fit
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
@@ -199,9 +199,9 @@ class Learner:
     def _fit(self, work: Callable[[int], Totals], samples: Sequence[TrainingSample]) -> Totals:
         """What ``work`` makes of the samples with as many tokens in a micro-batch as memory has room for.
 
-        One of several ranks does not try again: the others would wait for it.
+        A rank does not try again: others would wait for it, and what it had gathered is in an unknown state.
         """
-        if self.ranks.size > 1:
+        if not is_alone(self.policy):
             return work(self.tokens_per_microbatch)
         longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
         done, self.tokens_per_microbatch = fit(work, self.tokens_per_microbatch, longest=longest, setting=SETTING)

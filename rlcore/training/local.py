@@ -21,7 +21,7 @@ from rlcore.memory import Footprint, measuring, num_parameters, optimizer_bytes
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.precision import compute_dtype
-from rlcore.models.sharded import whole_state
+from rlcore.models.sharded import is_alone, whole_state
 from rlcore.out_of_memory import free_cached
 from rlcore.packing import TokenSequence
 from rlcore.training.checkpoint import load_newest
@@ -118,7 +118,7 @@ class LocalLearner:
         self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
     ) -> tuple[UpdateStats, Footprint | None]:
         learner = self.learner
-        if not measured or learner.ranks.size > 1:  # of shards, what is gathered comes and goes
+        if not measured or not is_alone(learner.policy):  # of shards, what is gathered comes and goes
             return learner.update(samples, seed=seed), None
         models = [learner.policy, self.reference, learner.critic, *self._beside]
         with measuring(models, learner.optimizers) as meter:
@@ -135,7 +135,7 @@ class LocalLearner:
         try:
             return examine(self.learner, self.reference, samples, eos_ids=eos_ids, seed=seed)
         except torch.OutOfMemoryError:
-            if self.learner.ranks.size > 1:  # the others wait for this one
+            if not is_alone(self.learner.policy):  # others wait for this one
                 raise
         free_cached()  # out here, where the error no longer holds the memory
         return None

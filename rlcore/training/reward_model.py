@@ -12,7 +12,7 @@ from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.sharded import device_of, ranks_of, whole_pass
+from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
@@ -88,7 +88,7 @@ def _fitted(
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return _accumulate(model, sets, smaller, scale)
 
-    if ranks_of(model).size > 1:
+    if not is_alone(model):
         return attempt(tokens), tokens
     longest = longest_of([sequence for group in sets for sequence in group.sequences()])
     return fit(attempt, tokens, longest=longest, setting="reward_model.tokens_per_microbatch")

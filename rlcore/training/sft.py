@@ -19,7 +19,7 @@ from rlcore.errors import DataError
 from rlcore.models.batches import pack_for, share_for
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
-from rlcore.models.sharded import device_of, ranks_of, whole_pass, whole_state
+from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
 from rlcore.out_of_memory import fit, longest_of
 from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
@@ -98,7 +98,7 @@ class SftLearner:
             self.model.zero_grad(set_to_none=True)
             return accumulate_gradient(self.model, minibatch, tokens_per_microbatch, self._count, scale)
 
-        if self.ranks.size > 1:
+        if not is_alone(self.model):
             return attempt(self._tokens), self._tokens
         longest = longest_of([demonstration.sequence for demonstration in minibatch])
         return fit(attempt, self._tokens, longest=longest, setting="sft.tokens_per_microbatch")

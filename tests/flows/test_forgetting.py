@@ -19,6 +19,15 @@ from tasks.home.settings import Home
 from tasks.home.storage import read_json
 from tests.flows.micro import ONE_LAYER
 
+LETTERS = """
+[data.letters]
+contract = "prompts"
+adapter = "prompts"
+path = "letters.jsonl"
+num_train = 100
+num_eval = 100
+max_tokens = 88
+"""
 PRESET = """
 extends = "tiny"
 name = "two_skills"
@@ -35,14 +44,6 @@ adapter = "prompts"
 path = "numbers.jsonl"
 num_train = 100
 num_eval = 100
-
-[data.letters]
-contract = "prompts"
-adapter = "prompts"
-path = "letters.jsonl"
-num_train = 100
-num_eval = 100
-max_tokens = 88
 
 [stages.sft]
 num_steps = 50
@@ -96,7 +97,7 @@ def write(folder: Path) -> str:
         )
     for name, lines in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "two_skills.toml").write_text(PRESET)
+    (folder / "two_skills.toml").write_text(PRESET + LETTERS)
     return str(folder / "two_skills.toml")
 
 

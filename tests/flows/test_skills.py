@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tasks.home.settings import Home
 from tasks.home.storage import read_table
+from tests.flows import test_forgetting as forgetting
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.test_recipes import comparison, overrides_of, ran
@@ -48,3 +51,36 @@ def test_tasks_are_asked_told_and_guard_a_promotion(tmp_path: Path) -> None:
     assert isinstance(checks, list)
     guards = {check["name"] for check in checks}
     assert guards >= {"sum_choice, acc,none", "sum_answer, exact_match,number"}
+
+
+GUARDED = """benchmarks = { skills = 0.1 }
+
+[stages.skills]
+kind = "benchmark"
+start = "grpo"
+folder = "."
+tasks = ["letters"]
+"""
+
+
+@needs_the_harness
+@pytest.mark.slow
+def test_a_benchmark_refuses_a_gain_that_was_paid_with_its_skill(tracked_home: Home, tmp_path: Path) -> None:
+    """The run of test_forgetting.py, but that no prompts of the preset hold the skill that is lost."""
+    preset = Path(forgetting.write(tmp_path))
+    preset.write_text(forgetting.PRESET + GUARDED)
+    task = (ROOT / "flows/skills/sum_answer.yaml").read_text()
+    (tmp_path / "letters.yaml").write_text(re.sub(r"test: .*", "test: words.jsonl", task))
+    asked = [word for place, (word, skill, _) in enumerate(forgetting.questions()) if skill == "letters" and place % 2]
+    (tmp_path / "words.jsonl").write_text(
+        "".join(json.dumps({"question": word, "value": "5"}) + "\n" for word in asked)
+    )
+
+    assert forgetting.verdict(tracked_home, str(preset))["promote"]  # what SFT has learned
+    forgot = forgetting.verdict(tracked_home, str(preset), *forgetting.LEARN)
+    checks = {check["name"]: check for check in forgot["checks"]}
+    assert checks["accuracy"]["passed"] and checks["accuracy"]["estimate"] > 0.5
+    guard = checks["letters, exact_match,number"]
+    assert not guard["passed"] and guard["high"] < -0.1, guard
+    assert not forgot["promote"]
+    assert forgot["sentence"].startswith("Refused: letters, exact_match,number changes by -"), forgot["sentence"]
