@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -61,8 +60,15 @@ def write_sampled_pairs(
             )
         )
         groups = sample_groups(sampler, asked, params, seed=context.seed)
-        found = (pair for group in groups if (pair := pair_of(group, grade, prefill)) is not None)
-        pairs = list(islice(found, config.num_train + config.num_eval))
+        pairs = list[dict[str, object]]()
+        wanted = config.num_train + config.num_eval
+        for number, group in enumerate(groups, start=1):
+            pair = pair_of(group, grade, prefill)
+            pairs += [] if pair is None else [pair]
+            if number % PROMPTS_AT_A_TIME == 0:
+                context.progress(f"{len(pairs)} of {wanted} pairs, from {number} prompts")
+            if len(pairs) == wanted:
+                break
     if not pairs:
         raise DataError(
             f"the policy gave no pair: on {len(asked)} prompts its answers were all right or all wrong",

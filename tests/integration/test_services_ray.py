@@ -27,11 +27,14 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.scale
 __all__ = ["services"]  # a fixture
 
+ITERATIONS = 6
 PLACED = (
     "placement.backend=ray",
     "placement.learner_ranks=2",
     "placement.ray.samplers=2",
     "placement.ray.scorers=1",
+    f"stages.grpo.num_iterations={ITERATIONS}",
+    "stages.grpo.eval_every=3",
 )
 HEAD = "gcs_server"
 KINDS = (HEAD, "raylet", "ray::Rank", "ray::Sampler", "ray::Scorer")
@@ -78,7 +81,7 @@ def result(services: Services) -> Result:
 
 def assert_same(services: Services, run: str, undisturbed: Result) -> None:
     """It completes with the bits of the undisturbed run: every prompt once in each step; nothing of Ray is left."""
-    assert_undisturbed(services, run, undisturbed.weights)
+    assert_undisturbed(services, run, undisturbed.weights, iterations=ITERATIONS)
     assert result(services) == undisturbed
     wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
 
@@ -98,7 +101,7 @@ def of_ray(services: Services) -> list[psutil.Process]:
 
 def test_a_deployment_runs_on_a_cluster_and_logs_each_step_once(services: Services, undisturbed: Result) -> None:
     steps = services.steps(services.record("grpo")["ref"]["mlflow_run_id"])
-    assert sorted(steps) == list(range(1, 13))
+    assert sorted(steps) == list(range(1, ITERATIONS + 1))
     wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
 
 
