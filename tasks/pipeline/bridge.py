@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -134,6 +135,19 @@ def report_progress(label: str, done: int, total: int, metrics: Mapping[str, flo
             _shown[owner] = (_show_progress(label, percent, known[0] if known else None), time.monotonic())
     if done >= total:
         _shown.pop(owner, None)
+
+
+def said_by(logger: logging.Logger, stage: str) -> Callable[[str], None]:
+    """What puts a sentence of a stage into the log, from whichever thread.
+
+    The flow run, on whose page the log stands too, is known to the thread that this is called in, and to no other.
+    """
+    here = copy_context()
+
+    def say(text: str) -> None:
+        here.copy().run(logger.info, "%s: %s", stage, text)  # a copy: two threads cannot be in one context
+
+    return say
 
 
 def _show_progress(label: str, percent: float, known: UUID | None) -> UUID:

@@ -26,7 +26,7 @@ from tasks.home.code_hash import closure_digests, code_version
 from tasks.home.environment import pins_digest
 from tasks.home.locks import file_lock
 from tasks.home.settings import Home
-from tasks.pipeline.bridge import as_task, report_progress
+from tasks.pipeline.bridge import as_task, report_progress, said_by
 from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
 from tasks.pipeline.interrupts import under_way
@@ -174,7 +174,7 @@ def _compute(
             seed=config.seed,
             stage_key=key,
             tracker=tracker,
-            progress=partial(logger.info, "%s: %s", stage.name),
+            progress=said_by(logger, stage.name),
             advance=report_progress,
             turn=as_task,
         )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -10,7 +13,15 @@ from prefect import flow
 
 from rlcore.errors import TrainingError
 from tasks.home.settings import Home
-from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
+from tasks.pipeline.bridge import (
+    call_flow,
+    current_flow_run,
+    report_markdown,
+    report_progress,
+    report_table,
+    said_by,
+    task,
+)
 
 
 @task(name="iteration", run_name="iteration {number}")
@@ -49,10 +60,28 @@ def test_inline_an_error_is_the_error_itself(home: Home) -> None:
         call_flow(toy_flow, fail=True)
 
 
+def test_a_sentence_from_another_thread_is_said_where_the_stage_is() -> None:
+    """Prefect puts a line on the page of the flow run that the thread's context has."""
+    run: ContextVar[str] = ContextVar("run", default="")
+    said = list[tuple[str, str]]()
+
+    class Page(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append((run.get(), record.getMessage()))
+
+    logger = logging.Logger("pages")
+    logger.addHandler(Page())
+    run.set("mine")
+    say = said_by(logger, "grpo")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(say, map(str, range(20))))
+    assert sorted(said) == sorted(("mine", f"grpo: {number}") for number in range(20))
+
+
 def test_tasks_run_without_importing_prefect(home: Home) -> None:
     code = """
 import sys
-from tasks.pipeline.bridge import report_progress, report_table, task
+from tasks.pipeline.bridge import report_progress, report_table, said_by, task
 @task(name="t", run_name="t {x}")
 def t(x): return x + 1
 report_progress("p", 1, 2); report_table("t", [])
