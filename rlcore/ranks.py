@@ -1,5 +1,8 @@
 """Processes that take one optimizer step together; here alone they talk to each other, by torch.distributed.
 
+Under tensor parallelism neighbouring ranks split every layer's matrices among them. They see the same samples, and are
+one of those who share the samples out.
+
 Whatever decides what happens next (is a loss finite, did the policy move far, how many micro-batches) is asked of all
 ranks before any of them acts: a rank that went its own way would leave the others waiting for ever.
 """
@@ -25,18 +28,23 @@ _BUCKET = 1 << 24  # numbers whose gradients are summed in one call
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process is number ``rank`` of ``size``; every method is called by all of them at the same point.
+    """This process has share ``rank`` of ``size``; every method is called by all of them at the same point.
 
-    One alone talks to nobody, so who works with ranks never asks whether there are several.
+    One alone talks to nobody, so who works with ranks never asks whether there are several. ``width``: how many have
+    the same share, each with another part of every layer's matrices; this is number ``part`` of them. ``group``: those
+    with the same part of the other shares.
     """
 
     rank: int = 0
     size: int = 1
+    part: int = 0
+    width: int = 1
+    group: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether this rank is the one that writes and reports."""
-        return self.rank == 0
+        return self.rank == 0 and self.part == 0
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on one rank at least."""
@@ -44,18 +52,18 @@ class Ranks:
 
     def max(self, number: int) -> int:
         """The largest of the ranks' numbers."""
-        if self.size == 1:
+        if self.size * self.width == 1:
             return number
         found = torch.tensor(number)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
     def gather(self, value: T) -> list[T]:
-        """The value of each rank, in their order, on every rank."""
+        """The value of each share, in their order, on every rank."""
         if self.size == 1:
             return [value]
         found: list[T] = [value] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def collect(self, numbers: Sequence[int], values: Sequence[T]) -> list[T]:
@@ -69,7 +77,7 @@ class Ranks:
         Raises:
             RlcoreError: what it raised there.
         """
-        if self.size == 1:
+        if self.size * self.width == 1:
             return work()
         found: T | RlcoreError | None = None
         if self.is_first:
@@ -97,7 +105,7 @@ class Ranks:
         for bucket in _buckets(learning):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=self.group)
             parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for parameter, part in zip(bucket, parts, strict=True):
                 parameter.grad = part.view_as(parameter)
@@ -107,15 +115,19 @@ ONE = Ranks()
 
 
 @contextmanager
-def open_ranks(rank: int, size: int, *, store: str, device: torch.device, timeout: float) -> Iterator[Ranks]:
+def open_ranks(
+    rank: int, size: int, *, store: str, device: torch.device, timeout: float, width: int = 1
+) -> Iterator[Ranks]:
     """Meet the other ranks at ``store``, a URL as torch.distributed takes it; a call of all waits ``timeout`` seconds.
 
-    Ranks on GPUs talk by NCCL, on CPUs by gloo.
+    Ranks on GPUs talk by NCCL, on CPUs by gloo. ``width`` neighbours have one share together.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
-        yield Ranks(rank, size)
+        # Every rank makes every group: torch asks for that.
+        groups = [dist.new_group(list(range(part, size, width))) for part in range(width)] if width > 1 else [None]
+        yield Ranks(rank // width, size // width, part=rank % width, width=width, group=groups[rank % width])
     finally:
         dist.destroy_process_group()
 

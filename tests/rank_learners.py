@@ -98,7 +98,7 @@ def make_learner(
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
     models = [critic] if critic is not None and case.critic == "head" else [policy, critic]
-    for model in (each for each in models if each is not None and (ranks.size > 1 or held == "offload")):
+    for model in (each for each in models if each is not None and (ranks.size * ranks.width > 1 or held == "offload")):
         if held == "replicate":
             join(model, ranks)
         else:

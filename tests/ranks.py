@@ -24,13 +24,14 @@ from rlcore.training.wire import decode
 SECONDS = 120.0
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path) -> list[Any]:
+def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path, *, width: int = 1) -> list[Any]:
     """What ``work`` gives on each of ``size`` ranks, which talk by gloo; an error of one is raised here."""
     forks = multiprocessing.get_context("fork")
     store = f"file://{folder / f'store-{size}-{len(list(folder.iterdir()))}'}"
     ends = [forks.Pipe() for _ in range(size)]
     children = [
-        forks.Process(target=_run, args=(rank, size, store, work, theirs)) for rank, (_, theirs) in enumerate(ends)
+        forks.Process(target=_run, args=(rank, size, store, work, theirs, width))
+        for rank, (_, theirs) in enumerate(ends)
     ]
     for child in children:
         child.start()
@@ -49,10 +50,10 @@ def _answer(end: Connection) -> Any:
     return pickle.loads(end.recv_bytes()) if end.poll(SECONDS) else "no answer"  # noqa: S301 - of our own fork
 
 
-def _run(rank: int, size: int, store: str, work: Callable[[Ranks], Any], answer: Connection) -> None:
+def _run(rank: int, size: int, store: str, work: Callable[[Ranks], Any], answer: Connection, width: int) -> None:
     torch.set_num_threads(1)
     try:
-        with open_ranks(rank, size, store=store, device=torch.device("cpu"), timeout=SECONDS) as ranks:
+        with open_ranks(rank, size, store=store, device=torch.device("cpu"), timeout=SECONDS, width=width) as ranks:
             answer.send_bytes(pickle.dumps((work(ranks),)))
     except BaseException:  # noqa: BLE001 - told to the test
         answer.send_bytes(pickle.dumps(traceback.format_exc()))

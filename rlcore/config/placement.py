@@ -44,6 +44,9 @@ class PlacementConfig:
     moments rest in the machine's memory, those of a single rank too; a GPU holds what a layer needs, and processors
     take the step.
 
+    ``tensor_parallel``: so many neighbouring ranks split the matrices of every layer among them, and take one share of
+    the samples together; it divides ``learner_ranks``.
+
     ``devices``: GPUs of the ranks, indices among those that this process sees; empty: the first ones. A call that takes
     longer than ``deadline_minutes`` ends the ranks, and ranks that were lost are started again, at most
     ``max_restarts`` times in a run; so is each sampler and each scorer of a cluster.
@@ -54,6 +57,7 @@ class PlacementConfig:
     shard: Literal["auto", "full", "replicate"] = "auto"
     narrow: bool = False
     offload: bool = False
+    tensor_parallel: PositiveInt = 1
     devices: tuple[NonNegativeInt, ...] = ()
     deadline_minutes: PositiveFloat = 60.0
     max_restarts: NonNegativeInt = 3
@@ -61,6 +65,12 @@ class PlacementConfig:
 
     def __post_init__(self) -> None:
         of_ranks = (self.learner_ranks > 1, self.shard != "auto", self.narrow, self.offload, self.devices)
+        if self.learner_ranks % self.tensor_parallel:
+            raise ConfigError(
+                f"learner_ranks = {self.learner_ranks} is no multiple of tensor_parallel = {self.tensor_parallel}"
+            )
+        if self.shard == "replicate" and self.tensor_parallel > 1:
+            raise ConfigError("tensor_parallel is of shards, shard = 'replicate' has none")
         if self.backend == "local" and any(of_ranks):
             raise ConfigError(
                 "learner_ranks, shard, narrow, offload and devices are of ranks: set backend = 'processes' or 'ray'"
@@ -94,8 +104,9 @@ class PlacementConfig:
         """What changes the numbers that come out, in their last digits, for the key of a stage."""
         if not self.is_shared:
             return {}
-        own = {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
-        return {**own, "offload": True} if self.offload else own
+        own: dict[str, object] = {"learner_ranks": self.learner_ranks, "shard": self.shard, "narrow": self.narrow}
+        own |= {"offload": True} if self.offload else {}
+        return own | ({"tensor_parallel": self.tensor_parallel} if self.tensor_parallel > 1 else {})
 
 
 def placement_faults(placement: PlacementConfig, stages: Mapping[str, Learning], engine: EngineConfig) -> list[str]:
@@ -111,10 +122,12 @@ def _of_ranks(placement: PlacementConfig, name: str, settings: Learning) -> Iter
     if not placement.is_shared:
         return
     path, adapter, optim = _learned(settings)
-    if adapter and (placement.shard == "full" or placement.narrow or placement.offload):
+    if adapter and (
+        placement.shard == "full" or placement.narrow or placement.offload or placement.tensor_parallel > 1
+    ):
         yield (
             f"placement: stages.{name}.{adapter} > 0: an adapter's base is whole on every rank; set "
-            "placement.shard = 'auto', and neither narrow nor offload"
+            "placement.shard = 'auto', tensor_parallel = 1, and neither narrow nor offload"
         )
     if optim.kind == "adamw_8bit" and placement.shard != "replicate" and not adapter:
         yield (

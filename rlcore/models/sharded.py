@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from rlcore.errors import ModelError
 from rlcore.models.architectures import trunk
 from rlcore.ranks import ONE, Ranks, whole
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MARK = "_membership"
+_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +76,16 @@ def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.d
     """Leave of a model's weights this rank's shards. ``model``: a language model, or a critic with its trunk.
 
     Every rank holds the same weights before it. An optimizer is made after it.
+
+    Raises:
+        ModelError: the ranks are to split its layers' matrices among them, and the model has no plan for that.
     """
-    mesh = init_device_mesh(device.type, (ranks.size,))
+    language_model = _language_model(model)
+    mesh = init_device_mesh(device.type, (ranks.size, ranks.width), mesh_dim_names=("shares", "parts"))
+    if ranks.width > 1:
+        _split(language_model, mesh["parts"])
     settings: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": mesh["shares"],
         "reshard_after_forward": True,  # of the root too: weights that stay gathered would be stale after a step
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=sharding.dtype,
@@ -85,7 +94,6 @@ def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.d
         ),
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload else OffloadPolicy(),
     }
-    language_model = _language_model(model)
     root = _Whole(model)
     for module in (*_layers(language_model), root):
         fully_shard(module, **settings)
@@ -100,6 +108,33 @@ def device_of(model: Any) -> torch.device:
     """Where a model computes, which may have an adapter or a scalar head on; its shards may rest elsewhere."""
     device: torch.device = _membership(model).device or _language_model(model).device
     return device
+
+
+def _split(model: Any, mesh: DeviceMesh) -> None:
+    """Leave of each layer's matrices this rank's columns or rows, as the library's plan for the model says."""
+    config, width = model.config, mesh.size()
+    plan = {
+        name.removeprefix("layers.*."): style
+        for name, style in (getattr(config, "base_model_tp_plan", None) or {}).items()
+        if name.startswith("layers.*.")
+    }
+    unknown = sorted({*plan.values()} - _STYLES.keys())
+    heads = [config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)]
+    reason = ""
+    if not plan:
+        reason = "the library has no plan for it"
+    elif unknown:
+        reason = f"its plan has {', '.join(unknown)}"
+    elif any(count % width for count in heads):
+        reason = f"it has {heads[0]} heads and {heads[1]} of keys"
+    if reason:
+        raise ModelError(
+            f"{type(model).__name__} cannot be split among {width} ranks: {reason}",
+            where="placement.tensor_parallel",
+            fix="set it to 1: shards of all weights are as small, and gathered layer by layer",
+        )
+    for layer in _layers(model):
+        parallelize_module(layer, mesh, {name: _STYLES[style]() for name, style in plan.items()})
 
 
 def ranks_of(model: Any) -> Ranks:

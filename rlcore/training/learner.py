@@ -295,6 +295,6 @@ class Learner:
         columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
         score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
         logprobs, entropy = whole_pass(self.policy, score)  # of the same batch on every rank
-        counted = totals if self.ranks.is_first else Totals()
+        counted = totals if self.ranks.rank == 0 else Totals()
         self._losses().terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
         return totals.merged(self.ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -157,7 +157,7 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if scale != 1.0 and gradients:  # a batch without signal has none
         torch._foreach_mul_(gradients, 1.0 / scale)
-    norm = float(whole(nn.utils.clip_grad_norm_(parameters, max_grad_norm)))
+    norm = _clip(parameters, max_grad_norm)
     if not math.isfinite(norm):
         for parameter in parameters:
             parameter.grad = None
@@ -166,6 +166,20 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
             fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration; "
             "in float16, try hardware.dtype = 'bfloat16', which holds larger numbers",
         )
+    return norm
+
+
+def _clip(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    """The norm of all gradients, which are then at most ``max_norm`` long."""
+    meshes: dict[object, list[Tensor]] = {}
+    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+        meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    if len(meshes) <= 1:
+        return float(whole(nn.utils.clip_grad_norm_(parameters, max_norm)))
+    # torch takes gradients of one mesh at a time: matrices that are split among ranks have another than the rest.
+    norm = float(torch.stack([whole(nn.utils.get_total_norm(each)) for each in meshes.values()]).norm())
+    for each in meshes.values():
+        torch._foreach_mul_(each, min(1.0, max_norm / (norm + 1e-6)))
     return norm
 
 

@@ -66,6 +66,7 @@ def rank_setup(placement: PlacementConfig, runtime: Runtime, rank: int, *, adapt
         "sharded": placement.is_sharded(adapted=adapted),
         "narrow": placement.narrow,
         "offload": placement.offload,
+        "width": placement.tensor_parallel,
     }
 
 

@@ -50,7 +50,7 @@ class Totals:
 
     def share_of(self, ranks: Ranks) -> Totals:
         """A copy that one of several ranks goes on counting in: what was counted before is the first one's."""
-        if ranks.is_first:
+        if ranks.rank == 0:
             return copy.deepcopy(self)
         own = Totals()
         own._steps, own._epoch_start = copy.deepcopy(self._steps), copy.deepcopy(self._epoch_start)

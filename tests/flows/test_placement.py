@@ -20,6 +20,7 @@ from tests.flows.homes import folder
 pytestmark = pytest.mark.scale
 
 TWO = ("placement.backend=processes", "placement.learner_ranks=2")
+SPLIT = (*TWO, "placement.tensor_parallel=2")
 BESIDE = ("placement.backend=processes", "placement.offload=true")  # one rank
 SECONDS = 300.0
 
@@ -78,7 +79,7 @@ def assert_learns_alike(home: Path, micro_home: Path) -> None:
         assert [row["policy_version"] for row in history(home, stage)] == [1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("placed", [TWO, BESIDE])
+@pytest.mark.parametrize("placed", [TWO, SPLIT, BESIDE])
 def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(
     placed: tuple[str, ...], home: Path, micro_home: Path
 ) -> None:

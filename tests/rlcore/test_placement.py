@@ -32,6 +32,9 @@ from tests import strategies
         ({"narrow": True}, "set backend = 'processes'"),
         ({"backend": "processes", "shard": "replicate", "narrow": True}, "is of shards"),
         ({"offload": True}, "set backend = 'processes'"),
+        ({"tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
+        ({"backend": "processes", "learner_ranks": 3, "tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
+        ({"backend": "processes", "learner_ranks": 2, "tensor_parallel": 2, "shard": "replicate"}, "is of shards"),
         ({"backend": "processes", "shard": "replicate", "offload": True}, "is of shards"),
         ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
     ],
@@ -57,6 +60,7 @@ REWARD_MODEL = RewardModelConfig(
         ({"shard": "full"}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
         ({"narrow": True}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
         ({"offload": True, "learner_ranks": 1}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
+        ({"tensor_parallel": 2}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
         ({}, ADAPTED, ""),
         ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
         ({"shard": "replicate"}, EIGHT_BIT, ""),
@@ -88,6 +92,8 @@ def test_only_several_ranks_and_another_device_for_the_step_change_numbers() -> 
     two = PlacementConfig(backend="processes", learner_ranks=2)
     assert two.numbers == PlacementConfig(backend="ray", learner_ranks=2, ray=RayConfig(samplers=3, scorers=1)).numbers
     assert two.numbers == {"learner_ranks": 2, "shard": "auto", "narrow": False}
+    split = PlacementConfig(backend="processes", learner_ranks=2, tensor_parallel=2)
+    assert split.numbers == {**two.numbers, "tensor_parallel": 2}
     offloaded = PlacementConfig(backend="processes", offload=True)
     assert offloaded.numbers == {"learner_ranks": 1, "shard": "auto", "narrow": False, "offload": True}
     assert offloaded.is_sharded(adapted=False) and not offloaded.is_sharded(adapted=True)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PretrainedConfig
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
+from rlcore.errors import ModelError
 from rlcore.models.heads import ScalarModel
-from rlcore.models.sharded import _layers, join, like, ranks_of, whole_pass, whole_state
+from rlcore.models.sharded import _layers, _split, join, like, ranks_of, whole_pass, whole_state
 from rlcore.ranks import ONE, Ranks
 from tests import strategies
 
@@ -40,3 +49,20 @@ def test_a_model_that_is_whole_is_passed_and_kept_as_it_is() -> None:
     assert whole_pass(model, lambda: 5) == 5
     assert whole_state(model) is None
     assert like(model.lm_head.weight, tensor) is tensor
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (GPT2Config(vocab_size=29, n_embd=16, n_layer=1, n_head=2), "the library has no plan for it"),
+        (Qwen3Config(**SMALL, num_hidden_layers=1, num_key_value_heads=2, head_dim=8), "its plan has replicated_with_"),
+        (LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1), "it has 2 heads and 1 of keys"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_with_the_reason(
+    config: PretrainedConfig, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceMesh, "size", lambda self, mesh_dim=None: 2)
+    with pytest.raises(ModelError, match=said) as refused:
+        _split(AutoModelForCausalLM.from_config(config), object.__new__(DeviceMesh))
+    assert "cannot be split among 2 ranks" in str(refused.value)
