@@ -26,12 +26,7 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     """
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
-    if ALGORITHMS[rl.algorithm].uses_critic and rl.sampling.max_replacements:
-        raise ConfigError(
-            f"max_replacements means nothing for {rl.algorithm}: with a critic, groups of equal rewards teach too",
-            where="sampling.max_replacements",
-            fix="set it to 0, or choose an algorithm without a critic",
-        )
+    _refuse_signal_of_groups(rl)
     if ALGORITHMS[rl.algorithm].advantage is immediate and not (rl.kl.coefficient and rl.kl.placement == "reward"):
         raise ConfigError(
             f"{rl.algorithm} gives each token its own reward, and the KL to the reference is what each token has",
@@ -43,6 +38,24 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     return with_objective(
         ALGORITHMS[rl.algorithm], rl.update.objective, name=rl.algorithm, run=run | asdict(critic.gae)
     )
+
+
+def _refuse_signal_of_groups(rl: RlConfig) -> None:
+    """Refuse what looks for groups without signal where a group of equal rewards teaches too."""
+    row, sampling = ALGORITHMS[rl.algorithm], rl.sampling
+    if not row.uses_critic and row.advantage is not immediate:
+        return
+    why = "with a critic" if row.uses_critic else "where each token has its own reward"
+    for name, is_set, off in (
+        ("max_replacements", sampling.max_replacements > 0, 0),
+        ("revisit", sampling.revisit < 1.0, 1),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{name} means nothing for {rl.algorithm}: {why}, groups of equal rewards teach too",
+                where=f"sampling.{name}",
+                fix=f"set it to {off}, or choose an algorithm whose advantages compare a group's rewards",
+            )
 
 
 def with_objective(

@@ -26,6 +26,8 @@ class AnswersConfig:
             raise ConfigError("only RL stages take sampling.staleness: no updates to run ahead of")
         if self.sampling.max_replacements:
             raise ConfigError("only RL stages take sampling.max_replacements: no groups to replace here")
+        if self.sampling.revisit < 1.0:
+            raise ConfigError("only RL stages take sampling.revisit: each prompt is answered once here")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ class SamplingConfig:
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded at the same time
     max_replacements: NonNegativeInt = 0  # rounds of dynamic sampling: groups without signal are replaced; 0: off
+    revisit: Fraction = 1.0  # chance that a prompt keeps its turn after a group without signal; after n: to the power n
     staleness: NonNegativeInt = 0  # iterations that are sampled ahead of the update; rollouts are as many updates old
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     engine: EngineConfig | None = None  # left out: the run's engine
@@ -244,6 +245,8 @@ class RlConfig:
     def __post_init__(self) -> None:
         if self.sampling.max_replacements > 0 and self.group_size == 1:
             raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
+        if self.sampling.revisit < 1.0 and self.group_size == 1:
+            raise ConfigError("sampling.revisit < 1 needs group_size > 1: a group of one never carries a signal")
         if self.sampling.staleness and self.update.mismatch.mode == "off":
             raise ConfigError("sampling.staleness > 0 needs update.mismatch: older weights sample than are trained")
         if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:

@@ -75,5 +75,5 @@ class WinRateConfig:
     tokens_per_microbatch: PositiveInt = 8192  # for a reward model that judges
 
     def __post_init__(self) -> None:
-        if self.sampling.staleness or self.sampling.max_replacements:
-            raise ConfigError("only RL stages take sampling.staleness and sampling.max_replacements")
+        if self.sampling.staleness or self.sampling.max_replacements or self.sampling.revisit < 1.0:
+            raise ConfigError("only RL stages take sampling.staleness, sampling.max_replacements and sampling.revisit")

@@ -44,4 +44,5 @@ def go_back(run: Run, stop: Stop) -> None:
             fix=stop.finding.fix,
         )
     run.done = int(state["iteration"])
-    run.ahead.restore(state["ahead"], run.done + 1, run.parts.prompts_of)
+    run.turns.restore(state["turns"])
+    run.ahead.restore(state["ahead"], run.done + 1, run.turns.prompts_of)

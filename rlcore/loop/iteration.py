@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
-from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.audit.audit import Audit
 from rlcore.canaries import known_answers_canary, terms_canary
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
@@ -17,9 +16,16 @@ from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.health import go_back, judge_run
 from rlcore.loop.history import History
 from rlcore.loop.recorder import LogRecorder, Recorder
-from rlcore.loop.rollouts import dataset_rewards, draw_groups, evaluate_held_out, replacement_metrics
+from rlcore.loop.rollouts import (
+    close_turn,
+    dataset_rewards,
+    draw_groups,
+    evaluate_held_out,
+    replacement_metrics,
+)
 from rlcore.loop.run import START, Outcome, Parts, Run, timed
 from rlcore.loop.sync import baseline_notes, compare_engines, sync_idle
+from rlcore.loop.turns import Drawn
 from rlcore.loop.update import update_policy
 from rlcore.sampling.base import rest, take_metrics
 from rlcore.sampling.episodes import episode_metrics
@@ -70,6 +76,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
             parts=parts,
             recorder=recorder,
             checkpoints=checkpoints,
+            turns=parts.turns(),
             ahead=ahead,
             audit=audit,
             history=History(parts.folder),
@@ -119,7 +126,7 @@ def _recover(run: Run, error: LearnerLostError) -> None:
 def _iterate(run: Run) -> None:
     parts, iteration, seconds = run.parts, run.done + 1, dict[str, float]()
     drawn = draw_groups(run, iteration, seconds)
-    metrics = _rollout_metrics(parts, drawn)
+    metrics = _rollout_metrics(run, iteration, drawn)
     with timed(seconds, "update"):
         rest(parts.engine)
         run.settled = ""
@@ -164,12 +171,15 @@ def _redo(run: Run, until: int) -> None:
         update_policy(run, drawn.groups, iteration)
         run.ahead.wait()
         sync_idle(run)
+        close_turn(run, iteration, drawn)
         run.done = iteration
 
 
-def _rollout_metrics(parts: Parts, drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
+def _rollout_metrics(run: Run, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
     """The metrics of the rollouts before the update that the configuration asks for."""
-    config, metrics = parts.config, dict[str, float]()
+    parts, config, metrics = run.parts, run.parts.config, dict[str, float]()
+    if config.sampling.revisit < 1.0:
+        metrics["prompts/passed_over"] = float(run.turns.passed_over(iteration))
     if config.sampling.max_replacements:
         metrics |= replacement_metrics(drawn, truncated=config.update.truncated)
     if len(parts.shares) > 1:
@@ -211,6 +221,7 @@ def _record(run: Run, iteration: int, metrics: dict[str, float], drawn: Drawn[li
     """Record an iteration's metrics, let the health rules judge it, and write a checkpoint if one is due."""
     _require_finite(metrics)
     run.history.append({"iteration": iteration, **metrics})
+    close_turn(run, iteration, drawn)
     run.done = iteration
     verdict, counts = judge_run(run)
     run.recorder.metrics(iteration, metrics | counts | run.audit.metrics())

@@ -9,12 +9,12 @@ from itertools import islice
 import torch
 
 from rlcore.algorithms.advantages import has_signal
-from rlcore.algorithms.dynamic_sampling import Drawn, fresh_prompts, replace_groups
 from rlcore.canaries import mask_canary
 from rlcore.errors import RewardError
 from rlcore.evaluation import accuracy, dataset_accuracy
-from rlcore.loop.run import HeldOut, Parts, Run, mixed_by_shares, timed
+from rlcore.loop.run import HeldOut, Parts, Run, timed
 from rlcore.loop.sync import load_between
+from rlcore.loop.turns import Drawn, fresh_prompts, mixed_by_shares, replace_groups
 from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
@@ -36,6 +36,7 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
     if sampling.staleness:
         with timed(seconds, "rollout"):
             until = min(iteration + sampling.staleness, parts.config.num_iterations)
+            run.turns.prompts_of(until)  # chosen here: the thread that samples must not find out when
             sample, prepare = partial(_rollouts_of, run), partial(load_between, run)
             ahead = run.ahead.advance(sample, iteration, until=until, prepare=prepare)
         with timed(seconds, "score"):
@@ -47,7 +48,7 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
         with timed(seconds, "score"):
             return _score(run, iteration, groups)
 
-    prompts = parts.prompts_of(iteration)
+    prompts = run.turns.prompts_of(iteration)
     groups = draw(prompts, iteration)
     if not sampling.max_replacements:
         return Drawn(groups=tuple(groups), replaced=())
@@ -66,6 +67,16 @@ def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
     """Whether the rewards of a group's usable rollouts differ. A KL penalty in the reward does not count."""
     rewards = [reward_of(item, truncated) for item in group if is_usable(item, truncated)]
     return has_signal(torch.tensor(rewards, dtype=torch.float64))
+
+
+def close_turn(run: Run, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+    """Tell the turns which groups of an iteration had a signal. A group that nobody could score says nothing."""
+    truncated = run.parts.config.update.truncated
+    groups = [group for group in (*drawn.groups, *drawn.replaced) if any(is_usable(item, truncated) for item in group)]
+    run.turns.heard(
+        iteration,
+        [(group[0].rollout.prompt.prompt_id, carries_signal(group, truncated=truncated)) for group in groups],
+    )
 
 
 def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
@@ -133,7 +144,7 @@ def evaluate_held_out(
 def _rollouts_of(run: Run, iteration: int) -> list[list[Rollout]]:
     """The groups that the engine samples for an iteration."""
     seed = derive_seed(run.parts.seed, "rollouts", iteration)
-    return _collect(run, run.parts.prompts_of(iteration), seed=seed)
+    return _collect(run, run.turns.prompts_of(iteration), seed=seed)
 
 
 def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:

@@ -1,11 +1,10 @@
-"""The parts of an RL run, which stay as they are; its progress, which changes; and which prompts come when.
+"""The parts of an RL run, which stay as they are, and its progress, which changes.
 
 Every part is finished before the first iteration, and none is replaced after it.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,18 +23,14 @@ from rlcore.loop.ahead import RolloutsAhead
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.history import History
 from rlcore.loop.recorder import Recorder, Stop
+from rlcore.loop.turns import Turns
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.base import Sampler
-from rlcore.seeding import shuffled
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.handle import LearnerHandle
 from rlcore.types import Prompt
 
-CYCLE = 1000
-"""Places after which the mix of data sets repeats: shares are exact to a thousandth."""
-
-
-START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "ahead": "", "audit": {}})
+START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "turns": {}, "ahead": "", "audit": {}})
 """The state of a run before its first iteration."""
 
 
@@ -85,13 +80,16 @@ class Parts:
         """The run's configuration, which the learner was made with."""
         return self.learner.config
 
-    def prompts_of(self, iteration: int) -> list[Prompt]:
-        """The prompts of one iteration (from 1), which are consecutive pieces of freshly shuffled epochs."""
-        count = self.config.prompts_per_iteration
-        start = (iteration - 1) * count
-        if len(self.shares) > 1:
-            return window_by_shares(self.prompts, self.shares, start, count, seed=self.seed)
-        return window(self.prompts, start, count, seed=self.seed)
+    def turns(self) -> Turns:
+        """Which prompts come when, before the first iteration."""
+        config = self.config
+        return Turns(
+            self.prompts,
+            config.prompts_per_iteration,
+            seed=self.seed,
+            shares=self.shares,
+            revisit=config.sampling.revisit,
+        )
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -108,6 +106,7 @@ class Run:
     parts: Parts
     recorder: Recorder
     checkpoints: Checkpoints
+    turns: Turns
     ahead: RolloutsAhead
     audit: Audit
     history: History
@@ -130,14 +129,20 @@ class Run:
 
         Of the history it keeps a seal. The rows are on the disk when this returns.
         """
-        return {"beside": self.history.seal(), "ahead": self.ahead.state(), "audit": self.audit.state()}
+        return {
+            "beside": self.history.seal(),
+            "turns": self.turns.state(),
+            "ahead": self.ahead.state(),
+            "audit": self.audit.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from what :meth:`state` gave. The learner has been restored already."""
         self.done = int(state["iteration"])
         self.history.restore(state["beside"])
         self._judge_again()
-        self.ahead.restore(state["ahead"], self.done + 1, self.parts.prompts_of)
+        self.turns.restore(state["turns"])
+        self.ahead.restore(state["ahead"], self.done + 1, self.turns.prompts_of)
         self.audit.restore(state["audit"])
 
     def _judge_again(self) -> None:
@@ -184,70 +189,3 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def window(prompts: Sequence[Prompt], start: int, count: int, *, seed: int) -> list[Prompt]:
-    """``count`` prompts from place ``start`` of an endless row of epochs, each of which has its own order."""
-    places = (divmod(place, len(prompts)) for place in range(start, start + count))
-    return [prompts[_order(len(prompts), (seed, "prompts", epoch))[offset]] for epoch, offset in places]
-
-
-def window_by_shares(
-    prompts: Sequence[Prompt], shares: Mapping[str, float], start: int, count: int, *, seed: int
-) -> list[Prompt]:
-    """``count`` prompts from place ``start`` of an endless row in which every data set has its share.
-
-    The data sets take turns as evenly as their shares allow. Each goes through its own epochs.
-    """
-    pools = by_dataset(prompts, shares)
-    turns = cycle_of(tuple(shares.items()))
-    in_cycle = {name: turns.count(name) for name in shares}
-    found = []
-    for place in range(start, start + count):
-        round_number, offset = divmod(place, CYCLE)
-        name = turns[offset]
-        turn = round_number * in_cycle[name] + turns[:offset].count(name)
-        epoch, position = divmod(turn, len(pools[name]))
-        found.append(pools[name][_order(len(pools[name]), (seed, "prompts", name, epoch))[position]])
-    return found
-
-
-def mixed_by_shares(prompts: Sequence[Prompt], shares: Mapping[str, float]) -> Iterator[Prompt]:
-    """Every prompt once. The data sets take turns by their shares, until each is used up."""
-    waiting = {name: iter(pool) for name, pool in by_dataset(prompts, shares).items()}
-    while waiting:
-        for name in cycle_of(tuple(shares.items())):
-            if name in waiting:
-                prompt = next(waiting[name], None)
-                if prompt is None:
-                    del waiting[name]
-                else:
-                    yield prompt
-
-
-def by_dataset(prompts: Sequence[Prompt], names: Mapping[str, float]) -> dict[str, list[Prompt]]:
-    """The prompts of each of the named data sets, in their order."""
-    return {name: [prompt for prompt in prompts if prompt.dataset == name] for name in names}
-
-
-@functools.lru_cache(maxsize=8)
-def cycle_of(shares: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
-    """The data set of each of ``CYCLE`` places: always the one that is furthest behind its share.
-
-    ``cycle_of((("a", 2.0), ("b", 1.0)))`` begins with a, b, a, and repeats that.
-    """
-    total = sum(share for _, share in shares)
-    counts = {name: 0 for name, _ in shares}
-    turns = []
-    for place in range(1, CYCLE + 1):
-        behind = {name: place * share / total - counts[name] for name, share in shares}
-        name = max(behind, key=behind.__getitem__)
-        counts[name] += 1
-        turns.append(name)
-    return tuple(turns)
-
-
-@functools.lru_cache(maxsize=16)
-def _order(count: int, purpose: tuple[int | str, ...]) -> list[int]:
-    seed, *names = purpose
-    return shuffled(count, int(seed), *names)

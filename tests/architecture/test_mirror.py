@@ -102,6 +102,7 @@ DRIVEN_BY = {
     "rlcore/loop/test_iteration": (
         "rlcore/training/local",
         "rlcore/loop/health",
+        "rlcore/loop/run",
     ),
     "rlcore/models/test_half_precision": ("rlcore/models/precision",),
     "rlcore/models/test_importing_gguf": ("rlcore/models/gguf",),

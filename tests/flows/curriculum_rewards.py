@@ -22,6 +22,12 @@ def sometimes(rollouts: Sequence[Rollout]) -> list[float]:
     return [float(is_odd(one.prompt.reference) and place % 2) for place, one in enumerate(rollouts)]
 
 
+def text_of_odd_until_killed(rollouts: Sequence[Rollout]) -> list[float]:
+    """A number that depends on the text where the reference is odd, and 0 where it is even."""
+    length_until_killed(rollouts)
+    return [is_odd(one.prompt.reference) * (sum(map(ord, one.text)) % 97) / 97 for one in rollouts]
+
+
 def length_until_killed(rollouts: Sequence[Rollout]) -> list[float]:
     """The characters of an answer, until the process dies."""
     home = Path(os.environ["RLCORE_HOME"])

@@ -36,6 +36,16 @@ SMALL = (
 )
 
 
+FOLLOWED = (
+    "stages.grpo.draw.low=0.0",  # all of the twenty prompts, once an epoch
+    "stages.grpo.draw.weight=even",
+    "stages.grpo.sampling.revisit=0.0",
+    f"stages.grpo.rewards=[{{kind='{REWARDS}:text_of_odd_until_killed',weight=1.0}}]",
+    "stages.grpo.num_iterations=12",
+    "health.action=off",
+)
+
+
 def run(home: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     settings = [part for override in (*SMALL, *overrides) for part in ("--set", override)]
     return run_warm(["run", "--preset", "curriculum", *settings], environment(home), ROOT)
@@ -99,6 +109,26 @@ def test_a_killed_run_draws_what_it_would_have_drawn(home: Path, tmp_path: Path)
     assert "goes on after iteration 2" in done.stderr
     assert all(one.equals(other) for one, other in zip(rollouts(home), rollouts(tmp_path), strict=True))
     assert weights(home, "grpo") == weights(tmp_path, "grpo")
+
+
+def test_a_run_passes_over_prompts_whose_groups_had_no_signal_and_a_kill_changes_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for each in (whole, killed):
+        shutil.copytree(home, each)
+        shutil.rmtree(each / "cache" / "grpo")
+    (killed / DIE).touch()
+    assert run(killed, *FOLLOWED).returncode == -9
+    for each in (whole, killed):
+        done = run(each, *FOLLOWED)
+        assert done.returncode == 0, done.stderr
+    assert all(one.equals(other) for one, other in zip(rollouts(whole), rollouts(killed), strict=True))
+    assert weights(whole, "grpo") == weights(killed, "grpo")
+    groups = pd.concat(rollouts(whole)).groupby(["iteration", "prompt_id"])["value"].nunique() > 1
+    first, later = groups.loc[:5], groups.loc[6:]
+    assert len(first) == 20  # an epoch: nothing is known of a prompt before its first turn
+    assert first.mean() < 0.8 < later.mean()
 
 
 def test_a_band_without_prompts_is_refused_with_what_was_measured(home: Path, tmp_path: Path) -> None:

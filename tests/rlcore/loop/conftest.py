@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.config import CheckpointConfig, ModelConfig, SamplingConfig, ShapeConfig
 from rlcore.loop import Parts, Stop
 from rlcore.loop.native import chat_prompts, native_parts
+from rlcore.loop.turns import Drawn
 from rlcore.models.importing import import_model
 from rlcore.rewards.table import function_reward
 from rlcore.sampling.scripted import ScriptedSampler

@@ -111,7 +111,7 @@ def test_failed_rollouts_are_counted_and_not_trained_on(make_parts: MakeParts) -
 
 
 def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_parts: MakeParts) -> None:
-    first = make_parts().prompts_of(1)
+    first = make_parts().turns().prompts_of(1)
     script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
     parts = make_parts(script=script)
     before = weights(parts)
@@ -141,7 +141,7 @@ def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_tr
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(make_parts: MakeParts) -> None:
-    solved = {p.prompt_id for p in make_parts().prompts_of(1)[:1]}
+    solved = {p.prompt_id for p in make_parts().turns().prompts_of(1)[:1]}
     script = {question: ["right"] if question in solved else ANSWERS for question in QUESTIONS}
     config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, max_replacements=2)}
     tape = Tape()
@@ -168,7 +168,8 @@ def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
     assert met == ([0, 1, 2, 3, 4] if staleness == 1 else [4])
     assert parts.engine.policy_version == 5
     prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
-    assert prompts == [[p.prompt_id for p in parts.prompts_of(n)] for n in range(1, 6)]
+    turns = parts.turns()
+    assert prompts == [[p.prompt_id for p in turns.prompts_of(n)] for n in range(1, 6)]
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -21,6 +21,8 @@ PATHS: dict[str, dict[str, Any]] = {
     "plain": {"update": TWICE, "kl": KlConfig(coefficient=0.1, target=0.5, horizon=20)},
     "ahead": {"sampling": SamplingConfig(max_new_tokens=6, staleness=1)},
     "far ahead": {"sampling": SamplingConfig(max_new_tokens=6, staleness=2)},
+    "passing over": {"sampling": SamplingConfig(max_new_tokens=6, revisit=0.5)},
+    "passing over, far ahead": {"sampling": SamplingConfig(max_new_tokens=6, revisit=0.5, staleness=2)},
     "dynamic": {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, max_replacements=1)},
     "critic": {"algorithm": "ppo", "update": TWICE},
 }
@@ -35,7 +37,17 @@ def without_costs(outcome: Outcome) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "every"), [("plain", 1), ("plain", 2), ("ahead", 2), ("far ahead", 1), ("dynamic", 2), ("critic", 2)]
+    ("path", "every"),
+    [
+        ("plain", 1),
+        ("plain", 2),
+        ("ahead", 2),
+        ("far ahead", 1),
+        ("passing over", 2),
+        ("passing over, far ahead", 2),
+        ("dynamic", 2),
+        ("critic", 2),
+    ],
 )
 def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
     path: str, every: int, make_parts: MakeParts

@@ -12,7 +12,7 @@ from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.loop.rollouts import carries_signal, draw_groups, replacement_metrics
-from rlcore.loop.run import window
+from rlcore.loop.turns import Turns
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score
@@ -69,12 +69,11 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         seed=7,
         prompts=prompts,
         shares={},
-        prompts_of=lambda iteration: window(prompts, (iteration - 1) * 4, 4, seed=7),
         sampler=NumberedEngine(),
         reward=reward,
         tokenizer=SimpleNamespace(eos_ids=(2,)),
     )
-    return SimpleNamespace(parts=parts, recorder=SimpleNamespace(note=print))
+    return SimpleNamespace(parts=parts, recorder=SimpleNamespace(note=print), turns=Turns(prompts, 4, seed=7))
 
 
 def ids(groups: Any) -> list[str]:
@@ -85,7 +84,7 @@ def ids(groups: Any) -> list[str]:
 
 
 def test_groups_without_signal_are_replaced_whole_by_prompts_that_the_iteration_has_not_used() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).parts.prompts_of(1)]
+    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).turns.prompts_of(1)]
     run = make_run(max_replacements=4, always_right={first[1], first[3]})
     drawn = draw_groups(run, 1, {})
     assert ids(drawn.replaced) == [first[1], first[3]]
@@ -156,7 +155,7 @@ def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(
 
 
 def test_what_was_replaced_is_counted() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).parts.prompts_of(1)]
+    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).turns.prompts_of(1)]
     drawn = draw_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
     metrics = replacement_metrics(drawn, truncated="score")
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.

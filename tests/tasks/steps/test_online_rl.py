@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.loop import HeldOut
 from rlcore.loop.rollouts import evaluate_held_out
-from rlcore.loop.run import window
+from rlcore.loop.turns import Turns
 from rlcore.metrics import check_names
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sampling.base import SamplingParams
@@ -25,9 +25,10 @@ def test_an_rl_stage_that_builds_on_another_draws_prompts_in_another_order_and_t
     template = strategies.scored_rollout(0.0).rollout.prompt
     prompts = [dataclasses.replace(template, prompt_id=str(number)) for number in range(50)]
     orders = [
-        [prompt.prompt_id for prompt in window(prompts, 0, 50, seed=seed_after(3, earlier))] for earlier in range(3)
+        [prompt.prompt_id for prompt in Turns(prompts, 50, seed=seed_after(3, earlier)).prompts_of(1)]
+        for earlier in range(3)
     ]
-    assert orders[0] == [prompt.prompt_id for prompt in window(prompts, 0, 50, seed=3)]
+    assert orders[0] == [prompt.prompt_id for prompt in Turns(prompts, 50, seed=3).prompts_of(1)]
     assert len(set(map(tuple, orders))) == 3
     assert [sorted(order) for order in orders] == [sorted(orders[0])] * 3
 

@@ -11,8 +11,8 @@ import pytest
 
 from data_contracts.errors import ContractError
 from data_contracts.rollouts import check_rollouts
-from rlcore.algorithms.dynamic_sampling import Drawn
 from rlcore.errors import StorageError
+from rlcore.loop.turns import Drawn
 from rlcore.types import Message, ScoredRollout
 from tasks.home.settings import Home
 from tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
