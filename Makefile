@@ -127,7 +127,7 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (20 minutes)
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "scale and not engine" -n 2 --dist loadfile --no-loadscope-reorder \
-	  tests/integration tests/flows tests/rlcore  # the file that takes longest comes first
+	  --durations 20 tests/integration tests/flows tests/rlcore  # the file that takes longest comes first
 
 test-scale-engine: engine .venv/.ray .venv/.services  ## two ranks on a Ray cluster with two vLLM servers: a whole run, and a server killed (ten minutes)
 	@infra/install_postgres.sh

@@ -79,13 +79,23 @@ def assert_learns_alike(home: Path, micro_home: Path) -> None:
         assert [row["policy_version"] for row in history(home, stage)] == [1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("placed", [TWO, SPLIT, BESIDE])
-def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(
-    placed: tuple[str, ...], home: Path, micro_home: Path
-) -> None:
-    done = run_flows("run", home, *placed)
+def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(home: Path, micro_home: Path) -> None:
+    done = run_flows("run", home, *TWO)
     assert done.returncode == 0, done.stderr
     assert_learns_alike(home, micro_home)
+
+
+@pytest.mark.parametrize("placed", [SPLIT, BESIDE])
+def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_beside_the_device(
+    placed: tuple[str, ...], micro_home: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(micro_home, tmp_path / "home")
+    shutil.rmtree(tmp_path / "home" / "cache" / "grpo")
+    done = run_flows("run", tmp_path / "home", *placed, 'without=["stages.ppo"]')
+    assert done.returncode == 0, done.stderr
+    ours, theirs = history(tmp_path / "home", "grpo"), history(micro_home, "grpo")
+    assert [row["policy_version"] for row in ours] == [1.0, 2.0, 3.0, 4.0]
+    assert ours[0]["gradient_norm"] == pytest.approx(theirs[0]["gradient_norm"], rel=1e-2)
 
 
 def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None:

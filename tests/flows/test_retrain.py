@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,9 @@ from tasks.home.settings import Home
 from tasks.tracking.lineage import find_lineage, tree_text
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
-from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
+from tests.flows.retraining import LEARN, NAME, RIGHT, SPOIL, write_data
+from tests.rlcore.rewards.test_judge import serving
+from tests.rlcore.rewards.test_pair_judge import answers_in
 
 
 def aliases(home: Home) -> dict[str, int]:
@@ -97,3 +101,50 @@ def test_a_preset_without_the_section_or_with_no_challenger_from_rl_is_refused()
         open_preset("retrain", ["retrain.drift.warn_psi=0.5"])
     with pytest.raises(ConfigError, match="at least 12 digits"):
         open_preset("retrain", ["retrain.drift.accepted=['abc']"])
+
+
+JUDGED = """
+extends = "retrain"
+name = "retrain"
+
+[promotion]
+win_rate = "wins"
+
+[stages.wins]
+kind = "win_rate"
+start = "grpo"
+reference = "sft"
+data = ["prompts"]
+human_pairs = ["preferences"]
+
+[stages.wins.sampling]
+max_new_tokens = 8
+"""
+
+
+def likes_the_right_answer(body: Mapping[str, Any]) -> str:
+    """What a judge at an endpoint says of two answers."""
+    nonce, first, second = answers_in(body)
+    word = "tie" if (RIGHT in first) == (RIGHT in second) else "1" if RIGHT in first else "2"
+    return f"<verdict {nonce}>{word}</verdict>"
+
+
+def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_champion(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.pipeline.promotion, "tell_of_refusal", lambda *told: None)
+    preset = tmp_path / "judged.toml"
+    preset.write_text(JUDGED, encoding="utf-8")
+    with serving(likes_the_right_answer) as (state, url):
+        judge = f"stages.wins.judge={{kind='judge',options={{base_url='{url}',model='m'}}}}"
+        data = (*write_data(tmp_path / "data"), judge)
+        first = run_retrain(str(preset), data)
+        assert first.outcome.endswith("Promoted: the first champion, within every limit.")
+        asked = len(state.bodies)
+        better = run_retrain(str(preset), (*data, *LEARN))
+        assert (better.result, aliases(tracked_home)) == ("judged", {CHAMPION: 2, PREVIOUS: 1})
+        assert "win rate" in better.page
+        assert len(state.bodies) > asked + 100  # a hundred pairs, those that are not equal in both orders
+        worse = run_retrain(str(preset), (*data, *SPOIL))
+    assert (worse.result, "Refused" in worse.outcome) == ("judged", True)
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
