@@ -172,6 +172,9 @@ bench-sanity: setup  ## every algorithm on problems that the start solves someti
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sanity --broken
 
+bench-silent-groups: setup  ## groups without signal: kept, passed over, replaced, three seeds (a quarter of an hour; cached)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.silent_groups
+
 bench-over-optimisation: setup  ## GRPO paid by a reward model of few pairs, with four KL coefficients, three seeds (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.over_optimisation
 
