@@ -22,6 +22,7 @@ pytestmark = pytest.mark.scale
 TWO = ("placement.backend=processes", "placement.learner_ranks=2")
 SPLIT = (*TWO, "placement.tensor_parallel=2")
 BESIDE = ("placement.backend=processes", "placement.offload=true")  # one rank
+ALONE = 'without=["stages.ppo"]'
 SECONDS = 300.0
 
 
@@ -56,9 +57,22 @@ def home(micro_home: Path, tmp_path: Path) -> Path:
     return before_learning(micro_home, tmp_path / "home")
 
 
+@pytest.fixture
+def before_grpo(micro_home: Path, tmp_path: Path) -> Path:
+    """A copy of a home in which everything is there that comes before GRPO."""
+    shutil.copytree(micro_home, tmp_path / "home")
+    shutil.rmtree(tmp_path / "home" / "work", ignore_errors=True)
+    shutil.rmtree(tmp_path / "home" / "cache" / "grpo")
+    return tmp_path / "home"
+
+
 def begin(home: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        flows_command("run", *TWO), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        flows_command("run", *TWO, ALONE),
+        env=environment(home),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -85,17 +99,19 @@ def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(home: Path, 
     assert_learns_alike(home, micro_home)
 
 
-@pytest.mark.parametrize("placed", [SPLIT, BESIDE])
-def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_beside_the_device(
-    placed: tuple[str, ...], micro_home: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(micro_home, tmp_path / "home")
-    shutil.rmtree(tmp_path / "home" / "cache" / "grpo")
-    done = run_flows("run", tmp_path / "home", *placed, 'without=["stages.ppo"]')
-    assert done.returncode == 0, done.stderr
-    ours, theirs = history(tmp_path / "home", "grpo"), history(micro_home, "grpo")
+def assert_grpo_learns_alike(home: Path, micro_home: Path) -> None:
+    ours, theirs = history(home, "grpo"), history(micro_home, "grpo")
     assert [row["policy_version"] for row in ours] == [1.0, 2.0, 3.0, 4.0]
     assert ours[0]["gradient_norm"] == pytest.approx(theirs[0]["gradient_norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize("placed", [SPLIT, BESIDE])
+def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_beside_the_device(
+    placed: tuple[str, ...], before_grpo: Path, micro_home: Path
+) -> None:
+    done = run_flows("run", before_grpo, *placed, ALONE)
+    assert done.returncode == 0, done.stderr
+    assert_grpo_learns_alike(before_grpo, micro_home)
 
 
 def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None:
@@ -111,22 +127,22 @@ def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None
         assert history(home, stage)[-1]["policy_version"] == 4.0
 
 
-def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(home: Path, micro_home: Path) -> None:
-    process = begin(home)
-    until(process, lambda: list(home.glob("work/*/checkpoints/step-000001")))
+def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, micro_home: Path) -> None:
+    process = begin(before_grpo)
+    until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000001")))
     mine = [rank for rank, parent in ranks_of().items() if parent == process.pid]
     os.kill(mine[-1], signal.SIGKILL)
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said.decode()[-3000:]
     assert "was ended by SIGKILL" in said.decode()
-    assert_learns_alike(home, micro_home)
+    assert_grpo_learns_alike(before_grpo, micro_home)
 
 
 def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_again(
-    home: Path, micro_home: Path
+    before_grpo: Path, micro_home: Path
 ) -> None:
-    process = begin(home)
-    until(process, lambda: list(home.glob("work/*/checkpoints/step-000002")))
+    process = begin(before_grpo)
+    until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000002")))
     mine = {rank for rank, parent in ranks_of().items() if parent == process.pid}
     assert len(mine) == 2
     process.kill()
@@ -135,7 +151,7 @@ def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_a
     while mine & ranks_of().keys():
         assert time.monotonic() < deadline, "a rank outlives its run"
         time.sleep(0.1)
-    done = run_flows("run", home, *TWO)
+    done = run_flows("run", before_grpo, *TWO, ALONE)
     assert done.returncode == 0, done.stderr
     assert "goes on after iteration" in done.stderr
-    assert_learns_alike(home, micro_home)
+    assert_grpo_learns_alike(before_grpo, micro_home)
