@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from rlcore.errors import CheckpointError
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.types import Prompt
 
@@ -63,9 +64,18 @@ class Turns:
         """The prompts of an iteration (from 1) that :meth:`heard` has not closed yet.
 
         They are chosen when they are asked for first, by what was heard until then.
+
+        Raises:
+            CheckpointError: the iteration is closed, so the run stands elsewhere than its turns.
         """
         while self._begun < iteration:
             self._begin()
+        if iteration not in self._open:
+            raise CheckpointError(
+                f"iteration {iteration} has had its prompts: {self._begun} iterations have been begun, "
+                "and the run stands before one of them",
+                fix="restore the checkpoint as it was written, or run the stage from its start",
+            )
         return [self._prompts[index] for index in self._open[iteration][0]]
 
     def passed_over(self, iteration: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import KlConfig, SamplingConfig
-from rlcore.errors import ConfigError
+from rlcore.errors import CheckpointError, ConfigError
 from rlcore.loop.turns import LEAST_CHANCE, Turns, cycle_of, mixed_by_shares
 from rlcore.types import Prompt
 from tests import strategies
@@ -116,6 +116,13 @@ def test_a_revisit_of_one_keeps_no_account_and_what_is_closed_is_forgotten() -> 
     turns = Turns(prompts(10), 2, seed=0)
     drawn(turns, range(1, 6), frozenset("0123456789"))
     assert turns.state() == {"begun": 5, "places": {"": 10}, "open": {}, "silent": {}}
+
+
+def test_an_iteration_that_is_closed_has_no_prompts_any_more() -> None:
+    turns = Turns(prompts(10), 2, seed=0)
+    drawn(turns, range(1, 4))
+    with pytest.raises(CheckpointError, match="iteration 2 has had its prompts: 3 iterations have been begun"):
+        turns.prompts_of(2)
 
 
 @pytest.mark.parametrize(
