@@ -72,10 +72,10 @@ def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
 def close_turn(run: Run, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
     """Tell the turns which groups of an iteration had a signal. A group that nobody could score says nothing."""
     truncated = run.parts.config.update.truncated
-    groups = [group for group in (*drawn.groups, *drawn.replaced) if any(is_usable(item, truncated) for item in group)]
+    groups = (group for group in (*drawn.groups, *drawn.replaced) if any(is_usable(item, truncated) for item in group))
+    # Looked at only where turns depend on it.
     run.turns.heard(
-        iteration,
-        [(group[0].rollout.prompt.prompt_id, carries_signal(group, truncated=truncated)) for group in groups],
+        iteration, ((group[0].rollout.prompt.prompt_id, carries_signal(group, truncated=truncated)) for group in groups)
     )
 
 

@@ -86,8 +86,10 @@ class Turns:
         """Close an iteration. ``signals``: of each of its groups the ``prompt_id``, and whether it has a signal."""
         if self._revisit < 1.0:
             for prompt_id, has_signal in signals:
-                self._silent[prompt_id] = 0 if has_signal else self._silent.get(prompt_id, 0) + 1
-            self._silent = {name: times for name, times in self._silent.items() if times}
+                if has_signal:
+                    self._silent.pop(prompt_id, None)
+                else:
+                    self._silent[prompt_id] = self._silent.get(prompt_id, 0) + 1
         del self._open[iteration]
 
     def state(self) -> dict[str, Any]:
