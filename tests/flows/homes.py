@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -28,6 +29,15 @@ def folder(home: Path, stage: str) -> Path:
 def weights(home: Path, stage: str) -> bytes:
     """Those of the checkpoint that the stage made."""
     return (folder(home, stage) / "model" / "model.safetensors").read_bytes()
+
+
+def without(home: Path, copy: Path, *stages: str) -> Path:
+    """A copy of a finished run's home in which these stages have not run."""
+    shutil.copytree(home, copy)
+    shutil.rmtree(copy / "work", ignore_errors=True)
+    for stage in stages:
+        shutil.rmtree(copy / "cache" / stage)
+    return copy
 
 
 def kill_when(home: Path, pattern: str, command: Sequence[str]) -> None:

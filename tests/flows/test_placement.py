@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
-from tests.flows.homes import folder
+from tests.flows.homes import folder, weights, without
 
 pytestmark = pytest.mark.scale
 
@@ -43,27 +42,19 @@ def history(home: Path, stage: str) -> list[dict[str, float]]:
     return rows
 
 
-def before_learning(home: Path, copy: Path) -> Path:
-    """A copy of a home in which everything is there that comes before what learns."""
-    shutil.copytree(home, copy)
-    shutil.rmtree(copy / "work", ignore_errors=True)
-    for stage in ("sft", "reward_model", "grpo", "ppo"):
-        shutil.rmtree(copy / "cache" / stage)
-    return copy
+@pytest.fixture(scope="module")
+def undisturbed(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a run on two ranks to which nothing happened: SFT, a reward model, GRPO and PPO."""
+    learned = ("sft", "reward_model", "grpo", "ppo")
+    home = without(micro_home, tmp_path_factory.mktemp("placed") / "home", *learned)
+    done = run_flows("run", home, *TWO)
+    assert done.returncode == 0, done.stderr
+    return home
 
 
 @pytest.fixture
-def home(micro_home: Path, tmp_path: Path) -> Path:
-    return before_learning(micro_home, tmp_path / "home")
-
-
-@pytest.fixture
-def before_grpo(micro_home: Path, tmp_path: Path) -> Path:
-    """A copy of a home in which everything is there that comes before GRPO."""
-    shutil.copytree(micro_home, tmp_path / "home")
-    shutil.rmtree(tmp_path / "home" / "work", ignore_errors=True)
-    shutil.rmtree(tmp_path / "home" / "cache" / "grpo")
-    return tmp_path / "home"
+def before_grpo(undisturbed: Path, tmp_path: Path) -> Path:
+    return without(undisturbed, tmp_path / "home", "grpo")
 
 
 def begin(home: Path) -> subprocess.Popen[bytes]:
@@ -83,20 +74,18 @@ def until(process: subprocess.Popen[bytes], is_so: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def assert_learns_alike(home: Path, micro_home: Path) -> None:
+def assert_learns_alike(home: Path, micro_home: Path, *learned: str) -> None:
     """Supervised losses are those of one process but for rounding; on which draws of RL may turn."""
     for stage, name in (("sft", "sft/loss"), ("reward_model", "rm/loss")):
         ours, theirs = ([row[name] for row in history(each, stage)] for each in (micro_home, home))
         assert len(ours) == len(theirs)
         assert theirs[:5] == pytest.approx(ours[:5], rel=1e-2), stage
-    for stage in ("grpo", "ppo"):
+    for stage in learned:
         assert [row["policy_version"] for row in history(home, stage)] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(home: Path, micro_home: Path) -> None:
-    done = run_flows("run", home, *TWO)
-    assert done.returncode == 0, done.stderr
-    assert_learns_alike(home, micro_home)
+def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(undisturbed: Path, micro_home: Path) -> None:
+    assert_learns_alike(undisturbed, micro_home, "grpo", "ppo")
 
 
 def assert_grpo_learns_alike(home: Path, micro_home: Path) -> None:
@@ -107,14 +96,16 @@ def assert_grpo_learns_alike(home: Path, micro_home: Path) -> None:
 
 @pytest.mark.parametrize("placed", [SPLIT, BESIDE])
 def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_beside_the_device(
-    placed: tuple[str, ...], before_grpo: Path, micro_home: Path
+    placed: tuple[str, ...], micro_home: Path, tmp_path: Path
 ) -> None:
-    done = run_flows("run", before_grpo, *placed, ALONE)
+    home = without(micro_home, tmp_path / "home", "grpo")
+    done = run_flows("run", home, *placed, ALONE)
     assert done.returncode == 0, done.stderr
-    assert_grpo_learns_alike(before_grpo, micro_home)
+    assert_grpo_learns_alike(home, micro_home)
 
 
-def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None:
+def test_adapters_learn_on_two_ranks_that_each_have_the_base(undisturbed: Path, tmp_path: Path) -> None:
+    home = without(undisturbed, tmp_path / "home", "grpo", "ppo")
     adapters = (
         "stages.grpo.update.adapter.rank=4",
         "stages.ppo.update.adapter.rank=4",
@@ -127,7 +118,7 @@ def test_adapters_learn_on_two_ranks_that_each_have_the_base(home: Path) -> None
         assert history(home, stage)[-1]["policy_version"] == 4.0
 
 
-def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, micro_home: Path) -> None:
+def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, undisturbed: Path) -> None:
     process = begin(before_grpo)
     until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000001")))
     mine = [rank for rank, parent in ranks_of().items() if parent == process.pid]
@@ -135,11 +126,11 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, 
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said.decode()[-3000:]
     assert "was ended by SIGKILL" in said.decode()
-    assert_grpo_learns_alike(before_grpo, micro_home)
+    assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")
 
 
 def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_again(
-    before_grpo: Path, micro_home: Path
+    before_grpo: Path, undisturbed: Path
 ) -> None:
     process = begin(before_grpo)
     until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000002")))
@@ -154,4 +145,4 @@ def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_a
     done = run_flows("run", before_grpo, *TWO, ALONE)
     assert done.returncode == 0, done.stderr
     assert "goes on after iteration" in done.stderr
-    assert_grpo_learns_alike(before_grpo, micro_home)
+    assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")

@@ -1,9 +1,15 @@
-"""A run on a Ray cluster, as a user starts it. tests/integration/test_services_ray.py kills runs of a deployment."""
+"""Runs on a Ray cluster: one to which nothing happens, and one with rollouts ahead, which is killed part by part.
+
+tests/integration/test_services_ray.py kills runs of a deployment.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,9 +19,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.flows.conftest import ROOT, environment, flows_command
-from tests.flows.homes import folder
-from tests.flows.test_placement import assert_learns_alike, before_learning
+from tests.flows.conftest import ROOT, environment
+from tests.flows.homes import folder, weights, without
+from tests.flows.micro import MICRO
+from tests.flows.test_placement import assert_learns_alike
+from tests.flows.test_rollouts_ahead import AHEAD
 
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
 
@@ -25,6 +33,8 @@ ON_RAY = (
     "placement.ray.samplers=2",
     "placement.ray.scorers=1",
 )
+ITERATIONS = 6
+RUN_AHEAD = (AHEAD, f"stages.grpo.num_iterations={ITERATIONS}")
 SECONDS = 3600.0
 NICENESS = {"RAY_worker_niceness": "0"}  # 15 otherwise: of a machine that has other work they would get nothing
 
@@ -43,16 +53,25 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(micro_home: Path, tmp_path_factory: pytest.TempPathFactory, address: str) -> Path:
-    """The home of a run on the cluster to which nothing happened: SFT, a reward model, GRPO and PPO."""
-    home = before_learning(micro_home, tmp_path_factory.mktemp("placed") / "home")
-    end(begin(home, RAY_ADDRESS=address))
+    """The home of a run on the cluster to which nothing happened: SFT, a reward model and PPO."""
+    home = without(micro_home, tmp_path_factory.mktemp("placed") / "home", "sft", "reward_model", "grpo", "ppo")
+    end(begin(home, address, "ppo"))
     return home
 
 
-def begin(home: Path, **variables: str) -> subprocess.Popen[bytes]:
+@pytest.fixture(scope="module")
+def ahead(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory, address: str) -> Path:
+    """That home after a run of GRPO with rollouts one iteration ahead, to which nothing happened either."""
+    home = without(undisturbed, tmp_path_factory.mktemp("ahead") / "home")
+    end(begin(home, address, "grpo", *RUN_AHEAD))
+    return home
+
+
+def begin(home: Path, address: str, target: str, *settings: str) -> subprocess.Popen[bytes]:
+    code = f"from flows.run import run_targets; run_targets('tiny', {(*MICRO, *ON_RAY, *settings)!r}, ({target!r},))"
     return subprocess.Popen(
-        flows_command("run", *ON_RAY),
-        env=environment(home) | NICENESS | variables,
+        [sys.executable, "-c", code],
+        env=environment(home) | NICENESS | {"RAY_ADDRESS": address},
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -96,18 +115,67 @@ def until(is_so: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def tables(home: Path) -> list[Path]:
+def tables(home: Path, stage: str) -> list[Path]:
     """Of what was sampled and learned from, iteration by iteration."""
-    return sorted((folder(home, "grpo") / "rollouts").glob("*.parquet"))
+    return sorted((folder(home, stage) / "rollouts").glob("*.parquet"))
 
 
-def prompts_of(home: Path) -> list[Counter[str]]:
+def prompts_of(home: Path, stage: str) -> list[Counter[str]]:
     """How many completions each prompt has, iteration by iteration."""
-    return [Counter(pd.read_parquet(path)["prompt_id"]) for path in tables(home)]
+    return [Counter(pd.read_parquet(path)["prompt_id"]) for path in tables(home, stage)]
+
+
+def until_step(process: subprocess.Popen[bytes], home: Path, step: int) -> None:
+    """Return when a run has a checkpoint of that iteration, or of a later one."""
+
+    def has_one() -> bool:
+        found = home.glob("work/*/checkpoints/step-??????")
+        return process.poll() is not None or any(int(path.name[5:]) >= step for path in found)
+
+    until(has_one, f"no checkpoint {step}")
+    assert process.poll() is None, process.communicate()[1].decode()[-3000:]
+
+
+def kill_one(process: subprocess.Popen[bytes], kind: str) -> None:
+    """Kill a process of the cluster, and return when another stands in its place."""
+    before = actors(kind)
+    os.kill(max(before), signal.SIGKILL)
+    until(lambda: process.poll() is not None or len(actors(kind) - before) > 0, f"no {kind} in its place")
+    assert process.poll() is None, process.communicate()[1].decode()[-3000:]
 
 
 def test_a_run_on_a_cluster_goes_through_and_learns_as_one_process_does(undisturbed: Path, micro_home: Path) -> None:
-    assert_learns_alike(undisturbed, micro_home)  # GRPO with a verifier, PPO with a reward model, on scorers
-    assert prompts_of(undisturbed) == prompts_of(micro_home)
-    assert all(len(each) == 4 and set(each.values()) == {4} for each in prompts_of(undisturbed))
+    assert_learns_alike(undisturbed, micro_home, "ppo")  # with a reward model, on a scorer
+    assert prompts_of(undisturbed, "ppo") == prompts_of(micro_home, "ppo")
+    assert all(len(each) == 4 and set(each.values()) == {2} for each in prompts_of(undisturbed, "ppo"))
+    until(lambda: not actors(), "a process outlives its run")
+
+
+def test_each_token_is_one_update_old_and_kills_change_neither_prompts_nor_weights(
+    ahead: Path, tmp_path: Path, address: str
+) -> None:
+    home = without(ahead, tmp_path / "home", "grpo")
+    process = begin(home, address, "grpo", *RUN_AHEAD)
+    until_step(process, home, 1)
+    kill_one(process, "Sampler")
+    until_step(process, home, 2)
+    kill_one(process, "Rank")
+    until_step(process, home, 4)
+    process.kill()
+    said = " ".join(process.communicate()[1].decode().split())
+    assert "was replaced: it gets version" in said
+    assert "is gone (The actor is dead because its worker process has died" in said
+    until(lambda: not actors(), "a process outlives its run")
+    assert not (home / "cache" / "grpo").exists()
+    assert "goes on after iteration" in end(begin(home, address, "grpo", *RUN_AHEAD))
+
+    rows = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert [row["iteration"] for row in rows] == list(range(1, ITERATIONS + 1))
+    assert [row["staleness"] for row in rows] == [0.0] + [1.0] * (ITERATIONS - 1)
+    for number, path in enumerate(tables(home, "grpo"), start=1):  # a completion has the version of its oldest token
+        assert set(pd.read_parquet(path)["policy_version"]) == {max(0, number - 2)}
+    assert prompts_of(home, "grpo") == prompts_of(ahead, "grpo")
+    assert all(len(each) == 4 and set(each.values()) == {4} for each in prompts_of(home, "grpo"))
+    assert [path.read_bytes() for path in tables(home, "grpo")] == [path.read_bytes() for path in tables(ahead, "grpo")]
+    assert weights(home, "grpo") == weights(ahead, "grpo")
     until(lambda: not actors(), "a process outlives its run")

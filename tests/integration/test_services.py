@@ -283,6 +283,11 @@ def drop_rows(path: Path, count: int) -> None:
 def start_and_wait_for_checkpoint(services: Services, *overrides: str) -> str:
     """A run of `grpo` that is in the middle of its iterations."""
     services.forget("grpo")
+    return submit_and_wait_for_checkpoint(services, *overrides)
+
+
+def submit_and_wait_for_checkpoint(services: Services, *overrides: str) -> str:
+    """The same, that goes on from where the last one was."""
     known = set(services.home.glob("work/*/checkpoints/step-*"))
     run = services.submit("online-rl/grpo", *SMALL, *overrides, preset="tiny")
     wait_until(
