@@ -124,7 +124,7 @@ test-services: .venv/.services  ## real servers: deployments through the worker,
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
-test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (20 to 22 minutes)
+test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (20 minutes)
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "scale and not engine" -n 2 --dist loadfile --no-loadscope-reorder \
 	  --durations 20 tests/integration tests/flows tests/rlcore  # the file that takes longest comes first
