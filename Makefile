@@ -15,6 +15,7 @@ PREFECT_PORT ?= 4200
 
 PEERS := .venv-peers
 PEERS_PPO := .venv-peers-ppo
+OPENENV ?= .venv-openenv
 ENGINE ?= .venv-engine
 
 MODEL ?= tiny-grpo@champion
@@ -317,5 +318,14 @@ engine:  ## create .venv-engine with vLLM, the rollout engine of engine.kind = "
 test-engine: setup engine  ## vLLM against the trainer: log-probabilities, weight sync, kill -9 of the engine (minutes)
 	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -m "engine and not scale" tests/integration
 
+# Its own environment, because OpenEnv needs an MCP library of another major version than ours.
+$(OPENENV)/.installed:
+	"$(PYTHON)" -m venv $(OPENENV)
+	$(OPENENV)/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0
+	touch $@
+
+test-openenv: setup $(OPENENV)/.installed  ## environments behind a server of OpenEnv, and a run of the pipeline on one (minutes)
+	OPENENV_PYTHON="$(abspath $(OPENENV))/bin/python" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rlcore/tools/test_openenv.py tests/flows/test_openenv.py
+
 clean:  ## remove the environments and all results
-	rm -rf .venv $(PEERS) $(PEERS_PPO) $(ENGINE) .rlcore
+	rm -rf .venv $(PEERS) $(PEERS_PPO) $(ENGINE) $(OPENENV) .rlcore

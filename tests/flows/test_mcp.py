@@ -58,6 +58,16 @@ def arguments(command: str, url: str) -> list[str]:
     return [command, "--preset", "agentic", *(part for each in (*SETTINGS, *own) for part in ("--set", each))]
 
 
+def check_calls(home: Path) -> None:
+    """The episodes of a run called the calculator, and the log-probabilities of engine and learner agree."""
+    history = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history)
+    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
+    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
+    (called, *_) = table["text"][table["text"].str.contains("[calculator] ", regex=False)]
+    assert "[calculator] " in called
+
+
 def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: Path) -> None:
     done = run_warm(arguments("run", "http://127.0.0.1:9/mcp"), environment(tmp_path / "home"), ROOT)
     assert done.returncode == 2, done.stderr
@@ -71,9 +81,4 @@ def test_episodes_call_the_server_and_are_told_what_it_says(url: str, tmp_path: 
     home = tmp_path / "home"
     done = run_warm(arguments("run", url), environment(home), ROOT)
     assert done.returncode == 0, done.stderr
-    history = json.loads((folder(home, "grpo") / "history.json").read_text())
-    assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history)
-    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
-    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
-    (called, *_) = table["text"][table["text"].str.contains("[calculator] ", regex=False)]
-    assert "[calculator] " in called
+    check_calls(home)
