@@ -166,7 +166,7 @@ attack-data: setup  ## a thousand faulty data sets through the gate: which are t
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
 
-bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
+bench-learning: setup  ## learning curves of the tiny preset over three seeds (half an hour)
 	$(BIN)/python -m benchmarks.learning
 
 bench-sanity: setup  ## every algorithm on problems that the start solves sometimes: does it learn them? (an hour; cached)
@@ -179,7 +179,7 @@ bench-silent-groups: setup  ## groups without signal: kept, passed over, replace
 bench-over-optimisation: setup  ## GRPO paid by a reward model of few pairs, with four KL coefficients, three seeds (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.over_optimisation
 
-bench-environments: setup  ## the presets stock and towns over three seeds (about 20 minutes)
+bench-environments: setup  ## the presets stock and towns over three seeds (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.environments
 
 bench-precision: setup  ## the tiny preset in float32, bfloat16 and float16 over three seeds (an hour)
