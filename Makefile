@@ -166,7 +166,7 @@ attack-data: setup  ## a thousand faulty data sets through the gate: which are t
 test-slow: setup  ## the tests that take longer than a minute
 	$(BIN)/python -m pytest -m slow
 
-bench-learning: setup  ## learning curves of the tiny preset over three seeds (half an hour)
+bench-learning: setup  ## learning curves of the tiny preset over three seeds (about 20 minutes)
 	$(BIN)/python -m benchmarks.learning
 
 bench-sanity: setup  ## every algorithm on problems that the start solves sometimes: does it learn them? (an hour; cached)

@@ -31,7 +31,7 @@ except ImportError as error:
         "the extra is not installed", where="environment", fix="run: pip install 'rlcore[openenv]'"
     ) from error
 
-ROW = ("prompt_id", "reference", "task")
+_ROW = ("prompt_id", "reference", "task")
 _SECONDS = 60.0  # for the first look at the tools; a call has the deadline of the episodes
 _MAX_BYTES = 2**24  # of a message
 _POLICY = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # what an action causes, by the codes of the server
@@ -67,9 +67,9 @@ class OpenEnv:
             ConfigError: there is no such server, a tool has a name that an environment needs itself, or ``from_row``
                 names a field that rows do not have.
         """
-        if unknown := [field for field in (from_row or {}).values() if field not in ROW]:
+        if unknown := [field for field in (from_row or {}).values() if field not in _ROW]:
             raise ConfigError(
-                f"from_row names the field {unknown[0]!r}", where="environment", fix=f"name one of {', '.join(ROW)}"
+                f"from_row names the field {unknown[0]!r}", where="environment", fix=f"name one of {', '.join(_ROW)}"
             )
         try:
             return _tools(url) or {_STEP: _action(url)}
