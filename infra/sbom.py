@@ -20,21 +20,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-CONSTRAINTS = ROOT / "constraints.txt"
+LOCK = ROOT / "infra" / "locks" / "pipeline.txt"
 PROJECT = "rlcore"
 
 
 def main() -> None:
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("sbom.json")
-    bill = bill_of_materials(read_pins(CONSTRAINTS), installed())
+    bill = bill_of_materials(read_pins(LOCK), installed())
     file.write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(f"{file}: {len(bill['components'])} packages\n")
 
 
 def read_pins(path: Path) -> dict[str, str]:
-    """Names, as the index writes them, and versions of a file of constraints."""
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
-    pins = (Requirement(line) for line in lines if line)
+    """Names and versions of the lines of a lock that hold for this interpreter and platform."""
+    lines = (line.rstrip("\\ ") for line in path.read_text(encoding="utf-8").splitlines() if "==" in line)
+    pins = [pin for pin in map(Requirement, lines) if not pin.marker or pin.marker.evaluate()]
     return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
 
 

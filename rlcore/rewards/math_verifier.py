@@ -56,7 +56,9 @@ def warm_up() -> None:
         grade({"answer": text, "reference": text})
     grade({"answer": "x(x+1)", "reference": "x^2+x"})
     if not grade({"answer": "2(3)", "reference": "6"}) or grade({"answer": "2(3)", "reference": "5"}):
-        raise RuntimeError("latex2sympy2_extended reads 2(3) as 5: install the version in constraints.txt")
+        raise RuntimeError(
+            "latex2sympy2_extended reads 2(3) as 5: install the version that infra/locks/pipeline.txt names"
+        )
 
 
 def grade(request: dict[str, Any]) -> bool:

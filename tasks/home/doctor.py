@@ -26,7 +26,7 @@ GIB = 2**30
 # embedded server, graders and MLflow.
 MEMORY_GIB, DISK_GIB = 2.0, 1.0
 _SECONDS = 3.0  # that a server has to answer in
-_INSTALL = "run make setup, or: pip install --constraint constraints.txt ."
+_INSTALL = "run make setup, or: uv pip install --constraint infra/locks/pipeline.txt ."
 _MARKS = {"ok": "ok  ", "absent": "-   ", "fault": "FAULT"}
 _PAGES = {"Prefect": "version", "MLflow": "api/2.0/mlflow/experiments/search?max_results=1"}
 State = Literal["ok", "absent", "fault"]

@@ -42,10 +42,10 @@ def test_an_image_ends_as_a_user_without_rights(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["servers-packages", "packages"])
-def test_packages_have_the_versions_of_constraints_txt(stage: str) -> None:
+def test_packages_have_the_versions_of_the_lock(stage: str) -> None:
     installs = [line for line in instructions(stage) if "pip install" in line]
     assert installs
-    assert all("--constraint constraints.txt" in line for line in installs)
+    assert all("--constraint locks/pipeline.txt" in line for line in installs)
 
 
 def test_the_services_of_compose_are_stages_of_the_dockerfile() -> None:
@@ -66,7 +66,7 @@ def test_everything_that_is_copied_in_is_sent_to_the_builder() -> None:
         r"^COPY (?:--\S+ )*(.+) \S+$", re.sub(r"^COPY --from=.*$", "", DOCKERFILE, flags=re.MULTILINE), re.MULTILINE
     )
     paths = {path.split("/")[0] for line in copied for path in line.split()}
-    assert {"constraints.txt", "rlcore", "infra"} <= paths <= sent
+    assert {"pyproject.toml", "rlcore", "infra"} <= paths <= sent
 
 
 class _Answers(BaseHTTPRequestHandler):

@@ -168,8 +168,8 @@ def test_the_network_lets_the_pods_reach_each_other_and_the_servers() -> None:
 
 
 def test_ray_is_of_one_version_everywhere_and_in_the_image() -> None:
-    pins = (INFRA.parent / "constraints.txt").read_text(encoding="utf-8")
-    (version,) = re.findall(r"^ray==(\S+)$", pins, re.MULTILINE)
+    pins = (INFRA / "locks" / "pipeline.txt").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^ray==(\S+)", pins, re.MULTILINE)
     assert {cluster_of(name)["rayVersion"] for name in SCHEMAS} == {version}
     assert any("--editable" in line and ",ray]" in line for line in instructions("packages"))
     assert {Path(path).name for path in (INFRA / "ray").iterdir()} == {"cluster.yaml", "job.yaml", "network.yaml"}

@@ -174,7 +174,7 @@ def open_in_process(
         raise SamplingError(
             "vLLM is not installed in this environment",
             where="engine.kind",
-            fix="pip install 'rlcore[vllm]', or take kind = \"vllm\", a server with an environment of its own",
+            fix='take kind = "vllm", a server with an environment of its own; or install vllm beside the library',
         )
     progress(f"starting vLLM on {spec.model} ({spec.dtype}) in this process")
     with process_state():

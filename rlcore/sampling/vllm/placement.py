@@ -146,7 +146,7 @@ def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[
         raise ConfigError(
             f"{name} needs vLLM in the trainer's environment too, and it is not there",
             where="engine.transfer",
-            fix="pip install 'rlcore[vllm]', or take shared_memory or gloo",
+            fix="take shared_memory or gloo, or install vllm beside the library",
         )
     if name == "nccl" and any(shares):
         raise ConfigError(

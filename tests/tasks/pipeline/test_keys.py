@@ -159,4 +159,4 @@ def test_a_damaged_record_counts_as_absent(tmp_path: Path, text: str) -> None:
 
 def test_the_versions_name_python_and_what_computes() -> None:
     assert {"python", "torch", "transformers"} <= set(versions())
-    assert versions()["torch"] == torch.__version__
+    assert versions()["torch"].partition("+")[0] == torch.__version__.partition("+")[0]  # "+cu130" is not always there
