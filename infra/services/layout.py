@@ -39,6 +39,11 @@ class Layout:
         return self.root / "mlflow-artifacts"
 
     @property
+    def destination(self) -> str:
+        """Where MLflow's server keeps those files: what its user has set (``s3://…``), else :attr:`artifacts`."""
+        return os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or self.artifacts.as_uri()
+
+    @property
     def cluster(self) -> Path:
         return self.root / "postgres"
 
@@ -155,7 +160,7 @@ def _prefect(layout: Layout) -> dict[str, str]:
 def _mlflow(layout: Layout) -> dict[str, str]:
     return mlflow_variables(layout.root, layout.ports["mlflow"], passwords(layout)) | {
         "MLFLOW_BACKEND_STORE_URI": database(layout, "mlflow", "postgresql+psycopg2"),
-        "MLFLOW_ARTIFACTS_DESTINATION": layout.artifacts.as_uri(),
+        "MLFLOW_ARTIFACTS_DESTINATION": layout.destination,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from infra.services.layout import Layout, database
@@ -23,6 +22,7 @@ def migrate(layout: Layout) -> str:
     Raises:
         ServiceError: there is nothing to copy, the server has runs already, or the two were made by different MLflows.
     """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
     from sqlalchemy import create_engine
 
     home = Home(layout.home)
@@ -33,7 +33,7 @@ def migrate(layout: Layout) -> str:
     source, target = create_engine(home.tracking_uri), create_engine(database(layout, "mlflow", "postgresql+psycopg2"))
     with source.connect() as old, target.begin() as new:
         _refuse_unequal(old, new)
-        shutil.copytree(home.mlartifacts, layout.artifacts, dirs_exist_ok=True)
+        get_artifact_repository(layout.destination).log_artifacts(str(home.mlartifacts))
         prefix = home.mlartifacts.as_uri()
         _remove_defaults(new)
         counts = [_copy(table, old, new, prefix) for table in _tables()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -26,6 +27,11 @@ def read(path: str) -> Any:
     return yaml.safe_load((INFRA / path).read_text(encoding="utf-8"))
 
 
+def read_all(path: str) -> list[Any]:
+    """A YAML file of several documents."""
+    return list(yaml.safe_load_all((INFRA / path).read_text(encoding="utf-8")))
+
+
 def tool(name: str) -> str:
     """The path of a program, looked for beside the interpreter too; the test is skipped without it."""
     found = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
@@ -36,15 +42,15 @@ def tool(name: str) -> str:
 
 def kustomized(overlay: str) -> list[dict[str, Any]]:
     """The objects of an overlay, as ``kubectl kustomize`` makes them."""
-    return [each for each in yaml.safe_load_all(_kustomized(overlay)) if each]
+    return copy.deepcopy(_kustomized(overlay))
 
 
 @cache
-def _kustomized(overlay: str) -> str:
+def _kustomized(overlay: str) -> list[dict[str, Any]]:
     command = [tool("kubectl"), "kustomize", str(INFRA / "kubernetes" / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -59,6 +65,6 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield path, value
 
 
-def is_pinned(image: str) -> bool:
-    """Whether an image names an exact version (two numbers at least) or a digest."""
-    return re.search(r":v?\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image) is not None
+def has_digest(image: str) -> bool:
+    """Whether an image is named by its digest; ours have none before they are pushed, and a placeholder until then."""
+    return re.search(r"^(?:\S+@sha256:[0-9a-f]{64}|rlcore-\w+@sha256:DIGEST-OF-YOUR-PUSH)$", image) is not None

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.infra.documents import INFRA, is_pinned, read, tool
+from tests.infra.documents import INFRA, has_digest, read, tool
 
 DOCKERFILE = (INFRA / "docker" / "Dockerfile").read_text(encoding="utf-8")
 STAGES = {name: base for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}
@@ -31,7 +31,7 @@ def test_hadolint_finds_nothing() -> None:
 def test_the_base_is_an_exact_version() -> None:
     base = re.search(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
     assert base is not None
-    assert is_pinned(f"python:{base[1]}")
+    assert has_digest(f"python:{base[1]}")
     assert {base for base in STAGES.values() if base not in STAGES} == {"python:${PYTHON}"}
 
 
@@ -46,6 +46,11 @@ def test_packages_have_the_versions_of_the_lock(stage: str) -> None:
     installs = [line for line in instructions(stage) if "pip install" in line]
     assert installs
     assert all("--constraint locks/pipeline.txt" in line for line in installs)
+
+
+def test_the_servers_can_keep_files_in_a_bucket() -> None:
+    (install,) = [line for line in instructions("servers-packages") if "pip install" in line]
+    assert {"mlflow", "boto3"} <= set(install.split())
 
 
 def test_the_services_of_compose_are_stages_of_the_dockerfile() -> None:

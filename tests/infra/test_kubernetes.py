@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import copy
 import importlib.util
 import re
-import sys
 from typing import Any
 
 import pytest
 
-from tests.infra.documents import INFRA, is_pinned, kustomized, leaves, read
+from tests.infra.documents import INFRA, has_digest, kustomized, leaves, read
+from tests.infra.rendered import job_template, render
 
 OVERLAYS = ("cpu", "gpu")
+DIGEST = "sha256:DIGEST-OF-YOUR-PUSH"  # a placeholder that no cluster takes for an image
 TEMPLATE = read("kubernetes/job-template.yaml")
 VERSION = "1.33"  # the oldest that pods with users of their own (host_users) can be relied on
 
@@ -22,30 +22,6 @@ def workloads(overlay: str) -> list[dict[str, Any]]:
 def pod(workload: dict[str, Any]) -> dict[str, Any]:
     spec: dict[str, Any] = workload["spec"]["template"]["spec"]
     return spec
-
-
-def job(values: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The Job that Prefect makes of the template: ``{{ name }}`` becomes the value, with its type."""
-    defaults = {
-        name: each["default"] for name, each in TEMPLATE["variables"]["properties"].items() if "default" in each
-    }
-    known = defaults | {"command": ["prefect", "flow-run", "execute"]} | (values or {})
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: filled for key, inner in value.items() if (filled := fill(inner)) is not None}
-        if isinstance(value, list):
-            return [fill(each) for each in value]
-        whole = re.fullmatch(r"\{\{ (\w+) \}\}", value) if isinstance(value, str) else None
-        if whole:
-            return known.get(whole[1])
-        return re.sub(r"\{\{ (\w+) \}\}", lambda m: str(known[m[1]]), value) if isinstance(value, str) else value
-
-    made: dict[str, Any] = fill(copy.deepcopy(TEMPLATE["job_configuration"]["job_manifest"]))
-    made["spec"]["template"]["spec"]["containers"][0]["env"] = [
-        {"name": "A", "value": "b"}
-    ]  # Prefect makes a list of it
-    return made
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -72,7 +48,8 @@ def test_the_schema_check_can_fail() -> None:
 
 
 def test_the_job_of_a_run_fits_the_schema_too() -> None:
-    made = job({"gpu_count": 2, "seccomp_profile": "Unconfined", "proc_mount": "Unmasked", "host_users": False})
+    values = {"gpu_count": 2, "seccomp_profile": "Unconfined", "proc_mount": "Unmasked", "host_users": False}
+    made = render("gpu", values=values)
     spec = made["spec"]["template"]["spec"]
     assert (spec.pop("parallelism"), spec.pop("completions")) == (1, 1)  # Prefect insists on them at this wrong place
     made["metadata"]["name"] = "run"  # the schema check asks for one; the API server takes generateName
@@ -95,14 +72,8 @@ def test_a_gpu_is_asked_for_in_requests_and_limits_alike() -> None:
     assert set(resources) == {"requests", "limits"}
 
 
-def test_the_job_template_has_every_attribute_that_prefect_insists_on() -> None:
-    spec = job()["spec"]["template"]["spec"]
-    assert (spec["parallelism"], spec["completions"], spec["restartPolicy"]) == (1, 1, "Never")
-    assert spec["containers"][0]["name"] == "prefect-job"
-
-
 def test_a_run_finds_the_objects_that_its_job_names() -> None:
-    made, objects = job()["spec"]["template"]["spec"], kustomized("gpu")
+    made, objects = render("gpu")["spec"]["template"]["spec"], kustomized("gpu")
     names = {(each["kind"], each["metadata"]["name"]) for each in objects}
     assert ("ConfigMap", made["containers"][0]["envFrom"][0]["configMapRef"]["name"]) in names
     assert ("PersistentVolumeClaim", made["volumes"][0]["persistentVolumeClaim"]["claimName"]) in names
@@ -116,7 +87,7 @@ def test_a_pod_is_probed_bounded_and_without_rights(overlay: str) -> None:
         assert pod(each)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod(each).get("automountServiceAccountToken") is False or each["metadata"]["name"] == "worker"
         for container in pod(each)["containers"]:
-            assert is_pinned(container["image"]), container["image"]
+            assert has_digest(container["image"]), container["image"]
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             assert "memory" in container["resources"]["limits"]
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -145,7 +116,11 @@ def test_both_servers_ask_for_the_password_that_their_clients_have(overlay: str)
     assert "*" not in told["prefect"]["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]["value"]
     assert containers["prefect"]["command"][2] == "/opt/rlcore/prefect_server.py"
     assert "basic-auth" in containers["mlflow"]["command"]
-    clients = (containers["worker"], containers["register"], job()["spec"]["template"]["spec"]["containers"][0])
+    clients = (
+        containers["worker"],
+        containers["register"],
+        render(overlay)["spec"]["template"]["spec"]["containers"][0],
+    )
     assert all({"secretRef": {"name": "rlcore-web"}} in each["envFrom"] for each in clients)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         (host,) = containers["prefect"][probe]["httpGet"]["httpHeaders"]
@@ -173,18 +148,12 @@ def test_the_worker_may_make_jobs_in_its_namespace_and_nothing_more(overlay: str
 
 
 def test_the_overlays_differ_in_the_image_and_in_the_gpus_that_a_run_gets() -> None:
-    sys.path.insert(0, str(INFRA))
-    try:
-        from register import SETTINGS, job_template
-    finally:
-        sys.path.remove(str(INFRA))
     found = {}
     for overlay in OVERLAYS:
-        (runs,) = [each for each in kustomized(overlay) if each["kind"] == "ConfigMap" and "RUN_IMAGE" in each["data"]]
-        assert set(runs["data"]) <= {"WORK_POOL_TYPE", *SETTINGS}
-        variables = job_template(runs["data"])["variables"]["properties"]
-        found[overlay] = (variables["image"]["default"], variables["gpu_count"]["default"])
-    assert found == {"cpu": ("rlcore-cpu:0.1.0", 0), "gpu": ("rlcore-gpu:0.1.0", 1)}
+        variables = job_template(overlay)["variables"]["properties"]
+        image, _, digest = variables["image"]["default"].partition("@")
+        found[overlay] = (image, digest, variables["gpu_count"]["default"])
+    assert found == {"cpu": ("rlcore-cpu", DIGEST, 0), "gpu": ("rlcore-gpu", DIGEST, 1)}
 
 
 def test_the_databases_of_compose_and_kubernetes_are_made_by_one_script() -> None:

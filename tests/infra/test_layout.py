@@ -94,6 +94,16 @@ def test_both_servers_ask_for_a_password_and_check_host_and_origin(layout: Layou
     assert "basic-auth" in rows["mlflow"]
 
 
+def test_files_of_runs_go_where_the_user_has_said_and_into_the_folder_else(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_layout(layout)
+    monkeypatch.delenv("MLFLOW_ARTIFACTS_DESTINATION", raising=False)
+    assert environment(layout, "mlflow")["MLFLOW_ARTIFACTS_DESTINATION"] == layout.artifacts.as_uri()
+    monkeypatch.setenv("MLFLOW_ARTIFACTS_DESTINATION", "s3://bucket/rlcore")
+    assert environment(layout, "mlflow")["MLFLOW_ARTIFACTS_DESTINATION"] == "s3://bucket/rlcore"
+
+
 def test_later_commands_find_the_ports_of_what_runs(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved_layout(layout) == layout
     save_layout(layout)

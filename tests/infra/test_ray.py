@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.infra.documents import INFRA, is_pinned, leaves, read
+from tests.infra.documents import INFRA, has_digest, leaves, read
 from tests.infra.test_images import instructions
 from tests.infra.test_kubernetes import validate
 
@@ -130,8 +130,10 @@ def test_every_pod_fits_the_schema_of_kubernetes_and_is_bounded_and_without_righ
         assert each["spec"]["securityContext"]["runAsNonRoot"] is True
         assert each["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         (container,) = each["spec"]["containers"]
-        assert is_pinned(container["image"])
+        assert has_digest(container["image"])
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        is_submitter = container["name"] == "submitter"  # it asks the cluster's head, and no server
+        assert is_submitter or {"secretRef": {"name": "rlcore-web"}} in container["envFrom"]
         resources = container["resources"]
         assert {"cpu", "memory"} <= resources["requests"].keys() and "memory" in resources["limits"]
         assert resources["requests"].get("nvidia.com/gpu") == resources["limits"].get("nvidia.com/gpu")
