@@ -33,7 +33,7 @@ def migrate(layout: Layout) -> str:
     source, target = create_engine(home.tracking_uri), create_engine(database(layout, "mlflow", "postgresql+psycopg2"))
     with source.connect() as old, target.begin() as new:
         _refuse_unequal(old, new)
-        get_artifact_repository(layout.destination).log_artifacts(str(home.mlartifacts))
+        get_artifact_repository(layout.destination).log_artifacts(str(home.mlartifacts))  # type: ignore[no-untyped-call]
         prefix = home.mlartifacts.as_uri()
         _remove_defaults(new)
         counts = [_copy(table, old, new, prefix) for table in _tables()]
