@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from rlcore.config import HardwareConfig
-from tasks.home.artifacts import ArtifactRef
+from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
+from tasks.tracking.packaged import Cards, Package
 from tests.chat_models import make_checkpoint
 
 
@@ -42,6 +44,14 @@ def train(context: StageContext) -> StageResult:
 
 ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=nothing)
 SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), model="sft")
+
+
+def sealed(checkpoint: Path, cards: Cards | None = None) -> tuple[Package, str]:
+    """A package of ``<artifact>/model``, with the artifact's manifest, and the artifact's digest."""
+    folder = checkpoint.parent
+    ref = ArtifactStore(folder).seal(folder, kind="checkpoint")
+    cards = cards or Cards(model="", data="", licence="")
+    return Package(checkpoint=checkpoint, cards=cards, beside={MANIFEST: folder / MANIFEST}), ref.sha256
 
 
 def register_toy(home: Home, name: str = "toy") -> ArtifactRef:

@@ -138,6 +138,33 @@ class ArtifactStore:
         sync(target.parent)
 
 
+def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
+    """The digests of an artifact's files by their paths, from a manifest that is that of the artifact ``sha256``.
+
+    Raises:
+        StorageError: it cannot be read, or is another artifact's.
+    """
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        listed, digest = {str(entry["path"]): str(entry["sha256"]) for entry in files}, _digest(files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"the manifest is damaged: {error}", where=str(manifest)) from error
+    if digest != sha256:
+        raise StorageError("the manifest is not that of the reference", where=str(manifest))
+    return listed
+
+
+def file_faults(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
+    """What is wrong with the files of a folder, whose digests are listed by path; its manifest counts for none."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not _is_folder(path)}
+    found.pop(MANIFEST, None)
+    missing = [f"{name} is missing" for name in sorted(listed.keys() - found.keys())]
+    extra = [f"{name} does not belong to it" for name in sorted(found.keys() - listed.keys())]
+    common = sorted(listed.keys() & found.keys())
+    damaged = [f"{name} is damaged" for name in common if not _is_intact(found[name], listed[name])]
+    return (*missing, *extra, *damaged)
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
@@ -189,22 +216,12 @@ def _digest(files: list[dict[str, Any]]) -> str:
 
 
 def _folder_faults(folder: Path, digest: str) -> tuple[str, ...]:
-    try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        expected = {entry["path"]: entry["sha256"] for entry in files}
-        if _digest(files) != digest:
-            return ("the manifest is not that of the reference",)
-    except FileNotFoundError:
+    if not (folder / MANIFEST).exists():
         return ("the artifact is missing",)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return (f"the manifest is damaged: {error}",)
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not _is_folder(path)}
-    found.pop(MANIFEST, None)
-    missing = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
-    extra = [f"{name} does not belong to it" for name in sorted(found.keys() - expected.keys())]
-    common = sorted(expected.keys() & found.keys())
-    damaged = [f"{name} is damaged" for name in common if not _is_intact(found[name], expected[name])]
-    return (*missing, *extra, *damaged)
+    try:
+        return file_faults(folder, listed_files(folder / MANIFEST, digest))
+    except StorageError as error:
+        return (error.what,)
 
 
 def _is_intact(path: Path, sha256: str) -> bool:

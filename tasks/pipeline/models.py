@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.metrics import is_of_machine
-from tasks.home.artifacts import ArtifactRef
+from tasks.home.artifacts import MANIFEST, ArtifactRef
 from tasks.home.cache import Record, describe_machine
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.pipeline.stages import Stage
@@ -32,7 +32,8 @@ def register(
     made_by = run.tracker.known_run(ref.mlflow_run_id) or run.parent
     tags = _tags(record, inputs) | {"preset": preset}
     cards = write_cards(run.home, read_records(run.home), record, name=name, tags=tags)
-    package = Package(checkpoint=run.store.path(ref) / MODEL, cards=cards, facts=tags)
+    folder = run.store.path(ref)
+    package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside={MANIFEST: folder / MANIFEST})
     # The times of an attempt that was killed stand in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_of_machine(metric)}
     version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)

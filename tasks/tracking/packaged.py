@@ -1,8 +1,9 @@
 """A checkpoint in the form that MLflow loads and serves by itself: its transformers flavour, with the task of a chat.
 
 ``model/`` holds the checkpoint, file by file a hard link to the artifact of the stage where both lie on one disk, so
-that the weights lie on it once. MLflow's server and ``pyfunc`` take OpenAI's messages, render the chat template and
-answer greedily; ``temperature`` changes nothing there.
+that the weights lie on it once. Beside it lies the artifact's manifest, whose digest is a tag of the version: whoever
+takes the checkpoint up compares every file with it. MLflow's server and ``pyfunc`` take OpenAI's messages, render the
+chat template and answer greedily; ``temperature`` changes nothing there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcore.errors import ModelError, StorageError
+from tasks.home.artifacts import MANIFEST, file_faults, listed_files
 from tasks.home.storage import link_or_copy
 
 if TYPE_CHECKING:
@@ -47,11 +50,15 @@ class Cards:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """What is to be registered: the checkpoint's folder, its cards, and ``facts`` for MLflow's record of the model."""
+    """What is to be registered: the checkpoint's folder, its cards, and ``facts`` for MLflow's record of the model.
+
+    ``beside``: files that go with it, by their paths there.
+    """
 
     checkpoint: Path
     cards: Cards
     facts: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Path] = field(default_factory=dict)
 
 
 def is_chat_model(checkpoint: Path) -> bool:
@@ -83,7 +90,9 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
         elif is_reward_model(package.checkpoint):
             _write_flavour(package, name, temporary, model, save=_save_scorer)
         else:
-            _link(package.checkpoint, temporary, _files(package.checkpoint))
+            _link(package.checkpoint, temporary / _CHECKPOINT, _files(package.checkpoint))
+        for name, path in package.beside.items():
+            _link(path.parent, (temporary / name).parent, [Path(path.name)])
         (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow leaves the header out
         (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
 
@@ -94,10 +103,39 @@ def checkpoint_in(folder: Path) -> Path:
     MLflow keeps the tokenizer apart from the weights when it saves a model by itself; here they are brought together.
     """
     if not (folder / _MLMODEL).is_file():
-        return folder
+        return folder / _CHECKPOINT if (folder / _CHECKPOINT).is_dir() else folder
     checkpoint, tokenizer = folder / _CHECKPOINT, folder / _TOKENIZER
     missing = [path for path in _files(tokenizer) if not (checkpoint / path).exists()]
     _link(tokenizer, checkpoint, missing)
+    return checkpoint
+
+
+def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path) -> Path:
+    """The checkpoint in the downloaded files of a version of ours, each of them as it was registered.
+
+    ``sha256``: the artifact's, from the version's tags; ``manifest``: where a copy lies in case that the downloaded
+    files have none.
+
+    Raises:
+        ModelError: names the first file that is damaged, missing or new; or there is no manifest to compare with.
+    """
+    beside = folder / MANIFEST
+    try:
+        listed = listed_files(beside if beside.is_file() else manifest, sha256)
+    except StorageError as error:
+        raise ModelError(
+            f"its files cannot be compared with the digest {sha256[:12]} that was registered: {error.what}",
+            where=error.where,
+            fix="bring the folder of that artifact back, or set RLCORE_HOME to the home that trained it",
+        ) from error
+    prefix = f"{_CHECKPOINT}/"
+    own = {name.removeprefix(prefix): digest for name, digest in listed.items() if name.startswith(prefix)}
+    checkpoint = folder / _CHECKPOINT
+    if faults := file_faults(checkpoint, own):
+        raise ModelError(
+            f"the registered model is not what was registered: {'; '.join(faults[:4])}",
+            fix="restore MLflow's files of this version from a backup, or take another version",
+        )
     return checkpoint
 
 

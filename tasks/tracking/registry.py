@@ -8,6 +8,7 @@ Every move can be repeated after a kill: the champion is moved last by a promoti
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -17,19 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.errors import ModelError, PromotionError
+from tasks.home.artifacts import MANIFEST
 from tasks.home.locks import file_lock
-from tasks.home.settings import Home
+from tasks.home.settings import Home, find_home
 from tasks.tracking.errors import or_none
-from tasks.tracking.packaged import checkpoint_in
+from tasks.tracking.packaged import checkpoint_in, verified_checkpoint
 from tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
+logger = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
 _SQLITE = "sqlite:///"
+_MODELS = "models:/"
 _FIRST = "none"  # what the first champion was promoted over
 
 
@@ -46,17 +50,42 @@ class ModelVersion:
 def download_model(uri: str, folder: Path) -> Path:
     """The checkpoint of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
 
+    Every file is compared with the digest that the version was registered with. What others have registered has none.
+
     Raises:
-        ModelError: there is no such model.
+        ModelError: there is no such model, or a file of it is damaged.
     """
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
+    home = find_home()
+    tracker = open_tracker(home)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return checkpoint_in(Path(download_artifacts(artifact_uri=uri, dst_path=str(folder))))
+        uri, tags = _resolved(tracker, uri)
+        files = Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
     except (MlflowException, OSError) as error:
         raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
+    if "sha256" not in tags:
+        logger.warning("%s was not registered by this pipeline: there is no digest to compare its files with", uri)
+        return checkpoint_in(files)
+    try:
+        return verified_checkpoint(
+            files, sha256=tags["sha256"], manifest=home.root / tags.get("artifact", "") / MANIFEST
+        )
+    except ModelError as error:
+        raise ModelError(error.what, where=error.where or uri, fix=error.fix) from error
+
+
+def _resolved(tracker: Tracker, uri: str) -> tuple[str, Mapping[str, str]]:
+    """A model's URI without an alias, which may move in the meantime, and the tags of what it names."""
+    name, _, number = uri.removeprefix(_MODELS).partition("/")
+    name, _, alias = name.partition("@")
+    if alias:
+        number = str(tracker.client.get_model_version_by_alias(name, alias).version)
+    if number:
+        return f"{_MODELS}{name}/{number}", tracker.client.get_model_version(name, number).tags
+    return uri, tracker.client.get_logged_model(name).tags
 
 
 def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:

@@ -98,6 +98,7 @@ def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, serv
 
 EMBEDDED = """
 from pathlib import Path
+from tasks.home.artifacts import MANIFEST, ArtifactStore
 from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import set_alias
@@ -105,15 +106,17 @@ from tasks.home.settings import configure_environment, find_home
 from tasks.tracking.runs import open_tracker
 configure_environment(find_home())
 tracker = open_tracker(find_home())
-folder = find_home().root / "weights"
-folder.mkdir()
+folder = find_home().work / "artifact" / "model"
+folder.mkdir(parents=True)
 (folder / "model.safetensors").write_text("weights")
 with tracker.start_run("old", "grpo", tags={"stage": "grpo"}) as run:
     for step in range(5):
         run.log_metrics({"reward/mean": step / 4}, step=step)
     run.log_artifact(folder / "model.safetensors", "plots")
-    package = Package(checkpoint=folder, cards=Cards(model="", data="", licence=""))
-    set_alias(tracker, register_model(run, package, name="old-grpo", tags={"sha256": "abc"}), "champion")
+    sha256 = ArtifactStore(folder).seal(folder.parent, kind="policy").sha256
+    manifest = {MANIFEST: folder.parent / MANIFEST}
+    package = Package(checkpoint=folder, cards=Cards(model="", data="", licence=""), beside=manifest)
+    set_alias(tracker, register_model(run, package, name="old-grpo", tags={"sha256": sha256}), "champion")
 print(run.run_id)
 """
 FETCH = """

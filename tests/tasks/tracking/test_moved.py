@@ -12,22 +12,21 @@ import pytest
 
 from tasks.home.settings import Home
 from tasks.tracking.moved import follow_move
-from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import download_model, find_version, set_alias
 from tasks.tracking.runs import Tracker, open_tracker
-
-EMPTY = Cards(model="", data="", licence="")
+from tests.registered import sealed
 
 
 def fill(home: Home, folder: Path) -> Tracker:
     """A run with a file, a trace's place and a champion, in an experiment whose name needs escapes."""
     tracker = open_tracker(home)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
+    package, sha256 = sealed(folder)
     with tracker.start_run("a name", "sft", tags={}) as run:
         run.log_artifact(folder / "config.json", "files")
-        version = register_model(run, Package(checkpoint=folder, cards=EMPTY), name="m", tags={"sha256": "ab"})
+        version = register_model(run, package, name="m", tags={"sha256": sha256})
     set_alias(tracker, version, "champion")
     return tracker
 
@@ -49,7 +48,7 @@ def digest(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def copied(tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A copy of a filled home; the original is there, and every place that MLflow knows is in it."""
-    fill(tracked_home, tmp_path / "model")
+    fill(tracked_home, tmp_path / "first" / "model")
     copy = Home(tmp_path / "other place" / "home")
     shutil.copytree(tracked_home.root, copy.root)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", copy.tracking_uri)
@@ -66,7 +65,7 @@ def test_no_place_in_a_copy_is_in_the_original(tracked_home: Home, copied: Home)
 
 def test_a_copy_reads_and_writes_its_own_files_alone(tracked_home: Home, copied: Home, tmp_path: Path) -> None:
     before = digest(tracked_home.root)
-    tracker = fill(copied, tmp_path / "second")
+    tracker = fill(copied, tmp_path / "second" / "model")
     assert digest(tracked_home.root) == before
     version = find_version(tracker, "m", "champion")
     assert version is not None
@@ -81,7 +80,7 @@ def test_a_model_is_loaded_from_a_copy_whose_original_is_gone(tracked_home: Home
 
 
 def test_a_home_that_lies_where_it_did_is_not_written(tracked_home: Home, tmp_path: Path) -> None:
-    fill(tracked_home, tmp_path / "model")
+    fill(tracked_home, tmp_path / "first" / "model")
     before = digest(tracked_home.root)
     assert follow_move(tracked_home) == 0
     assert digest(tracked_home.root) == before

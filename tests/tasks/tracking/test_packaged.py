@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ from tasks.tracking.registration import register_model
 from tasks.tracking.registry import ModelVersion, download_model, find_version, set_alias
 from tasks.tracking.runs import Tracker, open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
+from tests.registered import sealed
 
 NAME = "tiny-v1.2-grpo"
 CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", licence="Apache-2.0")
@@ -43,8 +45,9 @@ def tracker(tracked_home: Home) -> Tracker:
 @pytest.fixture
 def champion(tracker: Tracker, checkpoint: Path) -> ModelVersion:
     run = tracker.start_run("tiny", "grpo", tags={})
-    package = Package(checkpoint=checkpoint, cards=CARDS, facts={"sha256": "ab", "preset": "tiny"})
-    version = register_model(run, package, name=NAME, tags={"sha256": "ab"})
+    package, sha256 = sealed(checkpoint, CARDS)
+    package = dataclasses.replace(package, facts={"preset": "tiny"})
+    version = register_model(run, package, name=NAME, tags={"sha256": sha256})
     set_alias(tracker, version, "champion")
     return version
 
@@ -69,7 +72,7 @@ def test_the_pipeline_that_mlflow_loads_answers_as_the_evaluation_does(
     assert [each[0]["generated_text"] for each in found] == [text for _, text in expected]
     lengths = {len(ids) for ids, _ in expected}
     assert len(lengths) > 1  # some end with an EOS id of the generation configuration
-    assert chat.generation_config.eos_token_id == list(range(1, 262, 3))
+    assert chat.model.generation_config.eos_token_id == list(range(1, 262, 3))
 
 
 def test_pyfunc_takes_messages_and_answers_greedily_with_the_chat_template(
@@ -92,7 +95,7 @@ def test_a_version_has_signature_example_cards_and_requirements_and_no_place_of_
     folder = files_of(tracked_home)
     record: dict[str, Any] = yaml.safe_load((folder / "MLmodel").read_text())
     assert "messages" in record["signature"]["inputs"]
-    assert record["metadata"] == {"preset": "tiny", "sha256": "ab", "task": "llm/v1/chat"}
+    assert record["metadata"] == {"preset": "tiny", "task": "llm/v1/chat"}
     assert record["model_id"] == champion.model_id
     assert record["model_size_bytes"] > (folder / "model" / "model.safetensors").stat().st_size
     assert json.loads((folder / "serving_input_example.json").read_text())["messages"]

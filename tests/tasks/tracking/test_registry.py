@@ -28,6 +28,7 @@ from tasks.tracking.registry import (
     set_alias,
 )
 from tasks.tracking.runs import Tracker, open_tracker
+from tests.registered import sealed
 
 
 @pytest.fixture
@@ -42,11 +43,11 @@ def checkpoint(folder: Path) -> Package:
 
 
 def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker, tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "model")
+    folder, sha256 = sealed(checkpoint(tmp_path / "artifact" / "model").checkpoint)
     run = tracker.start_run("tiny/grpo", "stage", tags={})
     first = register_model(run, folder, name="tiny-grpo", tags={"sha256": "ab"})
-    second = register_model(run, folder, name="tiny-grpo", tags={"sha256": "cd"})
-    assert (first.version, second.version, second.sha256) == (1, 2, "cd")
+    second = register_model(run, folder, name="tiny-grpo", tags={"sha256": sha256})
+    assert (first.version, second.version, second.sha256) == (1, 2, sha256)
     assert find_version(tracker, "tiny-grpo", "champion") is None
     assert find_version(tracker, "nothing", "champion") is None
     set_alias(tracker, second, "champion")
@@ -68,11 +69,12 @@ def test_a_registration_that_was_killed_is_done_again_with_what_it_had_begun(
     def die(*_: object, **__: object) -> None:
         raise Killed
 
-    folder, run = checkpoint(tmp_path / "model"), tracker.start_run("tiny/grpo", "stage", tags={})
+    folder, sha256 = sealed(checkpoint(tmp_path / "artifact" / "model").checkpoint)
+    run = tracker.start_run("tiny/grpo", "stage", tags={})
     with monkeypatch.context() as killed, pytest.raises(Killed):
         killed.setattr(MlflowClient, call, die)
-        register_model(run, folder, name="tiny-grpo", tags={"sha256": "ab"}, metrics={"loss": 0.5})
-    version = register_model(run, folder, name="tiny-grpo", tags={"sha256": "ab"}, metrics={"loss": 0.5})
+        register_model(run, folder, name="tiny-grpo", tags={"sha256": sha256}, metrics={"loss": 0.5})
+    version = register_model(run, folder, name="tiny-grpo", tags={"sha256": sha256}, metrics={"loss": 0.5})
     assert version.version == 1
     (model,) = tracker.client.search_logged_models([run.experiment_id])
     assert (model.model_id, str(model.status)) == (version.model_id, "READY")
