@@ -9,8 +9,8 @@ from flows.presets import open_preset
 from flows.stages import retrain_stages, stages
 from tasks.home.settings import find_home
 from tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home
-from tasks.pipeline.retrain import Past
 from tasks.pipeline.run import run_pipeline
+from tasks.tracking.past import Past
 
 
 @dataclass(frozen=True, kw_only=True)

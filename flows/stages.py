@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
-from tasks.pipeline.retrain import Past
 from tasks.pipeline.stages import Stage
 from tasks.preset.data import POLICY, DatasetConfig
 from tasks.preset.graph import (
@@ -41,6 +40,7 @@ from tasks.steps.promote import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE
 from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs
 from tasks.steps.reward_gate import run_reward_gate
 from tasks.steps.rl_parts import needed_reward_models
+from tasks.tracking.past import Past
 from tasks.tracking.registry import ModelVersion
 
 
@@ -98,13 +98,18 @@ def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tup
 def _reward_gate(model: str, config: RunConfig, past: Past) -> Stage:
     names = data_of(config.stages[model])
     data = stages_of_data(config, names)
-    seen = tuple(past.artifacts.get(name, "") for name in data)
     return Stage(
         name="reward_gate",
         version=1,
         kind="verdict",
         draw=reward_gate_page,
-        run=partial(run_reward_gate, model=model, previous=past.artifacts.get(model, ""), seen=seen),
+        run=partial(
+            run_reward_gate,
+            model=model,
+            registered=f"{config.name}-{model}",
+            previous=past.artifacts.get(model, ""),
+            seen=past.paired,
+        ),
         inputs=(model, *data),
         sections=partial(_gate_sections, model, names),
     )

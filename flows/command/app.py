@@ -55,7 +55,8 @@ app = App(
 _TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Models"), Group.create_ordered("Look")
 for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.size, runs.retrain, data.data)),
-    (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve, models.lineage, models.reproduce)),
+    (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
+    (_MODELS, (models.lineage, models.remember, models.reproduce)),
     (_LOOK, (show.show, settings.config, servers.ui, machine.doctor)),
 ):
     for _command in _commands:

@@ -50,6 +50,23 @@ def lineage(model: Model, /) -> int:
     return 0
 
 
+def remember(model: Model, /) -> int:
+    """Write beside a registered model what it was trained on, where MLflow has lost that or never had it.
+
+    Retraining compares new data with this account. A version gets it when it is registered.
+
+    ```
+    rlcore remember tiny-grpo@champion
+    ```
+    """
+    home = open_home()
+    from tasks.pipeline.retrain import remember as write_account
+
+    kept = write_account(home, model)
+    sys.stdout.write(f"{model}: MLflow has an account of {', '.join(kept) or 'no data'}\n")
+    return 0
+
+
 def reproduce(
     model: Model,
     /,

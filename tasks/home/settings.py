@@ -42,8 +42,8 @@ class Home:
     """The folder that holds all state; it may be moved or copied while nothing runs, and a copy is a home of its own.
 
     ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``pages/`` pages and plots of results,
-    ``work/`` unfinished stages, ``leases/`` runs that are alive, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the
-    two tools' own state.
+    ``work/`` unfinished stages, ``leases/`` runs that are alive, ``past/`` how a champion's data looked, read from
+    MLflow, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the two tools' own state.
     """
 
     root: Path
@@ -67,6 +67,10 @@ class Home:
     @property
     def pages(self) -> Path:
         return self.root / "pages"
+
+    @property
+    def past(self) -> Path:
+        return self.root / "past"
 
     @property
     def prefect(self) -> Path:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from rlcore.metrics import is_of_machine
 from tasks.home.artifacts import MANIFEST, ArtifactRef
 from tasks.home.cache import Record, describe_machine
+from tasks.pipeline.retrain import note_past
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import MODEL
 from tasks.tracking.card import write_cards
 from tasks.tracking.described import describe, refresh_cards
 from tasks.tracking.lineage import read_records
-from tasks.tracking.packaged import Package
+from tasks.tracking.packaged import Package, files_below
+from tasks.tracking.past import PAST
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import find_by_sha256
 
@@ -31,12 +35,16 @@ def register(
         return
     made_by = run.tracker.known_run(ref.mlflow_run_id) or run.parent
     tags = _tags(record, inputs) | {"preset": preset}
-    cards = write_cards(run.home, read_records(run.home), record, name=name, tags=tags)
+    records = read_records(run.home)
+    cards = write_cards(run.home, records, record, name=name, tags=tags)
     folder = run.store.path(ref)
-    package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside={MANIFEST: folder / MANIFEST})
     # The times of an attempt that was killed stand in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_of_machine(metric)}
-    version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
+    with tempfile.TemporaryDirectory(dir=run.home.work) as temporary:
+        tags |= {PAST: note_past(run.home, records, record, Path(temporary) / PAST)}
+        beside = {MANIFEST: folder / MANIFEST} | files_below(Path(temporary))
+        package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside=beside)
+        version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
     describe(run.tracker, version, cards.model)
 
 

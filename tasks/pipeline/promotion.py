@@ -15,7 +15,7 @@ from tasks.steps.promote import model_name
 from tasks.tracking import registry
 from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion
-from tasks.tracking.runs import open_tracker
+from tasks.tracking.runs import Tracker, open_tracker
 
 
 def registered_name(config: RunConfig) -> str:
@@ -42,21 +42,28 @@ def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, ov
     verdict = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")["verdict"]
     if verdict["look"] == 0:
         return f"{name}: {verdict['sentence']}"
-    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != refs["promote"].sha256
-    registry.set_tags(
-        tracker,
-        version,
-        {
-            "verdict": verdict["sentence"][:5000],
-            "verdict_artifact": refs["promote"].sha256,
-            "judged_over": str(over.version) if over else "none",
-        },
-    )
-    if verdict["promote"]:
-        registry.promote(home, tracker, version, over=over)
-    else:
-        registry.set_alias(tracker, version, CHALLENGER)
-        if is_new:
-            tell_of_refusal(name, version.version, verdict["sentence"])
-    refresh_cards(home, tracker, [version])
+    judged = {
+        "verdict": verdict["sentence"][:5000],
+        "verdict_artifact": refs["promote"].sha256,
+        "judged_over": str(over.version) if over else "none",
+    }
+    try:
+        if verdict["promote"]:
+            registry.promote(home, tracker, version, over=over, tags=judged)
+        else:
+            _refuse(tracker, version, judged)
+    except PromotionError as error:
+        _refuse(tracker, version, judged | {"verdict": f"Not promoted: {error.what}."})
+        raise
+    finally:
+        refresh_cards(home, tracker, [version])
     return f"{name} version {version.version}: {verdict['sentence']}"
+
+
+def _refuse(tracker: Tracker, version: ModelVersion, judged: Mapping[str, str]) -> None:
+    """Leave the champion in its place, and say at the challenger what has become of it."""
+    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != judged["verdict_artifact"]
+    registry.set_tags(tracker, version, judged)
+    registry.set_alias(tracker, version, CHALLENGER)
+    if is_new:
+        tell_of_refusal(version.name, version.version, judged["verdict"])

@@ -1,24 +1,31 @@
 """What a champion was made from, and whether the present inputs are the same.
 
-The last accepted data are those that the champion was trained on. They follow from its lineage, so a promotion accepts
-data, a refusal does not, and a roll-back takes the acceptance back; there is no second account to keep in step.
+The last accepted data are those that the champion was trained on. Their sketches lie beside the champion's version in
+MLflow, so a promotion accepts data, a refusal does not, and a roll-back takes the acceptance back.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import pandas as pd
+
+from data_contracts.text import prompt_hash
+from rlcore.errors import DataError
 from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import Ingredients
+from tasks.home.cache import Ingredients, Record
 from tasks.home.settings import Home
-from tasks.home.storage import read_json
+from tasks.home.storage import read_column, read_json, write_json, write_table
 from tasks.pipeline.keys import key_of
 from tasks.pipeline.pages import page_folder
-from tasks.tracking import registry
-from tasks.tracking.lineage import Ancestor, ancestry, read_records
-from tasks.tracking.registry import ModelVersion
+from tasks.steps.prompt_hashes import SEEN_DIGITS
+from tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
+from tasks.tracking.past import PAST, PROMPTS, REPORT, Past, add_past, read_past, write_past
+from tasks.tracking.registry import ModelVersion, find_number
 from tasks.tracking.runs import open_tracker
 
 Result = Literal["unchanged", "judged"]
@@ -34,30 +41,70 @@ class Retraining:
     refs: Mapping[str, ArtifactRef]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Past:
-    """What a champion was made from: the nearest artifact of each stage by name, and the digest of its recipe.
-
-    Empty where this home has no record of it: it was trained elsewhere, or the home has been cleaned.
-    """
-
-    artifacts: Mapping[str, str]
-    recipe: str
-
-    @property
-    def datasets(self) -> dict[str, str]:
-        """The accepted snapshots: digests of artifacts by the name of their stage."""
-        return {name: sha256 for name, sha256 in self.artifacts.items() if name.startswith("prepare_")}
-
-
 def past_of(home: Home, champion: ModelVersion) -> Past:
-    """What the champion was made from, by the records of this home."""
-    stage_key = registry.read_tags(open_tracker(home), champion).get("stage_key")
-    records = read_records(home)
-    record = next((each for each in records if each.key == stage_key), None)
-    if record is None:
-        return Past(artifacts={}, recipe="")
-    return Past(artifacts=nearest(ancestry(home, records, record)), recipe=recipe_of(home, record.ingredients))
+    """What the champion was made from, by the account that MLflow keeps of it.
+
+    Raises:
+        DataError: there is no such account, or it is damaged.
+    """
+    return read_past(home, open_tracker(home), champion)
+
+
+def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: Path) -> str:
+    """Write into ``folder`` what a stage's result was made from, as far as the home has it; the account's digest."""
+    artifacts = nearest(ancestry(home, records, record))
+    kept, paired = dict[str, str](), list[str]()
+    for name, sha256 in sorted(artifacts.items()):
+        snapshot = home.artifacts / "dataset" / sha256
+        report = read_json(snapshot / REPORT) if (snapshot / REPORT).is_file() else {}
+        if "sketches" not in report:
+            continue
+        kept[name] = sha256
+        write_json({each: report[each] for each in ("digest", "sketches")}, folder / sha256 / REPORT)
+        if report.get("contract", "").startswith("preference_pairs/"):
+            paired.append(sha256)
+            write_table(_prompts_of(snapshot), folder / sha256 / PROMPTS)
+    recipe = recipe_of(home, record.ingredients)
+    return write_past(Past(artifacts=artifacts, recipe=recipe, datasets=kept, paired=tuple(paired)), folder)
+
+
+def _prompts_of(snapshot: Path) -> pd.DataFrame:
+    """The prompts that pairs train on, by the beginnings of their hashes, each once."""
+    columns = read_column(snapshot / "train.parquet", "messages")
+    found = {prompt_hash(messages)[:SEEN_DIGITS] for some in columns for messages in some}
+    return pd.DataFrame({"prompt": sorted(found)})
+
+
+def remember(home: Home, model: str) -> tuple[str, ...]:
+    """Write the account of a version that has none, from what this home has; the stages whose data are in it.
+
+    Raises:
+        ModelError: there is no such version, or this home did not make it.
+        DataError: data that it was trained on are gone.
+    """
+    tags, _ = find_lineage(home, model)
+    tracker, records = open_tracker(home), read_records(home)
+    version = find_number(tracker, tags["name"], tags["version"])
+    record = next(each for each in records if each.key == tags["stage_key"])
+    assert version is not None  # its tags were just read
+    with tempfile.TemporaryDirectory(dir=home.work) as temporary:
+        folder = Path(temporary) / PAST
+        digest = note_past(home, records, record, folder)
+        kept = read_json(folder / "past.json")["datasets"]
+        own = _named(tags.get("data", ""))
+        if gone := sorted(own.items() - kept.items()):
+            raise DataError(
+                f"the data that {model} was trained on are gone: {', '.join(f'{name} {sha}' for name, sha in gone)}",
+                where=str(home.artifacts / "dataset"),
+                fix="bring these folders back from a backup or another home, then say it again",
+            )
+        add_past(tracker, version, folder, digest)
+    return tuple(kept)
+
+
+def _named(text: str) -> dict[str, str]:
+    """The digests of ``prompts:ab,pairs:cd`` by their stages, as the tags of a version have them."""
+    return dict(each.rsplit(":", 1) for each in text.split(",") if each)
 
 
 def nearest(root: Ancestor) -> dict[str, str]:
@@ -72,14 +119,16 @@ def nearest(root: Ancestor) -> dict[str, str]:
 
 
 def recipe_of(home: Home, ingredients: Ingredients) -> str:
-    """Digest of everything that an RL run is made from, except its starting checkpoint.
+    """Digest of everything that a run is made from, except its starting checkpoint.
 
     Datasets count by the digest of their rows: a copy of the same rows under another name is the same data. The machine
     does not count: another machine's rounding is no reason to continue the training of a champion.
     """
     arguments = dict(ingredients["arguments"])
-    start = arguments.pop("start")
-    if arguments.get("reference") == start:  # a run that measures KL to its start does so from a champion, too
+    start = arguments.pop("start", "")
+    if (
+        start and arguments.get("reference") == start
+    ):  # a run that measures KL to its start does so from a champion, too
         del arguments["reference"]
     inputs = {name: _content(home, name, sha) for name, sha in ingredients["inputs"].items() if name != start}
     return key_of({**ingredients, "inputs": inputs, "arguments": arguments, "machine": {}})

@@ -38,8 +38,10 @@ def _section(one: DatasetDrift) -> str:
             "|---|---|---|---|---|---|---|---|---|",
             *map(_row, one.columns),
         ]
+    if one.lost:
+        lines += ["", f"The new rows lack these, or count them otherwise: {', '.join(one.lost)}."]
     if one.left_out:
-        lines += ["", f"Not compared, as one side lacks them or counts otherwise: {', '.join(one.left_out)}."]
+        lines += ["", f"Not compared, as the accepted rows have none: {', '.join(one.left_out)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -55,7 +57,9 @@ def _row(column: ColumnDrift) -> str:
 
 def _dataset(document: dict[str, Any]) -> DatasetDrift:
     columns = tuple(_column(column) for column in document["columns"])
-    return DatasetDrift(**{**document, "columns": columns, "left_out": tuple(document["left_out"])})
+    return DatasetDrift(
+        **{**document, "columns": columns, "left_out": tuple(document["left_out"]), "lost": tuple(document["lost"])}
+    )
 
 
 def _column(document: dict[str, Any]) -> ColumnDrift:

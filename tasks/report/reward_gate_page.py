@@ -32,7 +32,7 @@ def render(verdict: Verdict, margins: pd.DataFrame, *, is_same: bool) -> str:
     if is_same:
         parts.append("It is the champion's reward model: neither data nor settings have changed.")
     elif "previous" not in margins:
-        parts.append("There is no reward model of the champion in this home to compare with.")
+        parts.append("The champion was made with no reward model of this name, so there is nothing to compare with.")
     else:
         parts += ["## Pairs on which the two disagree", _disagreements(margins)]
     return "\n\n".join(parts) + "\n"

@@ -22,7 +22,9 @@ _NAME = 40  # characters of a value, where it is named
 class DatasetDrift:
     """One dataset against its last accepted version; ``accepted`` is empty where there is none to compare with.
 
-    ``new`` and ``accepted`` are digests of rows. ``is_excused``: a person has accepted the new rows as they are.
+    ``new`` and ``accepted`` are digests of rows. ``left_out``: columns that the new rows alone have; ``lost``: those
+    that the accepted rows had and that cannot be compared. ``is_excused``: a person has accepted the new rows as they
+    are.
     """
 
     name: str
@@ -30,23 +32,31 @@ class DatasetDrift:
     accepted: str
     columns: tuple[ColumnDrift, ...]
     left_out: tuple[str, ...]
+    lost: tuple[str, ...]
     is_excused: bool
 
     @property
     def level(self) -> Level:
-        """The worst of its columns; no more than ``warn`` where the rows are excused."""
-        level = worst_level(self.columns)
+        """The worst of its columns, and ``refuse`` where something cannot be compared.
+
+        No more than ``warn`` where the rows are excused.
+        """
+        is_compared = self.accepted and not self.lost and (self.columns or self.accepted == self.new)
+        level = worst_level(self.columns) if is_compared else "refuse"
         return "warn" if level == "refuse" and self.is_excused else level
 
 
 def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageResult:
     """Compare every input dataset with its last accepted snapshot, an artifact's digest by the stage's name.
 
+    What is left of that snapshot is its account in the home's folder ``past``.
+
     Raises:
-        DataError: a column has moved too far. The page stays in the work folder, which the error names.
+        DataError: a column has moved too far, or something cannot be compared. The page stays in the work folder,
+            which the error names.
     """
     settings: RetrainConfig = context.config.retrain
-    root = find_home().artifacts / "dataset"
+    root = find_home().past
     found = [
         compare_snapshots(name, folder, root / accepted[name] if name in accepted else None, settings.drift)
         for name, folder in sorted(context.inputs.items())
@@ -59,7 +69,8 @@ def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageRes
     refused = [one for one in found if one.level == "refuse"]
     if refused:
         raise DataError(
-            "the new data drifts from the last accepted: " + "; ".join(map(sentence_of, refused)),
+            "the new data drift from the last accepted, or cannot be compared with them: "
+            + "; ".join(map(sentence_of, refused)),
             where=str(context.work / "drift.md"),
             fix="look at the page; where the change is meant, accept these rows: retrain.drift.accepted="
             + str([one.new[:_DIGITS] for one in refused]),
@@ -68,10 +79,10 @@ def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageRes
 
 
 def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: DriftConfig) -> DatasetDrift:
-    """The sketches in the reports of two snapshots; an accepted one that is gone counts as none."""
+    """The sketches in the reports of two snapshots; ``accepted``: None where the champion saw no data of that name."""
     report = read_json(new / "report.json")
-    path = accepted / "report.json" if accepted else None
-    before: Mapping[str, Any] = read_json(path) if path and path.is_file() else {"digest": "", "sketches": {}}
+    before: Mapping[str, Any] = read_json(accepted / "report.json") if accepted else {"digest": "", "sketches": {}}
+    missing = not_compared(before["sketches"], report["sketches"])
     limits = DriftLimits(
         warn_psi=settings.warn_psi,
         refuse_psi=settings.refuse_psi,
@@ -84,22 +95,27 @@ def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: Dri
         new=report["digest"],
         accepted=before["digest"],
         columns=judge(before["sketches"], report["sketches"], limits),
-        left_out=not_compared(before["sketches"], report["sketches"]) if before["digest"] else (),
+        left_out=tuple(name for name in missing if name not in before["sketches"]) if before["digest"] else (),
+        lost=tuple(name for name in missing if name in before["sketches"]),
         is_excused=any(report["digest"].startswith(digest) for digest in settings.accepted),
     )
 
 
 def sentence_of(one: DatasetDrift) -> str:
     """What has become of a dataset, in a sentence."""
+    how = ", accepted by a person" if one.is_excused else ""
     if not one.accepted:
-        return f"{one.name}: no accepted version in this home to compare with"
+        return f"{one.name}: the champion was trained on no data of that name, so there is nothing to compare with{how}"
     if one.accepted == one.new:
         return f"{one.name}: the accepted rows, unchanged"
+    if not one.columns:
+        return f"{one.name}: no column can be compared{how}"
     moved = [column for column in one.columns if column.level != "calm"]
-    if not moved:
+    if not moved and not one.lost:
         return f"{one.name}: no column of {len(one.columns)} has moved"
-    words = ", ".join(f"{column.column} ({_distance(column)}: {moves_of(column)})" for column in moved)
-    return f"{one.name}: {words}" + (", accepted by a person" if one.is_excused else "")
+    words = [f"{column.column} ({_distance(column)}: {moves_of(column)})" for column in moved]
+    words += [f"{name} (cannot be compared)" for name in one.lost]
+    return f"{one.name}: {', '.join(words)}{how}"
 
 
 def _distance(column: ColumnDrift) -> str:

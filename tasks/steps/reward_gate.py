@@ -20,37 +20,42 @@ from rlcore.paired import fewest, loss_p, score_interval
 from rlcore.promotion import Verdict
 from rlcore.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
+from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.settings import find_home
-from tasks.home.storage import write_json, write_table
+from tasks.home.storage import read_column, write_json, write_table
 from tasks.preset.retrain import RetrainConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
-from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.prompt_hashes import SEEN_DIGITS, prompt_hashes
 from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import open_runtime
 from tasks.steps.texts import tokenize_pairs
+from tasks.tracking.past import PROMPTS
+from tasks.tracking.registry import download_model, find_by_sha256
+from tasks.tracking.runs import open_tracker
 
 Margins = NDArray[np.float64]
 
 
-def run_reward_gate(context: StageContext, *, model: str, previous: str, seen: tuple[str, ...]) -> StageResult:
+def run_reward_gate(
+    context: StageContext, *, model: str, registered: str, previous: str, seen: tuple[str, ...]
+) -> StageResult:
     """Judge the reward model of the stage ``model``; ``previous`` and ``seen``: the champion's, and its preferences.
 
-    They are digests of artifacts, empty where this home has none. Pairs whose prompt the previous one was trained on
-    are left out, so that both are judged on what is new to them.
+    They are digests of artifacts; ``previous`` is empty where the champion was made with no reward model of that name,
+    which is then nothing to compare with. ``registered``: the name of the model of which that is a version. Pairs whose
+    prompt the previous one was trained on are left out, so that both are judged on what is new to them.
 
     Raises:
-        DataError: no held-out pair is left.
+        DataError: no held-out pair is left, or the champion's reward model is nowhere.
         TrainingError: a check did not pass. The page stays in the work folder, which the error names.
     """
     settings: RetrainConfig = context.config.retrain
-    artifacts, new = find_home().artifacts, context.input_refs[model].sha256
+    past, new = find_home().past, context.input_refs[model].sha256
     files = [context.inputs[prepared(name)] / "eval.parquet" for name in context.config.data]
-    snapshots = [artifacts / "dataset" / each for each in seen]
-    rows = _unseen([row for file in files for row in read_pairs(file)], snapshots)
+    rows = _unseen([row for file in files for row in read_pairs(file)], [past / each / PROMPTS for each in seen])
     folders = [context.inputs[model] / MODEL]
-    old = artifacts / "reward_model" / previous / MODEL
-    folders += [old] if previous not in ("", new) and old.is_dir() else []
+    folders += [_champions_own(registered, previous, context.work)] if previous not in ("", new) else []
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
     checks = compared(margins, _prompts(rows), settings)
@@ -132,11 +137,27 @@ def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime:
     return margins
 
 
-def _unseen(rows: Sequence[PairRow], snapshots: Sequence[Path]) -> list[PairRow]:
-    """The pairs of prompts that the other snapshots do not train on."""
-    paths = [path for snapshot in snapshots if (path := snapshot / "train.parquet").is_file()]
-    seen = frozenset[str]().union(*(prompt_hashes(read_pairs(path)) for path in paths))
-    left = [row for row in rows if not prompt_hashes([row]) & seen]
+def _champions_own(registered: str, sha256: str, work: Path) -> Path:
+    """The reward model that the champion was trained with: this home's, or that of the registry."""
+    store = ArtifactStore(find_home().root)
+    ref = ArtifactRef(kind="reward_model", uri=f"artifacts/reward_model/{sha256}", sha256=sha256, bytes=0)
+    if not store.faults(ref):
+        return store.path(ref) / MODEL
+    version = find_by_sha256(open_tracker(find_home()), registered, sha256)
+    if version is None:
+        raise DataError(
+            f"the champion's reward model is neither in this home nor a version of {registered}, so the new one cannot "
+            "be compared with it",
+            where=str(store.root / ref.uri),
+            fix="bring that folder back from a backup, or from the home that trained it",
+        )
+    return download_model(f"models:/{version.name}/{version.version}", work / "registry")
+
+
+def _unseen(rows: Sequence[PairRow], seen: Sequence[Path]) -> list[PairRow]:
+    """The pairs of prompts that are in none of these accounts of prompts that were trained on."""
+    known = {prompt for path in seen for some in read_column(path, "prompt") for prompt in some}
+    left = [row for row in rows if not {each[:SEEN_DIGITS] for each in prompt_hashes([row])} & known]
     if not left:
         raise DataError(
             "every held-out pair has a prompt that the champion's reward model was trained on",

@@ -200,6 +200,11 @@ def _requirements() -> list[str]:
     return [f"{each}=={metadata.version(each)}" for each in _LIBRARIES]
 
 
+def files_below(folder: Path) -> dict[str, Path]:
+    """The files of a folder by their paths in it."""
+    return {path.as_posix(): folder / path for path in _files(folder)}
+
+
 def _files(folder: Path) -> list[Path]:
     return [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlcore.errors import ModelError, PromotionError
@@ -34,6 +35,7 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
 _SQLITE = "sqlite:///"
 _MODELS = "models:/"
+_NONE: Mapping[str, str] = MappingProxyType({})
 _FIRST = "none"  # what the first champion was promoted over
 
 
@@ -177,8 +179,12 @@ def _tags_of_models(tracker: Tracker) -> Iterator[Mapping[str, str]]:
             return
 
 
-def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> bool:
+def promote(
+    home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None, tags: Mapping[str, str] = _NONE
+) -> bool:
     """Make a version the champion in the place of ``over``, its opponent in the verdict; False if it is that already.
+
+    It gets ``tags`` only where it becomes the champion, before it does.
 
     Raises:
         PromotionError: the champion is another than ``over`` by now, or the version was rolled back before.
@@ -200,7 +206,7 @@ def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelV
                 where=f"registered model {version.name}",
                 fix=f"train another, or delete the version's tag {_ROLLED_BACK} when the reason is gone",
             )
-        set_tags(tracker, version, {_PROMOTED_OVER: str(over.version) if over else _FIRST})
+        set_tags(tracker, version, {**tags, _PROMOTED_OVER: str(over.version) if over else _FIRST})
         if over is not None:
             set_alias(tracker, over, PREVIOUS)
         set_alias(tracker, version, CHAMPION)

@@ -14,6 +14,7 @@ from flows.presets import open_preset
 from flows.run import run_retrain
 from rlcore.errors import ConfigError, DataError
 from tasks.home.settings import Home
+from tasks.pipeline.retrain import remember
 from tasks.tracking.lineage import find_lineage, tree_text
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
@@ -84,12 +85,46 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert tracker.client.get_run(newest).info.status == "FINISHED"
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
-    with pytest.raises(DataError, match="drifts from the last accepted") as caught:
+    with pytest.raises(DataError, match="drift from the last accepted") as caught:
         run_retrain("retrain", (*write_data(tmp_path / "long", digits=30), *LEARN))
     page = Path(caught.value.where).read_text(encoding="utf-8")
     assert "## prompts: refuse" in page
     assert "| prompt_tokens | **refuse** |" in page
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+    require_no_way_around_the_drift_gate(tracked_home, (*write_data(tmp_path / "long", digits=30), *LEARN), monkeypatch)
+    assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
+
+
+def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accepted rows are gone from the disk, the account is damaged or gone from MLflow, the home is another one."""
+    tracker = open_tracker(home)
+    champion = find_version(tracker, NAME, CHAMPION)
+    assert champion is not None
+    account = home.mlartifacts / "retrain" / "models" / champion.model_id / "artifacts" / "past" / "past.json"
+    written = account.read_text(encoding="utf-8")
+    for damage in (written.replace(":", ": ", 1), ""):
+        account.unlink()
+        if damage:
+            account.write_text(damage, encoding="utf-8")
+        with pytest.raises(DataError, match="account of what retrain-grpo/2 was trained on cannot be read") as caught:
+            run_retrain("retrain", drifted)
+        assert "rlcore remember retrain-grpo/2" in caught.value.fix
+    assert set(remember(home, f"{NAME}@champion")) >= {"prepare_prompts", "prepare_preferences"}
+    for snapshot in home.artifacts.glob("dataset/*"):
+        shutil.rmtree(snapshot)
+    with pytest.raises(DataError, match=r"prompts: .*prompt_tokens \(PSI"):
+        run_retrain("retrain", drifted)
+    with pytest.raises(DataError, match="are gone: prepare_prompts "):
+        remember(home, f"{NAME}@champion")
+    other = Home(home.root.with_name("other"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", home.tracking_uri)
+    monkeypatch.setenv("RLCORE_HOME", str(other.root))
+    with pytest.raises(DataError, match=r"prompts: .*prompt_tokens \(PSI"):
+        run_retrain("retrain", drifted)
+    tracker.client.delete_model_version_tag(NAME, "2", "past")
+    with pytest.raises(DataError, match="it has none"):
+        run_retrain("retrain", drifted)
+    monkeypatch.setenv("RLCORE_HOME", str(home.root))
 
 
 def test_a_preset_without_the_section_or_with_no_challenger_from_rl_is_refused() -> None:

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from data_contracts.sketches import sketch
-from tasks.home.storage import write_json
+from rlcore.errors import StorageError
+from tasks.home.storage import read_json, write_json
 from tasks.preset.data import DatasetConfig
 from tasks.preset.retrain import DriftConfig
 from tasks.report.drift_page import render
@@ -61,17 +62,48 @@ def test_rows_that_a_person_has_accepted_warn_and_pass(folders: tuple[Path, Path
     assert compare_snapshots("prepare_preferences", before, after, accepted).level == "refuse"
 
 
-def test_the_same_rows_are_calm_and_without_an_accepted_version_nothing_is_compared(
+def told(folder: Path, digest: str, sketches: dict[str, Any]) -> Path:
+    folder.mkdir()
+    write_json({"digest": digest, "sketches": sketches}, folder / "report.json")
+    return folder
+
+
+def test_the_same_rows_are_calm(folders: tuple[Path, Path]) -> None:
+    found = compare_snapshots("prepare_prompts", folders[0], folders[0], DriftConfig())
+    assert found.level == "calm"
+    assert "the accepted rows, unchanged" in render([found])
+
+
+def test_what_cannot_be_compared_is_refused_until_a_person_accepts_the_rows(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    before, after = folders
-    assert "the accepted rows, unchanged" in render(
-        [compare_snapshots("prepare_prompts", before, before, DriftConfig())]
-    )
-    for accepted in (None, tmp_path / "gone"):
-        found = compare_snapshots("prepare_prompts", after, accepted, DriftConfig())
-        assert (found.level, found.columns, found.left_out) == ("calm", (), ())
-        assert "no accepted version in this home" in render([found])
+    """No accepted data of that name, an account without columns, columns that are gone or are counted otherwise."""
+    before, _ = folders
+    kept = read_json(before / "report.json")["sketches"]
+    empty = told(tmp_path / "empty", "0" * 64, {})
+    fewer = told(tmp_path / "fewer", "1" * 64, {name: kept[name] for name in kept if name != "source"})
+    other = told(tmp_path / "other", "2" * 64, kept | {"chosen_tokens": {**kept["chosen_tokens"], "edges": [1, 2]}})
+    pairs = [(before, None), (before, empty), (fewer, before), (other, before)]
+    said = ["trained on no data of that name", "no column can be compared", "source (cannot", "(cannot be compared)"]
+    for (new, accepted), words in zip(pairs, said, strict=True):
+        found = compare_snapshots("prepare_preferences", new, accepted, DriftConfig())
+        assert found.level == "refuse"
+        assert words in render([found])
+        excused = DriftConfig(accepted=(found.new[:12],))
+        assert compare_snapshots("prepare_preferences", new, accepted, excused).level == "warn"
+    with pytest.raises(StorageError) as caught:
+        compare_snapshots("prepare_preferences", before, tmp_path / "gone", DriftConfig())
+    assert "gone" in caught.value.where
+
+
+def test_a_column_that_the_new_rows_alone_have_is_named_and_stops_nothing(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    kept = read_json(folders[0] / "report.json")["sketches"]
+    fewer = told(tmp_path / "fewer", "1" * 64, {name: kept[name] for name in kept if name != "source"})
+    found = compare_snapshots("prepare_preferences", folders[0], fewer, DriftConfig())
+    assert (found.level, found.left_out) == ("calm", ("source",))
+    assert "the accepted rows have none: source" in render([found])
 
 
 def test_many_sources_without_drift_pass_and_pairs_of_one_prompt_do_not_count_as_many(tmp_path: Path) -> None:

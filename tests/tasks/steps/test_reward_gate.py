@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from rlcore.errors import DataError
+from rlcore.errors import DataError, StorageError
 from rlcore.types import Message
+from tasks.home.settings import Home
+from tasks.home.storage import write_table
 from tasks.preset.retrain import RetrainConfig
 from tasks.report.reward_gate_page import render
-from tasks.steps.reward_gate import _unseen, _verdict, compared, margins_table
+from tasks.steps.prompt_hashes import SEEN_DIGITS, prompt_hashes
+from tasks.steps.reward_gate import _champions_own, _unseen, _verdict, compared, margins_table
 from tasks.steps.rows import PairRow
 
 
@@ -96,8 +100,21 @@ def test_the_page_shows_the_pairs_on_which_the_two_disagree_the_furthest_apart_f
     assert "| a |" not in page
 
 
-def test_without_a_snapshot_of_the_past_every_held_out_pair_counts(tmp_path: Path) -> None:
+def test_pairs_that_the_previous_model_was_trained_on_are_left_out(tmp_path: Path) -> None:
     rows = [row("a"), row("b")]
-    assert _unseen(rows, [tmp_path / "gone"]) == rows
+    known = sorted(each[:SEEN_DIGITS] for each in prompt_hashes(rows[:1]))
+    write_table(pd.DataFrame({"prompt": known}), tmp_path / "prompts.parquet")
+    assert _unseen(rows, []) == rows
+    assert _unseen(rows, [tmp_path / "prompts.parquet"]) == rows[1:]
     with pytest.raises(DataError, match="every held-out pair"):
-        _unseen([], [tmp_path / "gone"])
+        _unseen(rows[:1], [tmp_path / "prompts.parquet"])
+
+
+def test_the_gate_refuses_where_what_was_seen_or_the_champions_model_is_nowhere(
+    tracked_home: Home, tmp_path: Path
+) -> None:
+    with pytest.raises(StorageError, match=r"cannot read the file") as caught:
+        _unseen([row("a")], [tmp_path / "gone" / "prompts.parquet"])
+    assert caught.value.where.endswith("gone/prompts.parquet")
+    with pytest.raises(DataError, match="neither in this home nor a version of retrain-reward_model"):
+        _champions_own("retrain-reward_model", "e" * 64, tmp_path)

@@ -1,0 +1,108 @@
+"""What a version was made from, kept beside it in MLflow: what later data are compared with, whatever a home has lost.
+
+``past.json``: the nearest artifact of each stage, the digest of the recipe, and digests of the other files. For each
+data set there is ``<artifact>/report.json`` with the digest and the sketches of its rows, and for preference pairs
+``<artifact>/prompts.parquet`` with hashes of the prompts that were trained on. The digest of ``past.json`` is a tag of
+the version, so that nothing is compared with a damaged account.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import DataError, StorageError
+from tasks.home.artifacts import file_faults, file_sha256
+from tasks.home.settings import Home
+from tasks.home.storage import link_or_copy, read_json, write_json
+from tasks.tracking.registry import ModelVersion, read_tags, set_tags
+from tasks.tracking.runs import Tracker
+
+PAST = "past"
+"""The folder beside a version, and the tag with the digest of what it says."""
+REPORT, PROMPTS = "report.json", "prompts.parquet"
+_ACCOUNT = "past.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a version was made from: the nearest artifact of each stage by its name, and the digest of its recipe.
+
+    ``datasets``: the artifacts whose sketches are kept; ``paired``: those of preference pairs, whose prompts are.
+    """
+
+    artifacts: Mapping[str, str]
+    recipe: str
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    paired: tuple[str, ...] = ()
+
+
+def write_past(past: Past, folder: Path) -> str:
+    """Write the account of what lies in ``folder``; its digest."""
+    files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in _files(folder)}
+    write_json({"format": _FORMAT, **asdict(past), "files": files}, folder / _ACCOUNT)
+    return file_sha256(folder / _ACCOUNT)
+
+
+def add_past(tracker: Tracker, version: ModelVersion, folder: Path, digest: str) -> None:
+    """Put an account beside a version that has none, or a damaged one. ``folder``: a folder named ``past``."""
+    tracker.client.log_model_artifacts(version.model_id, str(folder.parent))
+    set_tags(tracker, version, {PAST: digest})
+
+
+def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> Past:
+    """The account of a version; its files lie in the home's folder ``past`` then, by the digest of their data set.
+
+    Raises:
+        DataError: it has none, or a damaged one; the error names the command that writes one.
+    """
+    digest = read_tags(tracker, version).get(PAST)
+    try:
+        if digest is None:
+            raise StorageError("it has none")
+        with tempfile.TemporaryDirectory(dir=home.work) as temporary:
+            return _taken_up(home, _downloaded(version, Path(temporary)), digest)
+    except StorageError as error:
+        name = f"{version.name}/{version.version}"
+        raise DataError(
+            f"the account of what {name} was trained on cannot be read, so nothing can be compared with it: "
+            f"{error.what}",
+            where=f"MLflow, {PAST}/ beside {name}",
+            fix=f"run `rlcore remember {name}` in the home that trained it, which still has the data",
+        ) from error
+
+
+def _downloaded(version: ModelVersion, folder: Path) -> Path:
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    uri = f"models:/{version.name}/{version.version}/{PAST}"
+    try:
+        return Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+    except (MlflowException, OSError) as error:
+        raise StorageError(f"MLflow has no such files: {error}") from error
+
+
+def _taken_up(home: Home, folder: Path, digest: str) -> Past:
+    account = folder / _ACCOUNT
+    if not account.is_file() or file_sha256(account) != digest:
+        raise StorageError(f"{_ACCOUNT} is damaged or missing")
+    told: dict[str, Any] = read_json(account)
+    if told.pop("format") != _FORMAT:
+        raise StorageError(f"{_ACCOUNT} was written by a newer rlcore")
+    if faults := file_faults(folder, {**told.pop("files"), _ACCOUNT: digest}):
+        raise StorageError("; ".join(faults[:4]))
+    for path in _files(folder):
+        place = home.past / path.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        link_or_copy(path, place)
+    return Past(**{**told, "paired": tuple(told["paired"])})
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*/*")) if path.is_file()]
