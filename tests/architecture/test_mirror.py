@@ -77,7 +77,6 @@ DRIVEN_BY = {
     "flows/test_presets": ("flows/kinds", "flows/stages"),
     "flows/test_promote": (
         "flows/rollback",
-        "tasks/pipeline/promotion",
         "tasks/steps/promote",
         "tasks/steps/promotion_figures",
     ),
@@ -89,7 +88,7 @@ DRIVEN_BY = {
         "tasks/report/training_pages",
     ),
     "flows/test_reproduce": ("tasks/pipeline/reproduce",),
-    "flows/test_retrain": ("tasks/pipeline/events",),
+    "flows/test_retrain": ("tasks/pipeline/events", "tasks/tracking/past"),
     "flows/test_placement": ("tasks/steps/ranks",),
     "flows/test_stage_code": ("tasks/steps/recipe",),
     "rlcore/cluster/test_samplers": (
