@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torch==' $(LOCK))"
-	$(INSTALL) '.[dev,gguf,lora,bnb,serve]'
+	$(INSTALL) '.[dev,gguf,lora,bnb]'
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --requirement infra/locks/data.txt
 	@touch $@
 

@@ -72,15 +72,20 @@ def running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator
         server.wait()
 
 
-def answers(url: str) -> bool:
+def answers(url: str, token: str = "") -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with urllib.request.urlopen(urllib.request.Request(url, headers=_let_in(token)), timeout=5):
             return True
     except OSError:
         return False
 
 
-def ask(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def ask(url: str, body: dict[str, Any], token: str = "") -> Any:
+    headers = {"Content-Type": "application/json", **_let_in(token)}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
+
+
+def _let_in(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}

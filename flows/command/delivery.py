@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from flows.command.parameters import Model, open_home
+from rlcore.errors import ConfigError
+
+_DAY = 86_400  # seconds
 
 
 def export(
@@ -49,24 +52,37 @@ def serve(
     host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, Parameter(help="Port to listen at.")] = 8000,
     engine: Annotated[
-        Literal["auto", "vllm", "transformers"],
-        Parameter(help="What answers. auto: vLLM where it is installed, else the server of transformers, for a CPU."),
+        Literal["auto", "vllm", "native"],
+        Parameter(help="What computes. auto: vLLM where it is installed, else the built-in engine."),
     ] = "auto",
     python: Annotated[
         str, Parameter(help="The interpreter that has vLLM, where it is not in .venv-engine.", show_default=False)
     ] = "",
+    allow_host: Annotated[
+        tuple[str, ...],
+        Parameter(help="A name by which others reach this machine; may be repeated.", show_default=False),
+    ] = (),
+    timeout: Annotated[float, Parameter(help="Seconds that one request may take.")] = 300.0,
+    max_concurrent: Annotated[int, Parameter(help="Requests that are answered at once; more are refused.")] = 16,
 ) -> int:
     """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.
 
-    A request calls the model by its registered name, without the version.
+    A request calls the model by its registered name, without the version, and brings the token: that of the variable
+    RLCORE_SERVE_TOKEN, else one that is drawn and printed.
 
     ```
     rlcore serve tiny-grpo@champion --port 8001
-    curl http://127.0.0.1:8001/v1/chat/completions --json \\
+    curl http://127.0.0.1:8001/v1/chat/completions -H "Authorization: Bearer $TOKEN" --json \\
       '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
     ```
     """
     home = open_home()
     from tasks.pipeline.serving import serve_model
+    from tasks.serving.guard import Limits
 
-    return serve_model(home, model, host=host, port=port, engine=engine, python=python)
+    if not 0 < timeout <= _DAY or max_concurrent < 1:
+        raise ConfigError(f"--timeout has to be above 0 and at most {_DAY}, --max-concurrent 1 or more")
+    limits = Limits(concurrent=max_concurrent, seconds=timeout)
+    return serve_model(
+        home, model, host=host, port=port, engine=engine, python=python, allow_host=allow_host, limits=limits
+    )

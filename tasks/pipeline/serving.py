@@ -2,38 +2,53 @@
 
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)   # until Ctrl-C; gives the exit code
 
-:func:`tasks.home.settings.configure_environment` is to be called before. By vLLM where its environment is there, else
-by the server of transformers, which is enough for a small model on a CPU. MLflow's own server,
-``mlflow models serve -m models:/tiny-grpo@champion --env-manager local``, works too; it has an address of its own kind.
+:func:`tasks.home.settings.configure_environment` is to be called before. The front (:mod:`tasks.serving.front`) is the
+same whatever computes: vLLM where its environment is there, behind a loopback port with a key of its own, else the
+built-in engine. MLflow's own server, ``mlflow models serve -m models:/tiny-grpo@champion --env-manager local``, works
+too; it has an address of its own kind, and asks for no password.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import torch
 
-from rlcore.errors import ConfigError, ModelError
+from rlcore.config import HardwareConfig
+from rlcore.errors import ConfigError, ModelError, ServiceError
+from rlcore.machine import choose_device_and_dtype
+from rlcore.models.architectures import positions_of
+from rlcore.models.loading import load_policy
+from rlcore.sampling.vllm import guard
+from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
 from tasks.pipeline.delivery import Registered, open_registered
+from tasks.serving.engine import Engine
+from tasks.serving.front import Served, front
+from tasks.serving.guard import LOOPBACK, Limits
+from tasks.serving.native import NativeEngine
+from tasks.serving.server import Server, listen
+from tasks.serving.vllm import VllmEngine
 from tasks.tracking.packaged import is_chat_model
 
-ServingEngine = Literal["auto", "vllm", "transformers"]
+ServingEngine = Literal["auto", "vllm", "native"]
+TOKEN = "RLCORE_SERVE_TOKEN"
 _ENVIRONMENT = Path(".venv-engine", "bin", "python")  # as `make engine` makes it
-_NEEDED = ("fastapi", "uvicorn", "openai")  # by the server of transformers
-_GENERATION = "generation_config.json"
-# What OpenAI's clients expect: draws from the whole distribution, unless the request asks for another temperature.
-_DRAWS = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+_UNBOUNDED = 1 << 17  # positions of a model that has no bound of its own
 
 
 def serve_model(
@@ -44,47 +59,77 @@ def serve_model(
     port: int = 8000,
     engine: ServingEngine = "auto",
     python: str = "",
+    allow_host: Sequence[str] = (),
+    limits: Limits | None = None,
 ) -> int:
-    """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; returns the server's exit code.
+    """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; returns the exit code.
 
-    Requests call it by its registered name, ``tiny-grpo``. ``python``: the interpreter of vLLM's environment, where
-    it is neither this one nor ``.venv-engine``.
+    Requests call it by its registered name, ``tiny-grpo``, and bring the token: that of ``RLCORE_SERVE_TOKEN``, else
+    one that is drawn and written once. ``python``: the interpreter of vLLM's environment, where it is neither this one
+    nor ``.venv-engine``. ``allow_host``: names by which others reach this machine.
 
     Raises:
-        ConfigError: there is no such engine here.
+        ConfigError: there is no such engine here, or the token is none.
         ModelError: there is no such model, or it is a reward model.
+        ServiceError: nothing can listen there, or vLLM does not start.
     """
-    interpreter = _vllm_python(python)
+    token, interpreter = _token(), _vllm_python(python)
     if engine == "vllm" and not interpreter:
         raise ConfigError("vLLM is not installed", fix="`make engine` installs it into .venv-engine")
-    with open_registered(home, model) as registered, tempfile.TemporaryDirectory() as folder:
+    with _ending_in_order(), open_registered(home, model) as registered, listen(host, port) as address:
         if not is_chat_model(registered.folder):
             raise ModelError(f"{model} is a reward model, which answers nothing", fix="name a policy")
-        if interpreter and engine != "transformers":
-            eager = not torch.cuda.is_available()
-            command = vllm_command(interpreter, registered, host=host, port=port, eager=eager)
-        else:
-            command = _transformers_command(registered, Path(folder), host=host, port=port)
-        sys.stdout.write(f"{registered.tags['name']} version {registered.tags['version']}: http://{host}:{port}/v1\n")
-        sys.stdout.flush()
-        return _run(command, Path(folder), _variables(Path(folder), command[0]))
+        served = Served(
+            name=registered.tags["name"],
+            tokenizer=ChatTokenizer.load(registered.folder),
+            positions=min(positions_of(registered.folder), _UNBOUNDED),
+        )
+        with _engine(registered, served, interpreter if engine != "native" else "") as (computing, child):
+            hosts = (*LOOPBACK, host, *allow_host)
+            app = front(served, computing, token=token, hosts=hosts, limits=limits or Limits())
+            server = Server(app)
+            if child is not None:
+                threading.Thread(target=_end_with, args=(child, server), daemon=True).start()
+            _say(registered, token, f"http://{host}:{port}/v1")
+            return server.serve_until_told(address)
 
 
-def vllm_command(python: str, registered: Registered, *, host: str, port: int, eager: bool) -> list[str]:
-    """vLLM's server on a checkpoint: it reads the template from the tokenizer and the EOS ids from the generation
-    configuration beside the weights. It computes in the precision of the weights; by itself it would round float32.
-    ``eager``: it compiles nothing, which takes minutes on a CPU.
+def vllm_command(python: str, registered: Registered, *, port: int, eager: bool) -> list[str]:
+    """vLLM's server on a checkpoint, on the loopback address. It computes in the precision of the weights; by itself it
+    would round float32. ``eager``: it compiles nothing, which takes minutes on a CPU.
     """
     options = {
         "model": registered.folder,
         "served-model-name": registered.tags["name"],
-        "host": host,
+        "host": "127.0.0.1",
         "port": port,
-        "generation-config": "auto",
+        "generation-config": "vllm",  # the checkpoint's may filter what is sampled; EOS ids come with each request
         "dtype": read_json(registered.folder / "config.json").get("dtype") or "auto",
     }
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *(["--enforce-eager"] if eager else [])]
+    # On a CPU vLLM 0.32 crashes if requests have seeds and a prompt may be spread over several steps.
+    switches = ["--disable-uvicorn-access-log", *(["--enforce-eager", "--no-enable-chunked-prefill"] if eager else [])]
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
+
+
+def _token() -> str:
+    """The token that requests bring.
+
+    Raises:
+        ConfigError: it could not stand in a header.
+    """
+    given = os.environ.get(TOKEN)
+    if given is None:
+        return secrets.token_urlsafe(32)
+    if not given.isascii() or not given.isprintable() or not given.strip() or given != given.strip():
+        raise ConfigError("it is empty, or holds what a header cannot", where=TOKEN, fix="give letters and digits")
+    return given
+
+
+def _say(registered: Registered, token: str, url: str) -> None:
+    sys.stdout.write(f"{registered.tags['name']} version {registered.tags['version']}: {url}\n")
+    sys.stdout.write("" if os.environ.get(TOKEN) else f"token: {token}\n")
+    sys.stdout.flush()
 
 
 def _vllm_python(named: str) -> str:
@@ -95,42 +140,69 @@ def _vllm_python(named: str) -> str:
     return str(_ENVIRONMENT.absolute()) if _ENVIRONMENT.is_file() else ""
 
 
-def _transformers_command(registered: Registered, folder: Path, *, host: str, port: int) -> list[str]:
-    """The server names a model by its path. So the folder has the model's name, and the server starts in its parent."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the server of transformers needs {', '.join(missing)}",
-            fix="pip install 'rlcore[serve]', or `make engine` for vLLM",
-        )
-    name = registered.tags["name"]
-    (folder / name).mkdir()
-    for path in registered.folder.iterdir():
-        if path.is_file() and path.name != _GENERATION:
-            (folder / name / path.name).symlink_to(path)
-    settings = read_json(registered.folder / _GENERATION)
-    (folder / name / _GENERATION).write_text(json.dumps(settings | _DRAWS), encoding="utf-8")
-    code = "from transformers.cli.transformers import main; main()"
-    return [sys.executable, "-c", code, "serve", name, "--host", host, "--port", str(port)]
-
-
-def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> int:
-    """Run a server to its end; a signal that ends this process ends the server too."""
-    server = subprocess.Popen(command, cwd=folder, env=dict(variables))
-    previous = signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+@contextmanager
+def _engine(
+    registered: Registered, served: Served, interpreter: str
+) -> Iterator[tuple[Engine, subprocess.Popen[bytes] | None]]:
+    """What computes, and its process where it has one."""
+    if not interpreter:
+        device, dtype = choose_device_and_dtype(HardwareConfig())
+        # A tokenizer is not for two threads at once: this one writes, the front's reads.
+        tokenizer = ChatTokenizer.load(registered.folder)
+        yield NativeEngine(load_policy(registered.folder, device=device, dtype=dtype), tokenizer), None
+        return
+    key, port = secrets.token_urlsafe(32), _free_port()
+    command = vllm_command(interpreter, registered, port=port, eager=not torch.cuda.is_available())
+    watched = [
+        sys.executable,
+        "-I",
+        guard.__file__,
+        str(os.getpid()),
+        "",
+    ]  # vLLM ends with this process, however it ends
+    child = subprocess.Popen([*watched, *command], env=_variables(interpreter) | {"VLLM_API_KEY": key})
     try:
-        code = server.wait()
-    except KeyboardInterrupt:  # the terminal has sent it to the server as well
-        code = server.wait()
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_ready(child, url)
+        yield VllmEngine(url, key, served.name, served.tokenizer.eos_ids), child
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM ends what is inside as an exception does; the server has handlers of its own while it serves."""
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return 128 - code if code < 0 else code  # as shells say that a signal has ended it
 
 
-def _variables(folder: Path, python: str) -> Mapping[str, str]:
+def _wait_until_ready(child: subprocess.Popen[bytes], url: str) -> None:
+    while child.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", trust_env=False, timeout=5.0).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise ServiceError(f"vLLM ended with status {child.returncode} as it started", fix="its words stand above")
+
+
+def _end_with(child: subprocess.Popen[bytes], server: Server) -> None:
+    child.wait()
+    server.should_exit = True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _variables(python: str) -> dict[str, str]:
     """This process's; the model is here, so nobody asks a hub for anything. Ours are no modules of another python."""
     kept = {name: value for name, value in os.environ.items() if python == sys.executable or name != "PYTHONPATH"}
-    cache = folder / "hub"
-    cache.mkdir()  # the server of transformers lists what is in there
-    ours = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_CACHE": str(cache)}
-    return kept | ours | {"VLLM_NO_USAGE_STATS": "1"}
+    return kept | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "VLLM_NO_USAGE_STATS": "1"}

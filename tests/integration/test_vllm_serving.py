@@ -10,18 +10,19 @@ import pytest
 from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import Home
 from tasks.pipeline.delivery import export_model
+from tasks.pipeline.serving import TOKEN
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
-from tests.http_servers import SERVE, ask, free_port, running
+from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.integration.vllm_runs import PYTHON
 from tests.registered import register_toy
 
 pytestmark = pytest.mark.engine
 
 
-def texts_of(port: int, model: str) -> list[str]:
+def texts_of(port: int, model: str, token: str = "") -> list[str]:
     settings = {"model": model, "temperature": 0, "max_tokens": MAX_NEW_TOKENS}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    found = [ask(url, settings | {"messages": conversation(each)}) for each in QUESTIONS]
+    found = [ask(url, settings | {"messages": conversation(each)}, token) for each in QUESTIONS]
     return [each["choices"][0]["message"]["content"] for each in found]
 
 
@@ -37,10 +38,14 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-def test_a_registered_model_that_vllm_serves_answers_as_the_evaluation_does(tracked_home: Home, tmp_path: Path) -> None:
+def test_a_registered_model_that_vllm_serves_answers_as_the_evaluation_does(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ref, port = register_toy(tracked_home), free_port()
+    monkeypatch.setenv(TOKEN, "a-token")
     with running([sys.executable, "-c", SERVE, str(port), "vllm", PYTHON], port, "/health", tmp_path / "log"):
-        found = texts_of(port, "toy-sft")
+        found = texts_of(port, "toy-sft", "a-token")
+        assert not answers(f"http://127.0.0.1:{port}/v1/models")
     assert found == expected_of(tracked_home.root / ref.uri / "model")
 
 

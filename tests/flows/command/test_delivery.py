@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from flows.command.app import main
 from tasks.home.settings import Home
+from tasks.serving.guard import Limits
 from tests.registered import register_toy
 
 
@@ -35,7 +36,9 @@ def test_an_exported_model_is_a_folder_that_transformers_loads_in_the_dtype_that
         (("export", "toy-sft/1", "out", "--gguf"), 2, "convert_hf_to_gguf.py"),
         (("export", "toy-sft@champion", "out"), 1, "no registered model 'toy-sft@champion'"),
         (("serve", "toy-sft@champion"), 1, "no registered model 'toy-sft@champion'"),
-        (("serve", "toy-sft/1", "--engine", "llama"), 2, "transformers"),
+        (("serve", "toy-sft/1", "--engine", "llama"), 2, "native"),
+        (("serve", "toy-sft/1", "--timeout", "0"), 2, "--timeout"),
+        (("serve", "toy-sft/1", "--max-concurrent", "0"), 2, "--max-concurrent"),
     ],
 )
 def test_what_cannot_be_delivered_is_one_error_and_no_folder(
@@ -58,10 +61,23 @@ def test_what_cannot_be_delivered_is_one_error_and_no_folder(
 @pytest.mark.parametrize(
     ("options", "settings"),
     [
-        ((), {"host": "127.0.0.1", "port": 8000, "engine": "auto", "python": ""}),
         (
-            ("--host", "0.0.0.0", "--port", "8001", "--engine", "vllm", "--python", "/env/bin/python"),
-            {"host": "0.0.0.0", "port": 8001, "engine": "vllm", "python": "/env/bin/python"},
+            (),
+            {"host": "127.0.0.1", "port": 8000, "engine": "auto", "python": "", "allow_host": (), "limits": Limits()},
+        ),
+        (
+            (
+                *("--host", "0.0.0.0", "--port", "8001", "--engine", "vllm", "--python", "/env/bin/python"),
+                *("--allow-host", "a.example", "--allow-host", "10.0.0.7", "--timeout", "9.5", "--max-concurrent", "3"),
+            ),
+            {
+                "host": "0.0.0.0",
+                "port": 8001,
+                "engine": "vllm",
+                "python": "/env/bin/python",
+                "allow_host": ("a.example", "10.0.0.7"),
+                "limits": Limits(concurrent=3, seconds=9.5),
+            },
         ),
     ],
 )

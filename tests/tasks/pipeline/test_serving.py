@@ -1,17 +1,20 @@
-"""A registered model behind an address: by transformers, by MLflow, and what vLLM is asked to do."""
+"""A registered model behind an address: by the built-in engine, by MLflow, and what vLLM is asked to do."""
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, ServiceError
+from rlcore.tokenization import ChatTokenizer
 from tasks.home.settings import Home
 from tasks.pipeline.delivery import Registered
-from tasks.pipeline.serving import serve_model, vllm_command
+from tasks.pipeline.serving import TOKEN, serve_model, vllm_command
+from tasks.serving.server import listen
 from tasks.tracking.registry import find_number, set_alias
 from tasks.tracking.runs import open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
@@ -19,24 +22,49 @@ from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.registered import register_toy
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("openai") is None, reason="the extra `serve` is not installed")
-def test_an_openai_client_gets_the_greedy_answers_of_the_evaluation(tracked_home: Home, tmp_path: Path) -> None:
-    ref, port = register_toy(tracked_home), free_port()
-    expected = [text for _, text in our_answers(tracked_home.root / ref.uri / "model")]
-    with running([sys.executable, "-c", SERVE, str(port), "transformers", ""], port, "/health", tmp_path / "log"):
-        settings = {"model": "toy-sft", "temperature": 0, "max_tokens": MAX_NEW_TOKENS}
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        found = [ask(url, settings | {"messages": conversation(each)}) for each in QUESTIONS]
-        assert answers(f"http://127.0.0.1:{port}/v1/models")
-        drawn = {
-            ask(url, settings | {"messages": conversation("1"), "temperature": 1.5})["choices"][0]["message"]["content"]
-            for _ in range(5)
-        }
-        assert len(drawn) > 1  # a temperature is one
-    assert [each["choices"][0]["message"]["content"] for each in found] == expected
-    assert not answers(f"http://127.0.0.1:{port}/health")
+def test_a_server_asks_for_the_token_that_it_prints_and_answers_as_the_evaluation_does(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, port, log = register_toy(tracked_home), free_port(), tmp_path / "log"
+    checkpoint = tracked_home.root / ref.uri / "model"
+    monkeypatch.delenv(TOKEN, raising=False)
+    with running([sys.executable, "-c", SERVE, str(port), "native", ""], port, "/health", log) as server:
+        address, token = re.findall(r"^(?:.+: |token: )(\S+)$", log.read_text(), re.MULTILINE)
+        assert address == f"http://127.0.0.1:{port}/v1"
+        assert len(token) >= 32
+        assert not answers(f"{address}/models")
+        assert not answers(f"{address}/models", token[:-1])
+        assert answers(f"{address}/models", token)
+        asked = {"model": "toy-sft", "temperature": 0, "max_tokens": MAX_NEW_TOKENS}
+        found = [
+            ask(f"{address}/chat/completions", asked | {"messages": conversation(each)}, token) for each in QUESTIONS
+        ]
+        server.terminate()
+        assert server.wait(30) == 143  # as shells say it
+    tokenizer = ChatTokenizer.load(checkpoint)
+    expected = [ids[:-1] if ids[-1] in tokenizer.eos_ids else ids for ids, _ in our_answers(checkpoint)]
+    assert [each["choices"][0]["message"]["content"] for each in found] == list(map(tokenizer.decode, expected))
     assert not list(tracked_home.work.glob("tmp*"))
+    assert token not in " ".join(log.read_text().splitlines()[2:])
+
+
+@pytest.mark.parametrize("token", ["", " ", "two\nlines", "a\u00e9", " a"])
+def test_a_token_that_no_header_can_hold_is_refused(
+    tracked_home: Home, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(ConfigError, match="header") as refused:
+        serve_model(tracked_home, "toy-sft/1", engine="native")
+    assert refused.value.where == TOKEN
+
+
+def test_a_port_that_is_taken_is_an_error_before_anything_is_loaded(
+    tracked_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_toy(tracked_home)
+    monkeypatch.setattr("tasks.pipeline.serving.load_policy", lambda *_, **__: pytest.fail("it was loaded"))
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ServiceError, match="nothing can listen"):
+        serve_model(tracked_home, "toy-sft/1", port=taken.getsockname()[1], engine="native")
 
 
 @pytest.mark.slow
@@ -78,20 +106,22 @@ def test_a_model_that_a_server_keeps_is_loaded_through_it(
     assert not list(home.work.glob("tmp*"))
 
 
-def test_vllm_is_given_the_checkpoint_under_the_models_name_with_its_generation_configuration(tmp_path: Path) -> None:
+def test_vllm_is_given_the_checkpoint_under_the_models_name_at_a_loopback_port(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"dtype": "float32"}')
     registered = Registered(tags={"name": "toy-sft", "version": "1"}, folder=tmp_path)
-    command = vllm_command("python", registered, host="0.0.0.0", port=8001, eager=False)
-    pairs = dict(zip(command[3::2], command[4::2], strict=True))
+    command = vllm_command("python", registered, port=8001, eager=False)
+    assert command[-1] == "--disable-uvicorn-access-log"
+    pairs = dict(zip(command[3:-1:2], command[4:-1:2], strict=True))
     assert pairs == {
         "--model": str(tmp_path),
         "--served-model-name": "toy-sft",
-        "--host": "0.0.0.0",
+        "--host": "127.0.0.1",
         "--port": "8001",
-        "--generation-config": "auto",
+        "--generation-config": "vllm",
         "--dtype": "float32",
     }
-    assert vllm_command("python", registered, host="0.0.0.0", port=8001, eager=True) == [*command, "--enforce-eager"]
+    on_cpu = vllm_command("python", registered, port=8001, eager=True)
+    assert on_cpu == [*command, "--enforce-eager", "--no-enable-chunked-prefill"]
 
 
 def test_an_engine_that_is_not_here_is_refused_with_the_way_to_get_it(

@@ -1,0 +1,292 @@
+"""A request's body, read strictly: what is not supported is refused by its name, before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.types import Message
+from tasks.serving.errors import ApiError
+
+MAX_CHOICES, MAX_STOPS, MAX_TOP_LOGPROBS = 16, 4, 20
+_MAX_DEPTH = 32
+_COLDEST = 0.01  # a temperature below it is as good as greedy, and its logits would overflow
+_ROLES = ("system", "user", "assistant")
+# Parameters of the protocol that are taken at the values that change nothing, and refused at others.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+_NEUTRAL_CHAT = {**_NEUTRAL, "response_format": ({"type": "text"},), "tools": ([],), "modalities": (["text"],)}
+_NEUTRAL_COMPLETION = {**_NEUTRAL, "echo": (False,), "best_of": (1,), "suffix": ("",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What both kinds of request ask for; ``max_tokens`` None: as many as the model's positions allow."""
+
+    model: str
+    max_tokens: int | None
+    num_samples: int
+    temperature: float
+    seed: int
+    stop: tuple[str, ...]
+    top_logprobs: int | None
+    stream: bool
+    with_usage: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest(Request):
+    """A conversation to be answered."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest(Request):
+    """Texts, or token ids, to be continued as they are."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The object of a body: UTF-8, one value for each key, no NaN, no half of a surrogate pair, and not too deep.
+
+    Raises:
+        ApiError: it is none.
+    """
+    if not body.strip():
+        raise ApiError(400, "the body is empty; it has to be a JSON object")
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no valid JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body has to be a JSON object")
+    _check_plain(value)
+    return value
+
+
+def read_chat(body: Mapping[str, Any]) -> ChatRequest:
+    """A body of ``/v1/chat/completions``.
+
+    Raises:
+        ApiError: a parameter is missing, wrong or not supported.
+    """
+    fields = _Fields(body)
+    messages = fields.take("messages", _messages)
+    tokens, newer = fields.take("max_tokens", _tokens, None), fields.take("max_completion_tokens", _tokens, None)
+    with_logprobs = fields.take("logprobs", _flag, False)
+    top = fields.take("top_logprobs", _top, None)
+    if top is not None and not with_logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    common = _common(fields)
+    fields.end(_NEUTRAL_CHAT)
+    return ChatRequest(
+        messages=messages,
+        max_tokens=newer if newer is not None else tokens,
+        top_logprobs=(top or 0) if with_logprobs else None,
+        **common,
+    )
+
+
+def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
+    """A body of ``/v1/completions``.
+
+    Raises:
+        ApiError: a parameter is missing, wrong or not supported.
+    """
+    fields = _Fields(body)
+    prompts = fields.take("prompt", _prompts)
+    tokens = fields.take("max_tokens", _tokens, 16)
+    top = fields.take("logprobs", _top, None)
+    common = _common(fields)
+    fields.end(_NEUTRAL_COMPLETION)
+    if len(prompts) * common["num_samples"] > MAX_CHOICES:
+        raise ApiError(400, f"prompts times n may be {MAX_CHOICES} at most", param="n")
+    return CompletionRequest(prompts=prompts, max_tokens=tokens, top_logprobs=top, **common)
+
+
+def _common(fields: _Fields) -> dict[str, Any]:
+    stream = fields.take("stream", _flag, False)
+    options = fields.take("stream_options", _stream_options, None)
+    if options is not None and not stream:
+        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+    fields.take("user", _text, "")
+    seed = fields.take("seed", _whole, None)
+    return {
+        "model": fields.take("model", _text),
+        "num_samples": fields.take("n", _choices, 1),
+        "temperature": fields.take("temperature", _temperature, 1.0),
+        "seed": secrets.randbits(63) if seed is None else seed,
+        "stop": fields.take("stop", _stop, ()),
+        "stream": stream,
+        "with_usage": bool(options),
+    }
+
+
+class _Fields:
+    """The parameters of a body that were not read yet. null means that a parameter is absent."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._rest = {name: value for name, value in body.items() if value is not None}
+
+    def take(self, name: str, read: Callable[[Any], Any], *default: Any) -> Any:
+        """A parameter through its reader, which raises ValueError with what is wanted."""
+        if name not in self._rest:
+            if default:
+                return default[0]
+            raise ApiError(400, f"the parameter {name} is missing", param=name, code="missing_required_parameter")
+        try:
+            return read(self._rest.pop(name))
+        except ValueError as error:
+            raise ApiError(400, f"{name} has to be {error}", param=name, code="invalid_value") from None
+
+    def end(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse what is left, but for values that change nothing."""
+        for name, value in self._rest.items():
+            if name not in neutral:
+                raise ApiError(400, f"the parameter {name[:80]} is not supported", param=name[:80], code="unsupported")
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral[name]):
+                what = f"{name} is supported as {json.dumps(neutral[name][0])} alone"
+                raise ApiError(400, what, param=name, code="unsupported")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands in an object twice")
+    return found
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_plain(value: Any) -> None:
+    waiting = [(value, 1)]
+    while waiting:
+        each, depth = waiting.pop()
+        if depth > _MAX_DEPTH:
+            raise ApiError(400, f"the body is nested more than {_MAX_DEPTH} levels deep")
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ApiError(400, "the body holds a number that is too large")
+        if isinstance(each, str):
+            _check_text(each)
+        elif isinstance(each, dict):
+            waiting += [(inner, depth + 1) for pair in each.items() for inner in pair]
+        elif isinstance(each, list):
+            waiting += [(inner, depth + 1) for inner in each]
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ApiError(400, "the body holds half of a surrogate pair, which is no character") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
+        raise ValueError("a whole number of 64 bits")
+    return value
+
+
+def _between(value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"a whole number from {low} to {high}")
+    return value
+
+
+def _tokens(value: Any) -> int:
+    return _between(value, 1, 2**31 - 1)
+
+
+def _choices(value: Any) -> int:
+    return _between(value, 1, MAX_CHOICES)
+
+
+def _top(value: Any) -> int:
+    return _between(value, 0, MAX_TOP_LOGPROBS)
+
+
+def _temperature(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 2:
+        raise ValueError("a number from 0 to 2")
+    return max(float(value), _COLDEST) if value else 0.0
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    is_list = isinstance(texts, list) and len(texts) <= MAX_STOPS
+    if not is_list or not all(isinstance(each, str) and each for each in texts):
+        raise ValueError(f"a text or up to {MAX_STOPS} texts, none of them empty")
+    return tuple(texts)
+
+
+def _stream_options(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() - {"include_usage"}:
+        raise ValueError('{"include_usage": true} or {"include_usage": false}')
+    return _flag(value.get("include_usage", False))
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("a list of messages, at least one")
+    return tuple(map(_message, value))
+
+
+def _message(value: Any) -> Message:
+    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+        raise ValueError(f"messages of the roles {', '.join(_ROLES)}")
+    if unknown := sorted(value.keys() - {"role", "content"}):
+        raise ValueError(f"messages of role and content; {unknown[0][:80]} is not supported")
+    return Message(role=value["role"], content=_content(value.get("content")))
+
+
+def _content(value: Any) -> str:
+    """A text, or a list of parts that are texts."""
+    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not parts:
+        raise ValueError("messages whose content is a text or a list of texts")
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError('messages whose parts are {"type": "text", "text": …}; nothing else is supported')
+    return "".join(part["text"] for part in parts)
+
+
+def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    is_one = isinstance(value, str) or (isinstance(value, list) and all(type(each) is int for each in value))
+    several = [value] if is_one else value
+    if not isinstance(several, list) or not several or len(several) > MAX_CHOICES:
+        raise ValueError(f"a text, or a list of up to {MAX_CHOICES} texts, or token ids")
+    return tuple(map(_prompt, several))
+
+
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise ValueError("a text, a list of texts, token ids, or a list of lists of token ids")
+    return tuple(value)

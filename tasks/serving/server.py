@@ -1,0 +1,103 @@
+"""The application at an address, until a signal ends it: uvicorn, whose own refusals have OpenAI's form here too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from types import FrameType
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rlcore.errors import ServiceError
+from tasks.serving.errors import error_body
+from tasks.serving.guard import App
+
+_HEADER_SECONDS = 30.0  # until a new connection has sent a request's headers
+_GRACE_SECONDS = 5  # for answers under way when the server is told to end
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ServiceError: the address is not this machine's, or the port is taken.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ServiceError(
+            f"nothing can listen there: {error.strerror or error}",
+            where=f"{host}:{port}",
+            fix="name another --port, or an address of this machine as --host",
+        ) from error
+
+
+class Server(uvicorn.Server):
+    """Serves ``app``; :meth:`uvicorn.Server.run` ends with SIGINT, SIGTERM or ``should_exit``."""
+
+    def __init__(self, app: App) -> None:
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        super().__init__(config)
+
+    def serve_until_told(self, at: socket.socket) -> int:
+        """Serve; returns 0, or 128 and the number of the signal that ended it, as shells say it."""
+        told: list[int] = []
+
+        def note(number: int, _: FrameType | None) -> None:
+            told.append(number)
+
+        # uvicorn raises the signal again when it has ended: it meets these then, and the caller can clean up.
+        previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.run(sockets=[at])
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return 128 + told[0] if told else 0
+
+
+class _Protocol(H11Protocol):
+    """A connection: what is no HTTP is refused in the form of all other refusals, and a silent one is closed."""
+
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._patience = self.loop.call_later(_HEADER_SECONDS, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer 400 and close; only close where an answer has begun."""
+        if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
+            body = json.dumps(error_body(400, msg)).encode()
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _close_if_silent(self) -> None:
+        if getattr(self, "cycle", None) is None:  # that of the connection's first request
+            self.transport.close()

@@ -1,0 +1,111 @@
+"""A vLLM server behind the front: it listens on the loopback address, has a key of its own, and gets token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx
+
+from rlcore.errors import SamplingError
+from tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
+
+_CONNECT_SECONDS = 10.0
+
+
+class VllmEngine:
+    """Asks the server at ``url`` for completions of the model ``name``; ``key``: what lets in.
+
+    ``eos_ids`` end a completion, whatever the server's copy of the generation configuration says.
+    """
+
+    def __init__(self, url: str, key: str, name: str, eos_ids: tuple[int, ...]) -> None:
+        self._name, self._eos_ids = name, eos_ids
+        # No proxy of the user's is asked for an address of this machine; a front has its own limit of time.
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
+        self._is_healthy = True
+
+    async def generate(self, job: Job) -> AsyncGenerator[Piece]:
+        """The pieces of a job; see :class:`tasks.serving.engine.Engine`."""
+        try:
+            async with self._client.stream("POST", "/v1/completions", json=self._question(job)) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    said = (await answer.aread()).decode(errors="replace")[:500]
+                    raise SamplingError(f"vLLM answered {answer.status_code}: {said}")
+                async for line in answer.aiter_lines():
+                    for piece in _pieces(line):
+                        yield piece
+            self._is_healthy = True
+        except httpx.HTTPError as error:
+            self._is_healthy = False
+            raise SamplingError(f"vLLM does not answer: {type(error).__name__}") from error
+
+    async def close(self) -> None:
+        """Give the connections up."""
+        await self._client.aclose()
+
+    def is_healthy(self) -> bool:
+        """Whether the server answered when it was last asked."""
+        return self._is_healthy
+
+    def _question(self, job: Job) -> dict[str, Any]:
+        """Draws from the whole distribution, whatever the generation configuration of the model filters."""
+        whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        return whole | {
+            "model": self._name,
+            "prompt": list(job.prompt_ids),
+            "max_tokens": job.max_tokens,
+            "n": job.num_samples,
+            "temperature": job.temperature,
+            "seed": (job.seed + job.place) % 2**63,
+            "stop": list(job.stop),
+            "stop_token_ids": list(self._eos_ids),
+            "logprobs": job.top_logprobs,
+            "stream": True,
+            "return_token_ids": True,
+        }
+
+
+def _pieces(line: str) -> list[Piece]:
+    """The pieces of one line of a stream of events.
+
+    Raises:
+        SamplingError: the server tells of an error.
+    """
+    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+    if not data or data == "[DONE]":
+        return []
+    event = json.loads(data)
+    if "error" in event:
+        raise SamplingError(f"vLLM answered: {str(event['error'])[:500]}")
+    return [_piece(choice) for choice in event["choices"]]
+
+
+def _piece(choice: Mapping[str, Any]) -> Piece:
+    finish: FinishReason | None = None
+    if choice.get("finish_reason"):
+        finish = "length" if choice["finish_reason"] == "length" else "stop"
+    return Piece(
+        index=choice["index"],
+        text=choice["text"],
+        num_tokens=len(choice.get("token_ids") or ()),
+        logprobs=_logprobs(choice.get("logprobs")),
+        finish=finish,
+    )
+
+
+def _logprobs(found: Mapping[str, Any] | None) -> tuple[TokenLogprob, ...]:
+    if not found:
+        return ()
+    tops = found.get("top_logprobs") or [None] * len(found["tokens"])
+    return tuple(
+        TokenLogprob(text, value, tuple((top or {}).items()))
+        for text, value, top in zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+    )
