@@ -94,6 +94,8 @@ def ask(url: str) -> tuple[list[Piece] | SamplingError, bool]:
             return [piece async for piece in engine.generate(JOB)], engine.is_healthy()
         except SamplingError as error:
             return error, engine.is_healthy()
+        finally:
+            await engine.close()
 
     return asyncio.run(run())
 
