@@ -1,7 +1,8 @@
 """The parameters of deployments: their descriptions in the Prefect UI, and checks before a run is queued.
 
 Prefect validates a request against the JSON schema of the flow's signature, so whatever a pattern can say is said
-here; a key or a value that only the preset's own types can judge ends the run within its first seconds.
+here; ``infra/services/parameters.py`` adds which stages each preset has. A key or a value that only the preset's own
+types can judge ends the run within its first seconds.
 Prefect takes a parameter's description from the flow's docstring alone.
 """
 

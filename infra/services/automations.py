@@ -12,11 +12,17 @@ from rlcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
-    from prefect.events.schemas.automations import AutomationCore
+    from prefect.events.schemas.automations import Automation, AutomationCore
 
 FILE = CODE / "infra" / "automations.yaml"
 WEBHOOK = "RLCORE_WEBHOOK_URL"  # what a user sets: who is told of a failed gate or canary
 BLOCK = "rlcore-webhook"  # Prefect keeps the address in it, encrypted
+# What the file had while the server was to find dead runs: it calls living ones crashed.
+_REPLACED = (
+    "a run without heartbeat has crashed",
+    "a crashed run goes on",
+    "a run whose worker died before it began is queued again",
+)
 
 
 def webhook_url() -> str:
@@ -57,19 +63,31 @@ def fill(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> AutomationCo
     return AutomationCore.model_validate({**automation, "actions": actions})
 
 
+def promised() -> list[str]:
+    """The names of the automations that a server has once it was told."""
+    nobody = not webhook_url()
+    return [each["name"] for each in read_automations() if not (nobody and "block_document_id" in each["actions"][0])]
+
+
 async def tell_automations(client: PrefectClient) -> None:
     """Make the server's automations those of the file; one that lacks its webhook is taken away."""
     wanted = read_automations()
     ids = await _deployments(client, wanted) | await _webhook()
+    for name in _REPLACED:
+        await _delete(client, await client.read_automations_by_name(name))
     for each in wanted:
         automation, known = fill(each, ids), await client.read_automations_by_name(each["name"])
         if automation is None:
-            for one in known:
-                await client.delete_automation(one.id)
+            await _delete(client, known)
         elif known:
             await client.update_automation(known[0].id, automation)
         else:
             await client.create_automation(automation)
+
+
+async def _delete(client: PrefectClient, automations: list[Automation]) -> None:
+    for each in automations:
+        await client.delete_automation(each.id)
 
 
 async def _deployments(client: PrefectClient, automations: list[dict[str, Any]]) -> dict[str, UUID]:

@@ -16,7 +16,7 @@ from infra.services import postgres
 from infra.services.automations import webhook_url
 from infra.services.layout import CODE, FOLDER, Layout, passwords, save_layout, saved_layout, write_client_file
 from infra.services.leftovers import end_leftovers
-from infra.services.provision import is_told, provision
+from infra.services.provision import is_told, missing, provision
 from infra.services.table import SERVICES
 from rlcore.errors import ServiceError
 from tasks.home.locks import file_lock
@@ -63,7 +63,7 @@ def take_down(layout: Layout) -> str:
 
 
 def describe(layout: Layout) -> tuple[str, bool]:
-    """Each service, whether it is ready, its log; and whether all are."""
+    """Each service, whether it is ready, its log; and whether all are, with all that the servers were told."""
     lines, states = [], []
     for service in SERVICES:
         states.append(service.is_ready(layout))
@@ -71,6 +71,10 @@ def describe(layout: Layout) -> tuple[str, bool]:
         place = layout.url(service.name) if service.name in ("prefect", "mlflow") else ""
         shown = f"process {number}" if number else "no process"
         lines.append(f"{service.name:<9} {'ready' if states[-1] else 'NOT READY':<10} {shown:<16} {place}".rstrip())
+    lacking = missing(layout) if all(states) else []
+    states.append(not lacking)
+    if lacking:
+        lines.append(f"registered NOT READY  the server has {', '.join(lacking)}: run `make services`")
     lines += ["", f"source {layout.client_file}   # for a shell: addresses, user and password of Prefect and MLflow"]
     lines += [f"both pages ask for the user {USER} and that password (Prefect's in one field: {USER}:<password>)"]
     lines += ["", f"state, logs: {layout.root}"]

@@ -141,7 +141,6 @@ def _shared(layout: Layout) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH", "")))),
         "PREFECT_HOME": str(layout.root / "prefect"),
         "PREFECT_SERVER_MEMO_STORE_PATH": str(layout.root / "prefect" / "memo_store.toml"),
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # the automation that finds dead runs listens for it
         # A server or its database that is started again within three minutes costs a run nothing.
         "PREFECT_CLIENT_MAX_RETRIES": "8",
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import subprocess
-import time
 
 import psutil
 
@@ -16,13 +15,12 @@ from infra.services.layout import MARK, Layout
 logger = logging.getLogger("services")
 
 _PATIENCE = 15.0  # seconds between asking a process to end and killing it
-_REPORT_SECONDS = 10.0  # until the server has noted how an interrupted run ended, and put it back into the queue
 
 
 def end_flow_runs(layout: Layout, *, worker: subprocess.Popen[bytes] | None) -> None:
     """End the worker and the runs that it has started while the servers are up.
 
-    An interrupted run tells the server so, which puts it back into the queue: the next start goes on with it.
+    An interrupted run tells the server so. The next start goes on with it, also where it could not tell.
     """
     if worker is None:
         return
@@ -31,9 +29,7 @@ def end_flow_runs(layout: Layout, *, worker: subprocess.Popen[bytes] | None) -> 
     except psutil.NoSuchProcess:
         return
     worker.kill()  # asked kindly, it would wait for its runs
-    if runs:
-        _end(runs)
-        time.sleep(_REPORT_SECONDS)
+    _end(runs)
 
 
 def end_leftovers(layout: Layout) -> None:

@@ -1,4 +1,6 @@
-"""What the servers are told: the queue's limit, the deployments, the automations. All of it can be repeated."""
+"""What the servers are told: deployments and their parameters, queue limit, schedule, automations. It can be repeated:
+what a person has set on the server since, a schedule or a limit, stays.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infra.services.automations import FILE, tell_automations, webhook_url
+from infra.services.automations import FILE, promised, tell_automations, webhook_url
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
+from infra.services.parameters import tell_parameters
+from infra.services.table import ask
 from rlcore.errors import ServiceError
 
 _DEPLOYMENTS = CODE / "infra" / "prefect.yaml"
 _GPU_RUNS = 1  # at a time: a second one would take its memory from the first
+_READ = (".py", ".toml")  # what deployments and the names in their parameters are made from
+_SCHEDULED, _NIGHTLY = "retrain/retrain", "0 2 * * *"
 
 
 def told(layout: Layout) -> Path:
@@ -24,7 +30,24 @@ def told(layout: Layout) -> Path:
 
 def is_told(layout: Layout) -> bool:
     """Whether the servers know the deployments and automations as the files describe them now."""
-    return told(layout).exists() and told(layout).read_text(encoding="utf-8") == _digest()
+    is_current = told(layout).exists() and told(layout).read_text(encoding="utf-8") == _digest()
+    return is_current and not missing(layout)
+
+
+def missing(layout: Layout) -> list[str]:
+    """What was promised and the server has not, in words: its database may be another than the one that was told."""
+    rows = [
+        ("deployments", len(known := _deployments()), {"deployments": {"name": {"any_": _names(known)}}}),
+        ("automations", len(rules := promised()), {"automations": {"name": {"any_": rules}}}),
+    ]
+    counts = [(name, wanted, ask(layout, "prefect", f"api/{name}/count", question)) for name, wanted, question in rows]
+    lacking = [f"{found or 0} of {wanted} {name}" for name, wanted, found in counts if (found or 0) < wanted]
+    queue = ask(layout, "prefect", f"api/work_pools/{POOL}/queues/{QUEUE}")
+    return lacking if queue and queue["concurrency_limit"] else [*lacking, f"no limit of the queue {QUEUE}"]
+
+
+def _names(deployments: list[str]) -> list[str]:
+    return [each.partition("/")[2] for each in deployments]
 
 
 def provision(layout: Layout) -> None:
@@ -42,11 +65,15 @@ def provision(layout: Layout) -> None:
             )
             if done.returncode:
                 raise ServiceError("the deployments or automations were refused", where=str(log), fix="read the log")
+    if lacking := missing(layout):
+        raise ServiceError(
+            f"after it was told, the server has {', '.join(lacking)}", where=str(log), fix="read the log"
+        )
     told(layout).write_text(digest, encoding="utf-8")
 
 
 def tell() -> None:
-    """The queue's limit, the webhook and the automations, told to the server that ``PREFECT_API_URL`` names."""
+    """All but the deployments themselves, told to the server that ``PREFECT_API_URL`` names."""
     asyncio.run(_tell())
 
 
@@ -55,6 +82,8 @@ async def _tell() -> None:
 
     async with get_client() as client:
         await _limit_queue(client)
+        await tell_parameters(client, _deployments())
+        await _offer_schedule(client)
         await tell_automations(client)
 
 
@@ -66,14 +95,33 @@ async def _limit_queue(client: Any) -> None:
     except ObjectNotFound:
         await client.create_work_queue(name=QUEUE, concurrency_limit=_GPU_RUNS, work_pool_name=POOL)
     else:
-        await client.update_work_queue(queue.id, concurrency_limit=_GPU_RUNS)
+        if queue.concurrency_limit is None:  # another limit is a person's choice
+            await client.update_work_queue(queue.id, concurrency_limit=_GPU_RUNS)
+
+
+async def _offer_schedule(client: Any) -> None:
+    """A nightly schedule, paused until a person turns it on. What is there is a person's, and stays as it is."""
+    from prefect.client.schemas.schedules import CronSchedule
+
+    deployment = await client.read_deployment_by_name(_SCHEDULED)
+    if not deployment.schedules:
+        nightly = CronSchedule(cron=_NIGHTLY, timezone="UTC")
+        await client.create_deployment_schedules(deployment.id, [(nightly, False)], slug="nightly")
+
+
+def _deployments() -> list[str]:
+    """The names of all deployments, as ``flow/name``; a flow is named as its function."""
+    import yaml
+
+    each = yaml.safe_load(_DEPLOYMENTS.read_text(encoding="utf-8"))["deployments"]
+    return [f"{one['entrypoint'].partition(':')[2].replace('_', '-')}/{one['name']}" for one in each]
 
 
 def _digest() -> str:
     """Of everything that deployments and automations are made from."""
-    files = [_DEPLOYMENTS, FILE, *sorted((CODE / "flows").rglob("*.py"))]
-    presets = sorted(path.name for path in (CODE / "flows" / "presets").glob("*.toml"))
-    content = b"".join(file.read_bytes() for file in files) + " ".join((*presets, webhook_url())).encode()
+    files = [_DEPLOYMENTS, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
+    names = " ".join((*(path.name for path in files), webhook_url()))
+    content = b"".join(file.read_bytes() for file in files) + names.encode()
     return hashlib.sha256(content).hexdigest()
 
 

@@ -44,7 +44,7 @@ def _prefect_command(layout: Layout) -> list[str]:
 
 
 def _prefect_is_ready(layout: Layout) -> bool:
-    return _ask(layout, "prefect", "api/health") is True
+    return ask(layout, "prefect", "api/ready") is not None  # asks the database too
 
 
 def _mlflow_command(layout: Layout) -> list[str]:
@@ -55,16 +55,15 @@ def _mlflow_command(layout: Layout) -> list[str]:
 def _mlflow_is_ready(layout: Layout) -> bool:
     # A page that reads the database; /health answers without one.
     question = {"max_results": 1}
-    return _ask(layout, "mlflow", "api/2.0/mlflow/experiments/search", question) is not None
+    return ask(layout, "mlflow", "api/2.0/mlflow/experiments/search", question) is not None
 
 
 def _worker_command(layout: Layout) -> list[str]:
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    return [*command, "--name", "local", "--install-policy", "never"]
+    return [sys.executable, "-m", "infra.worker", "--type", "process"]
 
 
 def _worker_is_ready(layout: Layout) -> bool:
-    workers = _ask(layout, "prefect", f"api/work_pools/{POOL}/workers/filter", {})
+    workers = ask(layout, "prefect", f"api/work_pools/{POOL}/workers/filter", {})
     return any(_is_heard_of(worker) for worker in workers or [])
 
 
@@ -73,7 +72,7 @@ def _is_heard_of(worker: Mapping[str, Any]) -> bool:
     return worker["status"] == "ONLINE" and (datetime.now(UTC) - heard).total_seconds() < _WORKER_SILENCE
 
 
-def _ask(layout: Layout, service: str, path: str, question: Mapping[str, Any] | None = None) -> Any:
+def ask(layout: Layout, service: str, path: str, question: Mapping[str, Any] | None = None) -> Any:
     """The JSON that a server answers, or None while it does not."""
     data = None if question is None else json.dumps(question).encode()
     try:

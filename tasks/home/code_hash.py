@@ -18,6 +18,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import metadata
@@ -40,6 +41,7 @@ NEUTRAL = (
     "tasks.report",
     "tasks.tracking",
 )
+_ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
 _ROOT = Path(__file__).resolve().parents[2]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
 
@@ -159,7 +161,17 @@ def _foreign(top: str) -> Path | None:
 # Cached by the text itself and not by time of change, which is too coarse for two edits in one tick.
 @lru_cache(maxsize=1024)
 def _imports(source: str, package: str) -> frozenset[str]:
-    return frozenset(target for node in ast.walk(ast.parse(source)) for target in _targets(node, package))
+    return frozenset(target for node in ast.walk(_tree(source)) for target in _targets(node, package))
+
+
+def _tree(source: str) -> ast.Module:
+    """The syntax tree of a file. Two threads that make one at once disturb each other in CPython (gh-106905)."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            time.sleep(_MOMENT)
+    return ast.parse(source)
 
 
 def _targets(node: ast.AST, package: str) -> Iterator[str]:
@@ -184,7 +196,7 @@ def _called_name(node: ast.Call) -> str:
 
 @lru_cache(maxsize=1024)
 def _digest(source: str) -> str:
-    return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(ast.parse(source))).encode()).hexdigest()
+    return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(_tree(source))).encode()).hexdigest()
 
 
 class _WithoutDocstrings(ast.NodeTransformer):

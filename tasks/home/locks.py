@@ -77,6 +77,18 @@ def locked_file(path: Path, text: str) -> Iterator[None]:
         _release(descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock of a file, which stays as it is; where there is no file, nobody does."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
 def _acquire(path: Path, *, wait: bool) -> int | None:
     while True:
         try:

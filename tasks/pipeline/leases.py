@@ -21,7 +21,7 @@ from uuid import UUID
 
 import psutil
 
-from tasks.home.locks import file_lock, locked_file
+from tasks.home.locks import file_lock, is_held, locked_file
 from tasks.home.settings import Home, engine_name
 from tasks.home.storage import read_json, write_json
 from tasks.tracking import runs as tracking
@@ -74,6 +74,11 @@ def hold_lease(home: Home, *, experiment: str, flow_run_id: str = "", attempt: i
     )
     with locked_file(home.leases / f"{name}.json", json.dumps(asdict(lease))):
         yield name
+
+
+def held_leases(home: Home) -> tuple[Lease, ...]:
+    """The leases of processes that live."""
+    return tuple(lease for path in home.leases.glob("*.json") if is_held(path) and (lease := _read(path)))
 
 
 def mark_launcher() -> None:

@@ -14,6 +14,7 @@ from infra.services.automations import BLOCK, WEBHOOK, fill, read_automations, w
 from infra.services.layout import CODE, POOL, QUEUE
 from rlcore.errors import ConfigError
 from tasks.pipeline import events
+from tasks.pipeline.reconciliation import HEAL
 
 DEPLOYMENTS = yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"]
 AUTOMATIONS = read_automations()
@@ -45,7 +46,7 @@ def test_a_deployment_describes_itself_and_every_parameter(deployment: dict[str,
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
 def test_a_deployment_can_be_healed_ends_in_time_and_shares_the_gpu(deployment: dict[str, Any]) -> None:
     tags, pool = set(deployment["tags"]), deployment["work_pool"]
-    assert "heal" in tags
+    assert HEAL in tags
     assert len(tags & {"within-6h", "within-7d"}) == 1
     computes = deployment["name"] != "rollback"
     assert (pool["name"], pool.get("work_queue_name")) == (POOL, QUEUE if computes else None)
@@ -95,8 +96,3 @@ def test_what_is_no_web_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(WEBHOOK, "hooks.example.org/x")
     with pytest.raises(ConfigError, match="is no web address"):
         webhook_url()
-
-
-def test_a_crashed_run_is_put_back_three_times_and_not_before_it_began() -> None:
-    (rule,) = [each for each in AUTOMATIONS if each["trigger"]["expect"] == ["prefect.flow-run.Crashed"]]
-    assert rule["trigger"]["match"]["prefect.run-count"] == ["1", "2", "3"]

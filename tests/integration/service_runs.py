@@ -6,14 +6,17 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,7 @@ class Services:
     ports: Mapping[str, int]
     webhook: int
     page: int
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def root(self) -> Path:
@@ -75,7 +79,8 @@ class Services:
             "RLCORE_WEBHOOK_URL": f"http://{local}:{self.webhook}",
             "RLCORE_METRICS_ADDRESS": f"{local}:{self.page}",
         }
-        return kept | ports | own | told | {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # a worker looks for runs every 10 s
+        quick = {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # else a worker looks for runs every 10 s
+        return kept | ports | own | told | quick | dict(self.more)
 
     @property
     def clients(self) -> dict[str, str]:
@@ -123,14 +128,22 @@ class Services:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def ask(self, service: str, path: str, question: Mapping[str, Any] | None = None) -> Any:
+    def ask(self, service: str, path: str, question: Any = None) -> Any:
         """What a server answers, as JSON."""
-        url = f"http://127.0.0.1:{self.ports[service]}/{path}"
-        data = None if question is None else json.dumps(question).encode()
-        headers = {"Content-Type": "application/json", **self.let_in}
-        request = urllib.request.Request(url, data=data, headers=headers)
-        with _OPENER.open(request, timeout=30) as answer:
-            return json.loads(answer.read())
+        return json.loads(self._send(service, path, question, "GET" if question is None else "POST"))
+
+    def change(self, service: str, path: str, change: Mapping[str, Any] | None) -> None:
+        """Change a thing on a server; None: remove it."""
+        self._send(service, path, change, "DELETE" if change is None else "PATCH")
+
+    def cancel(self, run: str) -> None:
+        """Cancel a flow run, and wait until it has ended."""
+        self.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+        wait_until(lambda: self.flow_run(run)["state_type"] == "CANCELLED", seconds=90.0, what="cancelled")
+
+    def log(self, service: str) -> str:
+        """What a service has said since its first start."""
+        return (self.root / "logs" / f"{service}.log").read_text()
 
     def flow_run(self, identifier: str) -> dict[str, Any]:
         found: dict[str, Any] = self.ask("prefect", f"api/flow_runs/{identifier}")
@@ -192,12 +205,48 @@ class Services:
         for path in (self.home / "cache" / stage).glob("*.json"):
             path.unlink()
 
+    def _send(self, service: str, path: str, content: Any, method: str) -> bytes:
+        url = f"http://127.0.0.1:{self.ports[service]}/{path}"
+        data = None if content is None else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json", **self.let_in}
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)
+        with _OPENER.open(request, timeout=30) as answer:
+            return bytes(answer.read())
+
     def _client_variables(self) -> dict[str, str]:
         return self.variables | self.clients | {"PREFECT_HOME": str(self.home / "client"), "COLUMNS": "400"}
 
     def _run(self, module: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", *module]
         return subprocess.run(command, capture_output=True, text=True, env=dict(variables), cwd=ROOT, check=False)
+
+
+@contextmanager
+def running_services(**more: str) -> Iterator[Services]:
+    """`make services` from nothing, in a folder that PostgreSQL's user may enter; it is kept when something fails.
+
+    ``more``: variables of the environment.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
+    folder.chmod(0o755)
+    ports = free_ports(("postgres", "prefect", "mlflow", "webhook", "page"))
+    webhook, page = ports.pop("webhook"), ports.pop("page")
+    made = Services(home=folder / "home", webhook=webhook, page=page, ports=ports, more=more)
+    up = made.make("services")
+    assert up.returncode == 0, up.stdout + up.stderr
+    yield made
+    down = made.make("services-stop")
+    assert down.returncode == 0, down.stdout + down.stderr
+    left = [each for each in psutil.process_iter() if str(made.root) in command_of(each)]
+    assert left == []
+    shutil.rmtree(folder)
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
 
 
 def free_ports(names: Iterable[str]) -> dict[str, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,17 @@ from uuid import UUID
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import Artifact, TaskRun
+from prefect.client.schemas.objects import Artifact, State, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.states import Running
+from prefect.states import Crashed, Pending, Running
 
 from rlcore.errors import CanaryError, ConfigError, TrainingError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.home.storage import write_json
+from tasks.pipeline import reconciliation
 from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
 from tasks.pipeline.events import (
     FAILED,
@@ -34,7 +37,8 @@ from tasks.pipeline.events import (
     tell_of_stop,
     told_if_it_fails,
 )
-from tasks.pipeline.leases import crash_flow_run, heal
+from tasks.pipeline.leases import crash_flow_run, heal, hold_lease
+from tasks.pipeline.reconciliation import HEAL, reconcile
 from tasks.tracking.runs import open_tracker
 
 pytestmark = pytest.mark.prefect
@@ -217,3 +221,55 @@ def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home
     assert "process 1234 on here died" in str(state.message)
     assert not crash_flow_run(str(identifier), attempt=attempt, reason="died")
     assert not crash_flow_run(str(UUID(int=0)), attempt=1, reason="died")
+
+
+@pytest.fixture
+def pool() -> Iterator[Callable[..., UUID]]:
+    """What queues a run of a deployment in a work pool, with its states in order; the run's id."""
+    with get_client(sync_client=True) as client:
+        name = client.create_work_pool(WorkPoolCreate(name="toy-pool", type="process"), overwrite=True).name
+        flow_id = client.create_flow_from_name("toy-pooled")
+
+        def queue(*states: State[Any], tags: Sequence[str] = (HEAL,), worker: str = "local") -> UUID:
+            deployment = client.create_deployment(flow_id, name="toy", work_pool_name=name)
+            run = client.create_flow_run_from_deployment(deployment, tags=tags)
+            for state in states:
+                client.set_flow_run_state(run.id, state, force=True)
+            client.update_flow_run_labels(run.id, {"prefect.worker.name": worker})
+            return run.id
+
+        yield queue
+
+
+def reconciled(home: Home, run: UUID, *, later: bool = True) -> tuple[str, list[str]]:
+    """The state of a run after a look by a worker that began after it was taken, or before."""
+    started = datetime.now(UTC) + (timedelta(seconds=1) if later else -timedelta(hours=1))
+    with get_client(sync_client=True) as client:
+        lines = list(reconcile(client, home, pool="toy-pool", worker="local", started=started))
+        return str(client.read_flow_run(run).state_name), [line for line in lines if str(run) in line]
+
+
+def test_a_run_that_an_earlier_worker_has_left_goes_on_and_that_of_another_is_left_alone(
+    home: Home, pool: Callable[..., UUID]
+) -> None:
+    dead, lost, other = pool(Pending(), Running()), pool(Pending()), pool(Pending(), Running(), worker="other")
+    fresh, unhealed = pool(Pending(), Running()), pool(Pending(), Running(), tags=())
+    assert reconciled(home, fresh, later=False) == ("Running", [])  # its own worker may be about to say how it ended
+    state, (line,) = reconciled(home, dead)
+    assert (state, "was Running, and goes on" in line) == ("AwaitingRetry", True)
+    assert reconciled(home, lost) == ("AwaitingRetry", [])  # by the same look
+    assert reconciled(home, unhealed)[0] == "Crashed"
+    assert reconciled(home, other) == ("Running", [])
+
+
+def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
+    home: Home, pool: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciliation, "SETTLED_SECONDS", 0.0)
+    run = pool(Pending(), Running(), Crashed())
+    with hold_lease(home, experiment="toy", flow_run_id=str(run), attempt=1):
+        assert reconciled(home, run)[0] == "Running"
+        assert reconciled(home, run) == ("Running", [])
+    assert reconciled(home, run)[0] == "AwaitingRetry"
+    never_began = pool(Pending(), Crashed())
+    assert reconciled(home, never_began) == ("Crashed", [])

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.error
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from tests.flows.micro import WRECKED
 from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
 from tests.integration.browser import REFUSALS, refusals
 from tests.integration.listeners import read_page, receiver, scraped
-from tests.integration.service_runs import ROOT, SMALL, Services, free_ports, wait_until
+from tests.integration.service_runs import ROOT, SMALL, Services, command_of, running_services, wait_until
 
 pytestmark = pytest.mark.services
 
-HEALED_SECONDS = 150.0  # from the kill of worker and flow until the run goes on
+HEALED_SECONDS = 60.0  # from the kill of worker and flow until the run goes on
 END_SECONDS = 420.0
 WRONG_VERIFIER = ("evaluation.verifiers=[{kind='procedural'}]",)  # sums are no procedural problems
 
@@ -40,19 +39,8 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[Services]:
-    """`make services` from nothing, in a folder that PostgreSQL's user may enter; it is kept when something fails."""
-    folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
-    folder.chmod(0o755)
-    ports = free_ports(("postgres", "prefect", "mlflow", "webhook", "page"))
-    made = Services(home=folder / "home", webhook=ports.pop("webhook"), page=ports.pop("page"), ports=ports)
-    up = made.make("services")
-    assert up.returncode == 0, up.stdout + up.stderr
-    yield made
-    down = made.make("services-stop")
-    assert down.returncode == 0, down.stdout + down.stderr
-    left = [each for each in psutil.process_iter() if str(made.root) in command_of(each)]
-    assert left == []
-    shutil.rmtree(folder)
+    with running_services() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +155,11 @@ def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: 
         ({"preset": "tinyy"}, (), "'tinyy' does not match"),
         ({"preset": "tiny"}, ("gprpo.seed=1",), "'gprpo.seed=1' does not match"),
         ({"preset": "tiny", "stage": "a b"}, (), "does not match"),
+        ({"preset": "tiny", "stage": "grpoo"}, (), "'grpoo' is not one of"),
+        ({"preset": "tiny", "learning_rate": "1"}, (), "'learning_rate' was unexpected"),
     ],
 )
-def test_what_a_pattern_can_tell_is_refused_before_a_run_is_queued(
+def test_what_a_schema_can_tell_is_refused_before_a_run_is_queued(
     services: Services, parameters: dict[str, str], overrides: tuple[str, ...], message: str
 ) -> None:
     before = services.ask("prefect", "api/flow_runs/count", {})
@@ -269,13 +259,6 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     assert (refused["event"], stopped["event"]) == ("rlcore.promotion.refused", "rlcore.run.stopped")
     assert refused["text"].startswith(f"{NAME} version 3: ")
     assert re.search(r"^grpo of tiny: stopped after iteration \d+ by .*the result is iteration \d+", stopped["text"])
-
-
-def command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it has ended
-        return ""
 
 
 def drop_rows(path: Path, count: int) -> None:

@@ -14,11 +14,10 @@ import pandas as pd
 import psutil
 import pytest
 
-from tests.integration.service_runs import SMALL, Services, wait_until
+from tests.integration.service_runs import SMALL, Services, command_of, wait_until
 from tests.integration.test_services import (
     HEALED_SECONDS,
     assert_undisturbed,
-    command_of,
     services,
     start_and_wait_for_checkpoint,
     submit_and_wait_for_checkpoint,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import itertools
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,22 @@ def test_orchestration_and_configuration_types_are_no_part_of_a_closure(tree: Pa
 def test_comments_docstrings_and_layout_change_nothing(tree: Path) -> None:
     text = '"""Deep."""\n\nimport math  # for pi\n\n\ndef g():\n    """Pi."""\n    return (\n        math.pi\n    )\n'
     assert changed(tree, "rlcore/maths/deep.py", text) == set()
+
+
+def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    before, parse, calls = digests(tree), ast.parse, itertools.count()
+    for name in SOURCES:
+        (tree / name).write_text((tree / name).read_text() + "# a text of which no tree is kept yet\n")
+
+    def disturbed(source: str) -> ast.Module:
+        if next(calls) % 2 == 0:
+            raise SystemError("AST constructor recursion depth mismatch (before=54, after=77)")
+        return parse(source)
+
+    monkeypatch.setattr("tasks.home.code_hash._MOMENT", 0.0)
+    monkeypatch.setattr("tasks.home.code_hash.ast.parse", disturbed)
+    assert digests(tree) == before
+    assert next(calls) > 1
 
 
 def test_a_default_argument_is_code(tree: Path) -> None:

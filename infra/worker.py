@@ -1,0 +1,35 @@
+"""A worker of Prefect that also keeps Prefect's records true: ``python -m infra.worker`` with ``PREFECT_API_URL`` set.
+
+It takes the options of ``prefect worker start``. Beside it, :func:`tasks.pipeline.reconciliation.watch` finds runs that
+died and queues them again. A worker of each machine needs its own ``--name``, which stays the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+
+POOL, NAME = "rlcore", "local"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run until SIGTERM or Ctrl-C."""
+    from prefect.cli import app
+
+    from tasks.home.settings import find_home
+    from tasks.pipeline.reconciliation import watch
+
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--pool", default=POOL)
+    parser.add_argument("--name", default=NAME)
+    known, others = parser.parse_known_args(arguments)
+    options = {"pool": known.pool, "worker": known.name}
+    threading.Thread(target=watch, args=(find_home(),), kwargs=options, name="reconciliation", daemon=True).start()
+    sys.argv[1:] = ["worker", "start", "--pool", known.pool, "--name", known.name, "--install-policy", "never", *others]
+    app()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

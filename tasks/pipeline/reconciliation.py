@@ -1,0 +1,156 @@
+"""Holds what Prefect says of a work pool's runs against what is true: which of their processes live.
+
+After SIGKILL, a power cut or hours without a server, Prefect's records are wrong, and nothing in it mends them. A run
+lives while its lease is held (:mod:`tasks.pipeline.leases`), or while the process that a worker has started for it is
+there. :func:`watch` looks at once and then every few seconds, beside the worker of this machine (``infra/worker.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import psutil
+
+from tasks.home.settings import Home
+from tasks.pipeline.leases import held_leases
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+logger = logging.getLogger(__name__)
+
+HEAL = "heal"  # the tag of runs that go on after a crash
+CRASHES = 3  # after which a run goes on; a fourth crash has a cause that a restart does not mend
+LOOK_SECONDS = 10.0
+SETTLED_SECONDS = 20.0  # a worker starts a run's process, or notes its end, within this time
+_FORGOTTEN = timedelta(days=7)  # a crash of longer ago is left to people
+_ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process, and of all that it starts
+_ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # what a worker starts
+
+Verdict = Literal["", "goes on", "has crashed", "runs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What Prefect knows of a run: ``count``: how often it began; ``seconds``: since when it is in this state.
+
+    ``ours``: the worker of this machine took it, so its process is here or nowhere.
+    """
+
+    state: str
+    count: int
+    heals: bool
+    ours: bool
+    seconds: float
+
+
+def judge(record: Record, *, lives: bool) -> Verdict:
+    """What the record should say instead; empty: it is right, or may still become right by itself."""
+    if record.seconds < SETTLED_SECONDS and (lives or record.state != "CRASHED"):
+        return ""
+    if lives:
+        return "runs" if record.state == "CRASHED" else ""
+    if record.state == "CRASHED":
+        # A run that crashed before it began (count 0) cannot even be loaded.
+        is_due = record.heals and 1 <= record.count <= CRASHES and record.seconds < _FORGOTTEN.total_seconds()
+        return "goes on" if is_due else ""
+    if not record.ours:
+        return ""
+    return "goes on" if record.heals and record.count <= CRASHES else "has crashed"
+
+
+def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
+    """Reconcile for ever. A server that does not answer is asked again at the next look."""
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectException
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    started = datetime.now(UTC)
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # else a look could take minutes
+        while True:
+            with suppress(HTTPError, PrefectException, OSError, RuntimeError), get_client(sync_client=True) as client:
+                for line in reconcile(client, home, pool=pool, worker=worker, started=started):
+                    logger.warning("%s", line)
+            time.sleep(LOOK_SECONDS)
+
+
+def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, started: datetime) -> Iterator[str]:
+    """Put right what Prefect says of the runs of a pool; one line for each that was wrong.
+
+    ``worker`` began at ``started``: what it has taken before that, an earlier one of its name has left.
+    """
+    unsettled = list(_unsettled(client, pool))
+    living = living_runs(home) if unsettled else frozenset()  # one that has ended since has told its end before
+    for run in unsettled:
+        verdict = judge(_record(run, worker, started), lives=str(run.id) in living)
+        now = client.read_flow_run(run.id).state if verdict else None
+        if now is not None and run.state is not None and now.id == run.state.id:
+            client.set_flow_run_state(run.id, _state(verdict), force=True)
+            yield f"flow run {run.name} ({run.id}) was {run.state.name}, and {verdict}"
+
+
+def living_runs(home: Home) -> frozenset[str]:
+    """The flow runs whose lease is held or whose process is on this machine."""
+    leased = {lease.flow_run_id for lease in held_leases(home)}
+    here = {_flow_run_of(process) for process in psutil.process_iter()}
+    return frozenset(leased | here) - {""}
+
+
+def _flow_run_of(process: psutil.Process) -> str:
+    """The id of the run whose own process this is; empty for any other, also for what a run has started.
+
+    A worker makes the run's process the leader of a session. What it forks has its command line, but is no leader.
+    """
+    try:
+        if not any(engine in process.cmdline() for engine in _ENGINES) or os.getsid(process.pid) != process.pid:
+            return ""
+        return str(process.environ().get(_ID, ""))
+    except (psutil.Error, OSError):  # it has ended, or belongs to somebody else
+        return ""
+
+
+def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
+    """The runs of a pool that have begun and not ended, and those that crashed last."""
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    pools = filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[pool]))
+    for types in ([StateType.PENDING, StateType.RUNNING], [StateType.CRASHED]):
+        state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=types))
+        yield from client.read_flow_runs(
+            flow_run_filter=filters.FlowRunFilter(state=state), work_pool_filter=pools, sort=FlowRunSort.END_TIME_DESC
+        )
+
+
+def _record(run: FlowRun, worker: str, started: datetime) -> Record:
+    assert run.state is not None  # of its state the server was asked
+    taken_by = run.labels.get("prefect.worker.name")
+    is_left = taken_by == worker and run.state.timestamp < started
+    seconds = (datetime.now(UTC) - run.state.timestamp).total_seconds()
+    return Record(
+        state=run.state.type.value,
+        count=run.run_count,
+        heals=HEAL in run.tags,
+        ours=taken_by in (None, worker),
+        seconds=max(seconds, SETTLED_SECONDS) if is_left else seconds,
+    )
+
+
+def _state(verdict: Verdict) -> State[Any]:
+    from prefect import states
+
+    if verdict == "runs":
+        return states.Running(message="Its process lives.")
+    if verdict == "has crashed":
+        return states.Crashed(message="Its process died.")
+    return states.AwaitingRetry(message="Its process died; it goes on from the cache and its newest checkpoint.")
