@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import StorageError
-from tasks.home.locks import file_lock, locked_file
+from tasks.home.locks import file_lock, is_held, locked_file
 
 HOLD = """
 import sys, time
@@ -52,6 +52,17 @@ def test_a_lock_held_elsewhere_is_refused_at_once_and_free_after_a_kill(tmp_path
         with file_lock(path, wait=False) as free:
             assert free
     assert not path.exists()
+
+
+def test_whether_a_lock_is_held_can_be_asked_without_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    with hold_elsewhere(path) as process:
+        assert is_held(path)
+        process.kill()
+        process.wait()
+        assert not is_held(path)
+    assert path.exists()
 
 
 def test_only_one_of_many_threads_holds_a_lock_at_a_time(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""What was promised of a server against what it says that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.services import provision
+from infra.services.automations import WEBHOOK, promised, read_automations
+from infra.services.layout import CODE, Layout, find_layout
+
+ALL = len(yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"])
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    monkeypatch.delenv(WEBHOOK, raising=False)
+    made = find_layout(tmp_path)
+    made.root.mkdir()
+    provision.told(made).write_text(provision._digest())
+    return made
+
+
+def server(*, lost: int = 0, limit: int | None = 1) -> Callable[..., Any]:
+    """A server that has all that it is asked for, but for ``lost`` of each kind."""
+
+    def ask(_: Layout, __: str, path: str, question: Any = None) -> Any:
+        if question is None:
+            return {"concurrency_limit": limit}
+        ((kind, wanted),) = question.items()
+        assert path == f"api/{kind}/count"
+        return max(0, len(wanted["name"]["any_"]) - lost)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("answers", "lacking"),
+    [
+        (server(), []),
+        (server(lost=1), [f"{ALL - 1} of {ALL} deployments", "2 of 3 automations"]),
+        (server(lost=99), [f"0 of {ALL} deployments", "0 of 3 automations"]),
+        (server(limit=None), ["no limit of the queue gpu"]),
+        (server(limit=4), []),  # a person has raised it
+        (lambda *_: None, [f"0 of {ALL} deployments", "0 of 3 automations", "no limit of the queue gpu"]),
+    ],
+)
+def test_what_the_server_lacks_is_named_and_it_counts_as_not_told(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., Any], lacking: list[str]
+) -> None:
+    monkeypatch.setattr(provision, "ask", answers)
+    assert provision.missing(layout) == lacking
+    assert provision.is_told(layout) == (not lacking)
+
+
+def test_the_webhooks_automation_is_promised_where_its_address_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WEBHOOK, raising=False)
+    without = promised()
+    monkeypatch.setenv(WEBHOOK, "https://hooks.example.org/x")
+    assert len(promised()) == len(without) + 1 == len(read_automations())
