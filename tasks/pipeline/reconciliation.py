@@ -31,7 +31,9 @@ HEAL = "heal"  # the tag of runs that go on after a crash
 CRASHES = 3  # after which a run goes on; a fourth crash has a cause that a restart does not mend
 LOOK_SECONDS = 10.0
 SETTLED_SECONDS = 20.0  # a worker starts a run's process, or notes its end, within this time
+_SUBMITTED_SECONDS = 600.0  # within which a worker of another kind says where it has started a run
 _FORGOTTEN = timedelta(days=7)  # a crash of longer ago is left to people
+_PROCESS = "process"  # the kind of worker whose runs are processes of its machine
 _ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process, and of all that it starts
 _ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # what a worker starts
 
@@ -137,11 +139,15 @@ def _record(run: FlowRun, worker: str, started: datetime) -> Record:
     taken_by = run.labels.get("prefect.worker.name")
     is_left = taken_by == worker and run.state.timestamp < started
     seconds = (datetime.now(UTC) - run.state.timestamp).total_seconds()
+    if run.labels.get("prefect.worker.type", _PROCESS) == _PROCESS:
+        is_ours = taken_by in (None, worker)
+    else:  # a Job is looked after by Prefect's own worker, unless that died before it had made one
+        is_ours = run.infrastructure_pid is None and run.state.is_pending() and seconds > _SUBMITTED_SECONDS
     return Record(
         state=run.state.type.value,
         count=run.run_count,
         heals=HEAL in run.tags,
-        ours=taken_by in (None, worker),
+        ours=is_ours,
         seconds=max(seconds, SETTLED_SECONDS) if is_left else seconds,
     )
 

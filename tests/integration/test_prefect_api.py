@@ -230,12 +230,14 @@ def pool() -> Iterator[Callable[..., UUID]]:
         name = client.create_work_pool(WorkPoolCreate(name="toy-pool", type="process"), overwrite=True).name
         flow_id = client.create_flow_from_name("toy-pooled")
 
-        def queue(*states: State[Any], tags: Sequence[str] = (HEAL,), worker: str = "local") -> UUID:
+        def queue(
+            *states: State[Any], tags: Sequence[str] = (HEAL,), worker: str = "local", kind: str = "process"
+        ) -> UUID:
             deployment = client.create_deployment(flow_id, name="toy", work_pool_name=name)
             run = client.create_flow_run_from_deployment(deployment, tags=tags)
             for state in states:
                 client.set_flow_run_state(run.id, state, force=True)
-            client.update_flow_run_labels(run.id, {"prefect.worker.name": worker})
+            client.update_flow_run_labels(run.id, {"prefect.worker.name": worker, "prefect.worker.type": kind})
             return run.id
 
         yield queue
@@ -253,13 +255,14 @@ def test_a_run_that_an_earlier_worker_has_left_goes_on_and_that_of_another_is_le
     home: Home, pool: Callable[..., UUID]
 ) -> None:
     dead, lost, other = pool(Pending(), Running()), pool(Pending()), pool(Pending(), Running(), worker="other")
+    job = pool(Pending(), Running(), kind="kubernetes")  # its process is nowhere near
     fresh, unhealed = pool(Pending(), Running()), pool(Pending(), Running(), tags=())
     assert reconciled(home, fresh, later=False) == ("Running", [])  # its own worker may be about to say how it ended
     state, (line,) = reconciled(home, dead)
     assert (state, "was Running, and goes on" in line) == ("AwaitingRetry", True)
     assert reconciled(home, lost) == ("AwaitingRetry", [])  # by the same look
     assert reconciled(home, unhealed)[0] == "Crashed"
-    assert reconciled(home, other) == ("Running", [])
+    assert [reconciled(home, each) for each in (other, job)] == [("Running", [])] * 2
 
 
 def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
