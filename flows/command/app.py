@@ -57,7 +57,7 @@ for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.size, runs.retrain, data.data)),
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
-    (_LOOK, (show.show, settings.config, servers.ui, machine.doctor)),
+    (_LOOK, (show.show, settings.config, servers.ui, machine.doctor, machine.upgrade)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

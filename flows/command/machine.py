@@ -1,8 +1,28 @@
-"""The command that looks at the machine."""
+"""The commands that look at the machine, and bring a home up to what is installed on it."""
 
 from __future__ import annotations
 
 import sys
+
+
+def upgrade() -> int:
+    """Bring the databases of a home up to the installed versions of MLflow and Prefect, each after a copy.
+
+    A home that an older version wrote is refused until then. Older versions do not read it afterwards: the copies, in
+    its folder backups, are the way back.
+
+    ```
+    rlcore upgrade
+    ```
+    """
+    from tasks.home.settings import find_home, prepare_environment
+    from tasks.home.state import upgrade as bring_up
+
+    home = find_home()
+    prepare_environment(home)
+    told = bring_up(home)
+    sys.stdout.write("\n".join(told or ("every database is of the installed versions",)) + "\n")
+    return 0
 
 
 def doctor() -> int:

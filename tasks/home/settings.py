@@ -16,6 +16,7 @@ from typing import Literal, cast, get_args
 from rlcore.errors import ConfigError, StorageError
 from tasks.home.logs import shorten_user_errors
 from tasks.home.passwords import draw
+from tasks.home.state import require_readable
 
 Engine = Literal["prefect", "inline"]
 
@@ -43,7 +44,8 @@ class Home:
 
     ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``pages/`` pages and plots of results,
     ``work/`` unfinished stages, ``leases/`` runs that are alive, ``past/`` how a champion's data looked, read from
-    MLflow, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the two tools' own state.
+    MLflow, ``versions.json`` what wrote all this, ``backups/`` databases as they were before an upgrade, ``prefect/``
+    and ``mlflow.db`` + ``mlartifacts/`` the two tools' own state.
     """
 
     root: Path
@@ -93,6 +95,16 @@ def find_home() -> Home:
 
 def configure_environment(home: Home) -> None:
     """Make the home's folders and set what Prefect and MLflow read; what the user has set already stays.
+
+    Raises:
+        StorageError: the home cannot be made or written, or other versions wrote what lies there.
+    """
+    prepare_environment(home)
+    require_readable(home)
+
+
+def prepare_environment(home: Home) -> None:
+    """:func:`configure_environment` for what may be in an older state.
 
     Raises:
         StorageError: the home cannot be made or written.

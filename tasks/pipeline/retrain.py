@@ -22,9 +22,8 @@ from tasks.home.settings import Home
 from tasks.home.storage import read_column, read_json, write_json, write_table
 from tasks.pipeline.keys import key_of
 from tasks.pipeline.pages import page_folder
-from tasks.steps.prompt_hashes import SEEN_DIGITS
 from tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
-from tasks.tracking.past import PAST, PROMPTS, REPORT, Past, add_past, read_past, write_past
+from tasks.tracking.past import PAST, PROMPTS, REPORT, SEEN_DIGITS, Past, add_past, read_past, write_past
 from tasks.tracking.registry import ModelVersion, find_number
 from tasks.tracking.runs import open_tracker
 

@@ -8,9 +8,6 @@ from data_contracts.text import prompt_hash
 from rlcore.types import Message
 from tasks.steps.rows import PairRow, PromptRow
 
-SEEN_DIGITS = 16
-"""How much of a hash is remembered of a prompt that was trained on: 64 bits tell prompts apart."""
-
 
 def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
     """Hashes of the normalised prompts, to keep them out of another dataset's training rows."""

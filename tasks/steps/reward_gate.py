@@ -26,11 +26,11 @@ from tasks.home.storage import read_column, write_json, write_table
 from tasks.preset.retrain import RetrainConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult, prepared
-from tasks.steps.prompt_hashes import SEEN_DIGITS, prompt_hashes
+from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.runtime import open_runtime
 from tasks.steps.texts import tokenize_pairs
-from tasks.tracking.past import PROMPTS
+from tasks.tracking.past import PROMPTS, SEEN_DIGITS
 from tasks.tracking.registry import download_model, find_by_sha256
 from tasks.tracking.runs import open_tracker
 

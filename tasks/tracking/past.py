@@ -24,6 +24,8 @@ from tasks.tracking.runs import Tracker
 PAST = "past"
 """The folder beside a version, and the tag with the digest of what it says."""
 REPORT, PROMPTS = "report.json", "prompts.parquet"
+SEEN_DIGITS = 16
+"""How much of its hash is kept of a prompt that was trained on: 64 bits tell prompts apart."""
 _ACCOUNT = "past.json"
 _FORMAT = 1
 

@@ -24,7 +24,7 @@ def test_the_home_is_below_the_current_folder_otherwise(monkeypatch: pytest.Monk
 
 def test_configuring_makes_the_folders_and_places_both_tools_inside(home: Home) -> None:
     assert {path.name for path in home.root.iterdir()} == {
-        "artifacts", "cache", "leases", "mlartifacts", "prefect", "work",
+        "artifacts", "cache", "leases", "mlartifacts", "prefect", "versions.json", "work",
     }  # fmt: skip
     assert os.environ["RLCORE_HOME"] == str(home.root)
     assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{home.root}/mlflow.db"

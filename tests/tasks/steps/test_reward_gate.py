@@ -14,9 +14,10 @@ from tasks.home.settings import Home
 from tasks.home.storage import write_table
 from tasks.preset.retrain import RetrainConfig
 from tasks.report.reward_gate_page import render
-from tasks.steps.prompt_hashes import SEEN_DIGITS, prompt_hashes
+from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.reward_gate import _champions_own, _unseen, _verdict, compared, margins_table
 from tasks.steps.rows import PairRow
+from tasks.tracking.past import SEEN_DIGITS
 
 
 def test_a_reward_model_must_reach_its_accuracy_agree_with_the_last_and_not_lose_to_it() -> None:
