@@ -90,7 +90,7 @@ def serve_model(
             server = Server(app)
             if child is not None:
                 threading.Thread(target=_end_with, args=(child, server), daemon=True).start()
-            _say(registered, token, f"http://{host}:{port}/v1")
+            _say(registered, token, f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
             return server.serve_until_told(address)
 
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "security.md"
 HEAD = "| attacks | tried | caught | sound inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
+_SERVING = "tests/tasks/serving"
 _SERVERS, _GATE = "tests/tasks/pipeline", "tests/rlcore/sampling/vllm/worker/test_gate.py"
 
 
@@ -193,6 +194,21 @@ ROWS = (
         attacks="requests without the token to the server of an engine",
         hostile=(f"{_GATE}::test_anybody_else_is_refused",),
         sound=(f"{_GATE}::test_the_trainer_and_the_servers_own_start_are_let_through",),
+    ),
+    Row(
+        attacks="wrong requests to a served model, over the wire; those of OpenAI's client",
+        hostile=(f"{_SERVING}/test_malformed.py::test_what_is_wrong_is_refused_in_the_form_of_openai",),
+        sound=(
+            f"{_SERVING}/test_malformed.py::test_values_that_change_nothing_are_taken",
+            f"{_SERVING}/test_openai_client.py::test_greedy_answers_are_those_of_the_evaluation",
+            f"{_SERVING}/test_openai_client.py::test_a_stream_is_the_whole_answer_in_parts",
+            f"{_SERVING}/test_openai_client.py::test_completions_take_texts_and_token_ids",
+        ),
+    ),
+    Row(
+        attacks="secrets that a Job of Kubernetes could show",
+        hostile=("tests/infra/test_rendered_jobs.py::test_no_value_of_a_secret_stands_in_a_job",),
+        sound=("tests/infra/test_rendered_jobs.py::test_what_is_no_secret_still_reaches_a_job",),
     ),
     Row(
         attacks="requests of a foreign page to real servers, as a browser sends them",

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -222,14 +221,14 @@ def test_the_exported_model_answers_in_plain_transformers(exported: Path, answer
     assert answer.strip()
 
 
-@pytest.mark.skipif(find_spec("openai") is None, reason="the extra `serve` is not installed")
 def test_the_served_model_gives_the_same_answer_over_http(
     answer: str, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLCORE_HOME", str(project.folder / ".rlcore"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setenv("RLCORE_SERVE_TOKEN", "a-token")
     port = free_port()
-    command = project.command("serve", "mine-grpo/1", "--port", str(port), "--engine", "transformers")
+    command = project.command("serve", "mine-grpo/1", "--port", str(port), "--engine", "native")
     with running(command, port, "/health", project.folder / "server.log"):
         question = {
             "model": "mine-grpo",
@@ -237,5 +236,5 @@ def test_the_served_model_gives_the_same_answer_over_http(
             "temperature": 0,
             "max_tokens": MAX_NEW_TOKENS,
         }
-        found = ask(f"http://127.0.0.1:{port}/v1/chat/completions", question)
+        found = ask(f"http://127.0.0.1:{port}/v1/chat/completions", question, "a-token")
     assert found["choices"][0]["message"]["content"].strip() == answer.strip()

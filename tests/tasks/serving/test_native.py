@@ -1,0 +1,111 @@
+"""The built-in engine by itself: long texts, models that the library decodes, jobs that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.config import ModelConfig
+from rlcore.errors import SamplingError
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
+from rlcore.tokenization import ChatTokenizer
+from tasks.serving.engine import Job, Piece
+from tasks.serving.native import NativeEngine
+from tests.chat_models import SHAPE
+
+JOB = Job(prompt_ids=(40, 41, 42), max_tokens=300, num_samples=1, temperature=1.0, seed=5)
+
+
+@pytest.fixture(scope="module")
+def long_winded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 512 positions, whose answers hardly ever end by themselves."""
+    folder = tmp_path_factory.mktemp("native") / "toy"
+    shape = dataclasses.replace(SHAPE, max_positions=512)
+    import_model(ModelConfig(source="scratch", shape=shape, licence="Apache-2.0"), folder, seed=3)
+    return folder
+
+
+def engine_of(checkpoint: Path) -> NativeEngine:
+    model = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    return NativeEngine(model, ChatTokenizer.load(checkpoint))
+
+
+def pieces_of(engine: NativeEngine, job: Job) -> list[Piece]:
+    async def run() -> list[Piece]:
+        return [piece async for piece in engine.generate(job)]
+
+    return asyncio.run(run())
+
+
+def texts(pieces: list[Piece]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for piece in pieces:
+        found[piece.index] = found.get(piece.index, "") + piece.text
+    return dict(sorted(found.items()))
+
+
+def test_the_pieces_of_a_long_text_are_the_text_and_a_stop_far_inside_is_found(long_winded: Path) -> None:
+    engine = engine_of(long_winded)
+    for seed in range(50):  # each has a chance of one in three not to draw the one EOS id
+        job = dataclasses.replace(JOB, seed=seed, top_logprobs=0)
+        pieces = pieces_of(engine, job)
+        if pieces[-1].finish == "length":
+            break
+    assert sum(each.num_tokens for each in pieces) == 300
+    assert sum(len(each.logprobs) for each in pieces) == 300
+    assert 100 < len(pieces) < 300  # later texts are looked at less often
+    text = texts(pieces)[0]
+    stop = text[-8:-5]
+    place = text.index(stop)
+    assert place > 100
+    stopped = pieces_of(engine, dataclasses.replace(job, stop=("never said", stop)))
+    assert texts(stopped) == {0: text[:place]}
+    assert stopped[-1].finish == "stop"
+    assert sum(each.num_tokens for each in stopped) <= 300
+
+
+def test_a_model_that_the_library_decodes_says_the_same(long_winded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = long_winded.parent / "ending"
+    if not folder.exists():
+        folder.mkdir()
+        for file in long_winded.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        settings = json.loads((folder / "generation_config.json").read_text())
+        ends = settings | {"eos_token_id": list(range(1, 262, 20))}
+        (folder / "generation_config.json").write_text(json.dumps(ends))
+    job = dataclasses.replace(JOB, max_tokens=24, num_samples=6)
+    ours = pieces_of(engine_of(folder), job)
+    monkeypatch.setattr("tasks.serving.native.shares_prompts", lambda model: False)
+    theirs = pieces_of(engine_of(folder), job)
+    assert texts(ours) == texts(theirs)
+    assert len(texts(ours)) == 6
+    ends_of = [sorted((each.index, each.finish) for each in pieces if each.finish) for pieces in (ours, theirs)]
+    assert ends_of[0] == ends_of[1]
+    assert {finish for _, finish in ends_of[0]} == {"stop", "length"}
+
+
+def test_a_job_that_nobody_waits_for_gives_way_to_the_next(long_winded: Path) -> None:
+    engine = engine_of(long_winded)
+
+    async def leave_and_ask_again() -> list[Piece]:
+        async with aclosing(engine.generate(dataclasses.replace(JOB, max_tokens=500, num_samples=16))) as pieces:
+            async for _ in pieces:
+                break
+        return [piece async for piece in engine.generate(dataclasses.replace(JOB, max_tokens=3))]
+
+    assert sum(each.num_tokens for each in asyncio.run(leave_and_ask_again())) == 3
+
+
+def test_a_model_that_computes_nan_is_an_error_and_no_text(long_winded: Path) -> None:
+    engine = engine_of(long_winded)
+    with torch.no_grad():
+        next(engine._model.parameters()).fill_(float("nan"))
+    with pytest.raises(SamplingError, match="NaN"):
+        pieces_of(engine, JOB)
