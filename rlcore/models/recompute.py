@@ -32,7 +32,9 @@ def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
             fix="set hardware.recompute_layers = false, and lower tokens_per_microbatch",
         )
     settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(_contexts, model)}
-    model.gradient_checkpointing_enable(settings)
+    # The older name goes with transformers 6.
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    getattr(model, new if hasattr(model, new) else old)(settings)
     for layer in layers:
         layer.training = True
         for field, value in vars(layer).items():

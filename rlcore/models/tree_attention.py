@@ -36,7 +36,7 @@ WIDTHS = Widths(multiple=BLOCK, least=2 * BLOCK)  # below, FlexAttention compile
 _KINDS_OF_INPUT = 128
 # What layers hand to an attention that changes nothing in it, or is computed.
 _COMPUTED = frozenset(("scaling", "sliding_window", "is_causal", "dropout"))
-_OF_OTHERS = frozenset(("position_ids", "cache_position", "use_cache", "past_key_values", "return_dict"))
+_OF_OTHERS = frozenset(("position_ids", "cache_position", "use_cache", "cache", "past_key_values", "return_dict"))
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rlcore.sampling.kv_cache import SharedPromptLayer, share
+from rlcore.sampling.kv_cache import SharedPromptLayer, passed, share
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _COMPACT_AT = 0.75  # share of live rows at which the ended ones are dropped: dropping copies the cache
@@ -88,7 +88,7 @@ class _Batch:
             input_ids=tokens[:, None],
             attention_mask=seen,
             position_ids=seen[:, :length].sum(-1, keepdim=True),
-            past_key_values=self.cache,
+            **passed(self.model, self.cache),
             use_cache=True,
             sharing=self.sharing,
         ).logits
@@ -119,7 +119,7 @@ def _prefill(
         input_ids=token_ids.to(model.device),
         attention_mask=mask[:, :width],
         position_ids=(mask[:, :width].cumsum(-1) - 1).clamp(min=0),
-        past_key_values=cache,
+        **passed(model, cache),
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]

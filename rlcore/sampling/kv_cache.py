@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from functools import cache as cached
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -70,6 +72,17 @@ def _moved(states: torch.Tensor, capacity: int) -> torch.Tensor:
     buffer = states.new_empty(batch, num_heads, capacity, width)
     buffer[:, :, :length] = states
     return buffer
+
+
+def passed(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
+    """A cache under the name that the forward pass of a model has for it."""
+    return {_name_of_cache(type(model)): cache}
+
+
+@cached
+def _name_of_cache(kind: type[PreTrainedModel]) -> str:
+    """Since transformers 5.23 it is ``cache``; 5.40 does without the older name."""
+    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 
 from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
@@ -16,6 +16,7 @@ from rlcore.models.lora import AdaptedModel, active_name, add_adapter
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.recompute import recompute_layers
 from rlcore.packing import PackedBatch, pack
+from rlcore.sampling.kv_cache import passed
 from tests import strategies
 from tests.rlcore.models.packed import gradients, packed_loss
 from tests.rlcore.models.test_tree_attention import tree_llama
@@ -49,7 +50,18 @@ def test_dropout_stays_off() -> None:
 
 def test_a_copy_in_evaluation_mode_may_use_a_cache() -> None:
     copied = copy.deepcopy(recompute_layers(tree_llama())).eval()
-    assert copied(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values is not None
+    cache = DynamicCache(config=copied.config)
+    copied(torch.tensor([[1, 2, 3]]), use_cache=True, **passed(copied, cache))
+    assert cache.get_seq_length() == 3
+
+
+def test_the_switch_has_the_name_that_the_library_of_each_version_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned_on = []
+    new = "activation_checkpointing_enable"
+    monkeypatch.setattr(LlamaForCausalLM, new, lambda self, settings: turned_on.append(settings), raising=False)
+    monkeypatch.delattr(PreTrainedModel, "gradient_checkpointing_enable")
+    recompute_layers(tree_llama())
+    assert turned_on[0]["use_reentrant"] is False
 
 
 def test_an_architecture_that_cannot_is_refused() -> None:

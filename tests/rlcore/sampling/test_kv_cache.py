@@ -6,12 +6,27 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from rlcore.sampling import decoding
 from rlcore.sampling.decoding import decode, draw
-from rlcore.sampling.kv_cache import share
+from rlcore.sampling.kv_cache import passed, share
 from tests.rlcore.sampling.test_decoding import NO_EOS, llama, ready, uniforms
+
+
+class Before(PreTrainedModel):  # type: ignore[misc]
+    def forward(self, past_key_values: Cache | None = None) -> None: ...
+
+
+class After(PreTrainedModel):  # type: ignore[misc]
+    def forward(self, cache: Cache | None = None) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Before, "past_key_values"), (After, "cache")])
+def test_a_cache_has_the_name_that_the_model_of_each_version_gives_it(kind: type[PreTrainedModel], name: str) -> None:
+    cache = Cache(layers=[])
+    assert passed(kind(PreTrainedConfig()), cache) == {name: cache}
 
 
 def test_rows_of_one_prompt_stand_side_by_side() -> None:
