@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flows.presets import open_preset
 from flows.stages import retrain_stages, stages
 from tasks.home.settings import find_home
-from tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home
+from tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
 from tasks.pipeline.run import run_pipeline
 from tasks.tracking.past import Past
 
@@ -42,6 +42,7 @@ def run_reproduce(model: str, preset: str = "", *, anyway: bool = False) -> Repr
         faults = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
         return Reproduction(is_equal=False, lines=(*told, *faults, "nothing was run"))
     target = origin.chain[-1].ingredients["stage"]["name"]
+    config = with_date(home, origin, config)
     with scratch_home(home, origin, table, config) as scratch:
         refs = run_pipeline(table, config, [target], home=scratch, experiment=config.name)
         different = compare(home, origin, scratch, refs)

@@ -14,13 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import takewhile
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from rlcore.chat_template import interleaved, template_of
 from rlcore.errors import ModelError
 from rlcore.packing import TokenSequence
+from rlcore.text_parts import Ids, Part
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
 
@@ -74,7 +76,7 @@ def render_conversation(tokenizer: ChatTokenizer, messages: Sequence[Message], c
 
 
 def _earlier_turns(
-    tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str, prompt_ids: tuple[int, ...]
+    tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str, prompt_ids: Ids
 ) -> list[Span]:
     """Where in the prompt the assistant has spoken before."""
     marked = block_spans(tokenizer, messages, completion, prompt_ids) if has_generation_block(tokenizer) else None
@@ -95,71 +97,71 @@ def has_generation_block(tokenizer: ChatTokenizer) -> bool:
     return _BLOCK.search(str(tokenizer.backend.chat_template)) is not None
 
 
-def turn_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: tuple[int, ...]) -> list[Span] | None:
+def turn_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: Ids) -> list[Span] | None:
     """Token spans of the assistant's turns in ``prompt_ids``, found by rendering turn by turn.
 
-    None where the prompt and answer of a turn, as they would be sampled, are not how ``prompt_ids`` begins.
+    None where the prompt and answer of a turn, as they would be sampled, are not how the conversation begins.
     """
-    places = _assistant_places(messages)
-    texts = tokenizer.rendered_texts(messages) if places else []
-    spans = []
-    for place in places:
-        if not texts[place].startswith(tokenizer.prefill):
+    turn, spans = tokenizer.turn, []
+    parts = tokenizer.written(messages)
+    for place in _assistant_places(messages):
+        said, after = 2 * place + 1, parts[2 * place + 2]
+        before = tokenizer.written(messages[:place])
+        text, sampled = _text(parts[: said + 1]), _text(before)
+        words = parts[said].text.removeprefix(turn.prefill)
+        ways = [sampled + words, sampled + turn.opening + words]
+        if not parts[said].text.startswith(turn.prefill) or text not in ways or not after.text.startswith(turn.end):
             return None
-        before = tokenizer.render_prompt(messages[:place])
-        answer = tokenizer.encode(texts[place].removeprefix(tokenizer.prefill)) + tokenizer.end_of_turn
-        if prompt_ids[: len(before) + len(answer)] != before + answer:
-            return None
-        spans.append((len(before), len(before) + len(answer)))
+        spans.append(_span(tokenizer, before, [*parts[: said + 1], Part(turn.end, "template")], prompt_ids))
     return spans
 
 
-def block_spans(
-    tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str, prompt_ids: tuple[int, ...]
-) -> list[Span]:
+def block_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str, prompt_ids: Ids) -> list[Span]:
     """Token spans that the template's generation blocks mark in ``prompt_ids``.
 
     Raises:
         ModelError: a block marks more or less than an assistant's words and the end of its turn.
     """
     conversation = [*messages, Message(role="assistant", content=completion)]
-    texts = [*tokenizer.rendered_texts(messages), completion]
-    ids, mask = _marked_tokens(tokenizer, conversation, texts)
-    runs = [(run[0], run[-1] + 1) for is_marked, run in _runs(mask) if is_marked]
-    said = [tokenizer.encode(texts[place]) + tokenizer.end_of_turn for place in _assistant_places(conversation)]
-    marked = [ids[start:end] for start, end in runs]
-    if marked != said:
-        raise _refusal(tokenizer, _difference(tokenizer, marked, said))
-    spans = runs[:-1]  # the last is the answer, which does not stand in the prompt
-    if spans and ids[: spans[-1][1]] != prompt_ids[: spans[-1][1]]:
-        raise _refusal(tokenizer, "the chat template writes the same turns in another way when an answer follows")
-    return spans
-
-
-def _marked_tokens(
-    tokenizer: ChatTokenizer, conversation: Sequence[Message], texts: Sequence[str]
-) -> tuple[tuple[int, ...], list[bool]]:
-    """The conversation's tokens, and for each whether it stands in a generation block."""
+    known = tokenizer.written(messages)
+    texts = [*(part.text for part in known[1::2]), completion]
     rendered, blocks = _rendered_with_blocks(tokenizer, conversation)
-    ids: tuple[int, ...] = ()
-    mask: list[bool] = []
-    waiting = iter(texts)
-    for is_marked, run in _runs([any(start <= place < end for start, end in blocks) for place in range(len(rendered))]):
-        written = rendered[run[0] : run[-1] + 1]
-        for number, piece in enumerate(written.split(_MARK)):
-            made = (tokenizer.encode(next(waiting)) if number else ()) + tokenizer.encode_template(piece)
-            ids, mask = ids + made, mask + [is_marked] * len(made)
-    return ids, mask
+
+    def up_to(place: int) -> list[Part]:
+        pieces = rendered[:place].split(_MARK)
+        return interleaved(pieces, conversation[: len(pieces) - 1], texts[: len(pieces) - 1])
+
+    marked = [_text(up_to(end)).removeprefix(_text(up_to(start))) for start, end in blocks]
+    turn, said = tokenizer.turn, [texts[place] + tokenizer.turn.end for place in _assistant_places(conversation)]
+    if len(marked) != len(said) or any(
+        found not in (words, turn.opening + words) for found, words in zip(marked, said, strict=True)
+    ):
+        raise _refusal(tokenizer, _difference(marked, said))
+    # The last block is the answer, which does not stand in the prompt.
+    return [_span(tokenizer, up_to(start), up_to(end), prompt_ids) for start, end in blocks[:-1]]
 
 
-def _rendered_with_blocks(tokenizer: ChatTokenizer, conversation: Sequence[Message]) -> tuple[str, Sequence[Span]]:
+def _span(tokenizer: ChatTokenizer, before: Sequence[Part], through: Sequence[Part], ids: Ids) -> Span:
+    """Where a turn stands among a conversation's tokens; a token that it shares with what is before belongs to it.
+
+    Raises:
+        ModelError: the conversation does not begin with it.
+    """
+    start, end = tokenizer.encoder.encode_all([before, through])
+    if ids[: len(end)] != end:
+        raise _refusal(tokenizer, "the chat template writes the same turns in another way when an answer follows")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(start, ids, strict=False)))
+    return shared, len(end)
+
+
+def _rendered_with_blocks(tokenizer: ChatTokenizer, conversation: Sequence[Message]) -> tuple[str, list[Span]]:
     """The conversation as text with a placeholder for every message, and the places of its generation blocks."""
     backend = tokenizer.backend
     turns = [{"role": message.role, "content": _MARK} for message in conversation]
     try:
         ((rendered,), (blocks,)) = render_jinja_template(
             [turns],
-            chat_template=backend.chat_template,
+            chat_template=template_of(backend),
             return_assistant_tokens_mask=True,
             **backend.special_tokens_map,
         )
@@ -169,26 +171,23 @@ def _rendered_with_blocks(tokenizer: ChatTokenizer, conversation: Sequence[Messa
         ) from error
     if rendered.count(_MARK) != len(turns):
         raise _refusal(tokenizer, f"the chat template writes {rendered.count(_MARK)} of {len(turns)} messages")
-    return rendered, blocks
+    return rendered, [(start, end) for start, end in blocks if start < end]
 
 
-def _runs(marks: Sequence[bool]) -> list[tuple[bool, list[int]]]:
-    """Neighbouring places with the same mark."""
-    return [(mark, list(places)) for mark, places in groupby(range(len(marks)), key=marks.__getitem__)]
+def _text(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts)
 
 
 def _assistant_places(messages: Sequence[Message]) -> list[int]:
     return [place for place, message in enumerate(messages) if message.role == "assistant"]
 
 
-def _difference(tokenizer: ChatTokenizer, marked: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> str:
+def _difference(marked: Sequence[str], said: Sequence[str]) -> str:
     """Where a template's marks go wrong, in words."""
     if len(marked) != len(said):
         return f"the chat template's generation blocks mark {len(marked)} turns where the assistant has {len(said)}"
-    pairs = zip(marked, said, strict=True)
-    ours, theirs = next((right, wrong) for wrong, right in pairs if tuple(wrong) != tuple(right))
-    shown = [tokenizer.backend.decode(list(ids), skip_special_tokens=False) for ids in (theirs, ours)]
-    return f"the chat template's generation block marks {shown[0]!r} where the assistant's turn is {shown[1]!r}"
+    theirs, ours = next((found, words) for found, words in zip(marked, said, strict=True) if found != words)
+    return f"the chat template's generation block marks {theirs!r} where the assistant's turn is {ours!r}"
 
 
 def _refusal(tokenizer: ChatTokenizer, what: str) -> ModelError:

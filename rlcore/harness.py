@@ -22,6 +22,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel
 
+from rlcore.chat_template import render_turns
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, ModelError
 from rlcore.models.batches import pack_for
@@ -62,10 +63,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the model answers."""
-        text = self._chat.backend.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return str(text)
+        return render_turns(self._chat.backend, chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text, in nats, after an end of sequence."""

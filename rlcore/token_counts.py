@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 from jinja2 import TemplateError
 
-from rlcore.chat_template import render, template_pieces, texts_within
+from rlcore.chat_template import interleaved, render, template_of, template_pieces, texts_within
 from rlcore.template_syntax import writes_texts_unchanged
+from rlcore.text_parts import Ids, Part
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
 
@@ -18,22 +18,13 @@ _PER_CHARACTER, _PER_BYTE, _EXTRA = 2, 12, 16
 Conversation = Sequence[Message]
 
 
-def encode_all(tokenizer: ChatTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, in which nothing is a control token.
+def encode_all(tokenizer: ChatTokenizer, texts: Sequence[str]) -> list[Ids]:
+    """Token ids of each answer by itself, in which nothing is a control token.
 
     Raises:
         ModelError: a control token came out all the same.
     """
-    if not texts:
-        return []
-    ids: list[list[int]] = tokenizer.backend(
-        list(texts), add_special_tokens=False, split_special_tokens=True, return_attention_mask=False
-    ).input_ids
-    controls = frozenset(tokenizer.special_tokens.values())
-    for text, one in zip(texts, ids, strict=True):
-        if not controls.isdisjoint(one):
-            tokenizer.encode(text)  # raises, and says what to do
-    return ids
+    return tokenizer.encoder.encode_all([[Part(text, "assistant")] for text in texts])
 
 
 def prompt_lengths(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:
@@ -42,9 +33,7 @@ def prompt_lengths(tokenizer: ChatTokenizer, conversations: Sequence[Conversatio
     Raises:
         ModelError: the template refuses a conversation, or drops or rewrites a message.
     """
-    frames, texts = _rendered(tokenizer, conversations)
-    counts = map(len, encode_all(tokenizer, list(chain.from_iterable(texts))))
-    return [frame + sum(next(counts) for _ in one) for frame, one in zip(frames, texts, strict=True)]
+    return [len(ids) for ids in tokenizer.encoder.encode_all(_written(tokenizer, conversations))]
 
 
 def prompt_bounds(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:
@@ -53,8 +42,16 @@ def prompt_bounds(tokenizer: ChatTokenizer, conversations: Sequence[Conversation
     Raises:
         ModelError: as :func:`prompt_lengths`.
     """
-    frames, texts = _rendered(tokenizer, conversations)
-    return [frame + sum(map(text_bound, one)) for frame, one in zip(frames, texts, strict=True)]
+    bounds: dict[str, int] = {}
+
+    def bound(part: Part) -> int:
+        if part.author != "template":
+            return text_bound(part.text)
+        if part.text not in bounds:  # a template has few pieces; beside others each may have a token more
+            bounds[part.text] = len(tokenizer.encode(part.text, "template")) + _EXTRA
+        return bounds[part.text]
+
+    return [sum(map(bound, parts)) for parts in _written(tokenizer, conversations)]
 
 
 def text_bound(text: str) -> int:
@@ -63,23 +60,20 @@ def text_bound(text: str) -> int:
     return size + _EXTRA
 
 
-def _rendered(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> tuple[list[int], list[list[str]]]:
-    """Of each conversation, the number of tokens that its template adds, and its texts as the template writes them."""
+def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[list[Part]]:
+    """Each conversation as the template writes it."""
     backend = tokenizer.backend
-    known: dict[tuple[Role, ...], tuple[list[str], int]] = {}
-    frames, texts = [], []
+    known: dict[tuple[Role, ...], list[str]] = {}
+    made = []
     for messages, whole in zip(conversations, _whole(tokenizer, conversations), strict=True):
         roles = tuple([message.role for message in messages])
         if roles not in known:
-            pieces = template_pieces(backend, roles)
-            known[roles] = pieces, sum(len(tokenizer.encode_template(piece)) for piece in pieces)
-        pieces, size = known[roles]
-        frames.append(size)
-        if whole is None:
-            texts.append([message.content for message in messages])
-        else:
-            texts.append(texts_within(whole, messages, pieces, where=str(backend.name_or_path)))
-    return frames, texts
+            known[roles] = template_pieces(backend, roles)
+        pieces, texts = known[roles], [message.content for message in messages]
+        if whole is not None:
+            texts = texts_within(whole, messages, pieces, where=str(backend.name_or_path))
+        made.append(interleaved(pieces, messages, texts))
+    return made
 
 
 def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:
@@ -95,7 +89,9 @@ def _render_all(tokenizer: ChatTokenizer, conversations: Sequence[Conversation])
     backend = tokenizer.backend
     turns = [[{"role": message.role, "content": message.content} for message in one] for one in conversations]
     try:
-        rendered: list[str] = backend.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        rendered: list[str] = backend.apply_chat_template(
+            turns, chat_template=template_of(backend), tokenize=False, add_generation_prompt=True
+        )
     except (TemplateError, ValueError, TypeError):  # one of them: render says which
         return [render(backend, one, add_generation_prompt=True) for one in conversations]
     return rendered

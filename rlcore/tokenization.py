@@ -1,7 +1,8 @@
 """Text to tokens and back, around one tokenizer and its chat template.
 
-What a person wrote never becomes a control token: the template is rendered around placeholders, and the pieces of the
-template (where ``<|im_end|>`` is one token) are encoded apart from the texts (where it is eight characters):
+What a person wrote never becomes a control token: the template is rendered around placeholders, and ``<|im_end|>`` is
+one token where the template wrote it and eight characters where a person did. A conversation is encoded as one text,
+so that its tokens are those that the model was trained on (``apply_chat_template``):
 
     <|im_start|>user\\n | 3 + 4 = ? | <|im_end|>\\n<|im_start|>assistant\\n | 7 | <|im_end|>
     template          | text      | template                          |   completion
@@ -14,14 +15,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rlcore.chat_template import TEMPLATE_FIX, assistant_turn, encode, template_pieces, texts_as_rendered
+from rlcore.chat_template import TEMPLATE_FIX, AssistantTurn, assistant_turn, render, written
 from rlcore.errors import ModelError
+from rlcore.template_check import require_round_trip, require_same_tokens
+from rlcore.text_parts import Author, Ids, Part, PartEncoder, control_tokens_of
 from rlcore.types import Message
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model*", "spiece.model", "*.bpe.model", "vocab.*", "*.tiktoken")
@@ -31,16 +33,13 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model*", "spiece.model", "*.bpe.mo
 class ChatTokenizer:
     """A tokenizer that knows its chat template, its end-of-sequence ids and which tokens are control tokens.
 
-    ``eos_ids``: every id that ends a completion. ``end_of_turn``: what the template writes after an assistant's
-    words, up to and with the first EOS id. ``special_tokens``: the control tokens, text to id. ``prefill``: what the
-    generation prompt puts into the assistant's mouth (``<think>\\n``), so completions do not contain it.
+    ``eos_ids``: every id that ends a completion. ``turn``: what the template writes around an assistant's words.
     """
 
     backend: PreTrainedTokenizerBase
+    encoder: PartEncoder
     eos_ids: tuple[int, ...]
-    end_of_turn: tuple[int, ...]
-    special_tokens: Mapping[str, int]
-    prefill: str
+    turn: AssistantTurn
 
     def is_same_as(self, other: ChatTokenizer) -> bool:
         """Whether both turn every text into the same ids, and end completions with the same."""
@@ -48,92 +47,121 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Load from a checkpoint's folder and check the template's round trip.
+        """Load from a checkpoint's folder, and check the template on conversations of several shapes.
 
         Raises:
-            ModelError: no tokenizer, no chat template, no EOS id, or a template that does not survive the round trip.
+            ModelError: no tokenizer, no chat template, no EOS id, or a template that does not survive the round trip
+                or gives other tokens than its own library.
         """
         backend = load_backend(folder)
-        eos_ids = read_eos_ids(folder, backend)
-        prefill, end_of_turn = assistant_turn(backend, eos_ids)
-        tokenizer = cls(
-            backend=backend,
-            eos_ids=eos_ids,
-            end_of_turn=end_of_turn,
-            special_tokens=special_tokens_of(backend),
-            prefill=prefill,
-        )
-        check_template(tokenizer)
+        tokenizer = cls.of(backend, read_eos_ids(folder, backend))
+        require_round_trip(tokenizer)
+        require_same_tokens(tokenizer)
         return tokenizer
+
+    @classmethod
+    def of(cls, backend: PreTrainedTokenizerBase, eos_ids: tuple[int, ...]) -> ChatTokenizer:
+        """A tokenizer that is loaded already.
+
+        Raises:
+            ModelError: its template cannot be trained on.
+        """
+        encoder = PartEncoder(backend=backend, controls=control_tokens_of(backend))
+        return cls(backend=backend, encoder=encoder, eos_ids=eos_ids, turn=assistant_turn(backend, eos_ids))
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens; a model's embedding may have more rows."""
         return len(self.backend)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text in which nothing is a control token.
+    @property
+    def prefill(self) -> str:
+        """What the generation prompt puts into the assistant's mouth (``<think>\\n``): completions do not have it."""
+        return self.turn.prefill
+
+    @property
+    def end_of_turn(self) -> Ids:
+        """What the template writes after an assistant's words, up to and with the first EOS id."""
+        return self.encoder.encode_after([Part("7", "assistant")], [Part(self.turn.end, "template")])
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The control tokens, text to id; the marks of thoughts are words."""
+        return self.encoder.special_tokens
+
+    def encode(self, text: str, author: Author = "other") -> Ids:
+        """Token ids of a text by itself; control tokens come out where it is a template's.
 
         Raises:
-            ModelError: a control token came out all the same.
+            ModelError: a control token came out of what a person wrote.
         """
-        ids = encode(self.backend, text, is_template=False)
-        controls = set(ids) & set(self.special_tokens.values())
-        if controls:
-            raise ModelError(
-                f"the tokenizer makes the control tokens {sorted(controls)} of plain text: {text[:80]!r}",
-                where=str(self.backend.name_or_path),
-                fix="remove that text from the data, or use a tokenizer that can spell it",
-            )
-        return ids
-
-    def encode_template(self, text: str) -> tuple[int, ...]:
-        """Token ids of what a template writes, control tokens among them."""
-        return encode(self.backend, text, is_template=True)
+        return self.encoder.encode([Part(text, author)])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without control tokens."""
-        return _decode(self.backend, ids, skip_special_tokens=True)
+        return self.encoder.decode(ids)
 
-    def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> tuple[int, ...]:
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of token ids, control tokens among them."""
+        return self.encoder.spell(ids)
+
+    def written(self, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
+        """A conversation with its generation prompt as the template writes it.
+
+        Raises:
+            ModelError: as :meth:`render_prompt`.
+        """
+        return written(self.backend, messages, tools=tools)
+
+    def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> Ids:
         """Token ids of a conversation, ending with the generation prompt; ``tools``: as in :class:`Prompt`.
 
         Raises:
             ModelError: the template refuses the conversation, or drops or rewrites a message.
         """
-        pieces = template_pieces(self.backend, [message.role for message in messages], tools=tools)
-        texts = texts_as_rendered(self.backend, messages, pieces, tools=tools)
-        ids: tuple[int, ...] = ()
-        for piece, text in zip_longest(pieces, texts, fillvalue=""):
-            ids += self.encode_template(piece) + self.encode(text)
-        return ids
+        return self.encoder.encode(self.written(messages, tools=tools))
 
-    def rendered_texts(self, messages: Sequence[Message]) -> list[str]:
-        """The messages' texts as the template writes them: unchanged, or without the white space around them.
-
-        Raises:
-            ModelError: as :meth:`render_prompt`.
-        """
-        pieces = template_pieces(self.backend, [message.role for message in messages])
-        return texts_as_rendered(self.backend, messages, pieces)
-
-    def render_demonstration(
-        self, messages: Sequence[Message], completion: str
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def render_demonstration(self, messages: Sequence[Message], completion: str) -> tuple[Ids, Ids]:
         """Token ids of a prompt, exactly as at sampling time, and of the answer with the end of its turn.
+
+        The answer is as the template writes it, with what it puts before the words (a blank, an empty thought). Where
+        it would drop some of them, as with thoughts, they are taken as they are.
 
         Raises:
             ModelError: as :meth:`render_prompt`, or the completion does not begin with the template's ``prefill``.
         """
-        if not completion.startswith(self.prefill):
+        turn, prompt = self.turn, self.written(messages)
+        if not completion.startswith(turn.prefill):
             raise ModelError(
-                f"the generation prompt ends with {self.prefill!r}, so a completion must begin with it, "
+                f"the generation prompt ends with {turn.prefill!r}, so a completion must begin with it, "
                 f"and this one begins with {completion[:40]!r}",
                 where=str(self.backend.name_or_path),
                 fix="add the reasoning to the demonstrations, or name a template without it in model.chat_template",
             )
-        answer = self.encode(completion.removeprefix(self.prefill))
-        return self.render_prompt(messages), answer + self.end_of_turn
+        answer = self._answer(messages, completion, "".join(part.text for part in prompt))
+        opening = turn.opening if answer.startswith(turn.opening) else ""
+        parts = (opening, "template"), (answer.removeprefix(opening), "assistant"), (turn.end, "template")
+        return self.encoder.encode(prompt), self.encoder.encode_after(prompt, [Part(*each) for each in parts])
+
+    def _answer(self, messages: Sequence[Message], completion: str, prompt: str) -> str:
+        """What follows the prompt, up to the end of the turn."""
+        turn, words = self.turn, completion.removeprefix(self.turn.prefill)
+        whole = render(
+            self.backend, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
+        )
+        answer = whole.removeprefix(prompt).removesuffix(turn.end + turn.rest)
+        if whole == prompt + answer + turn.end + turn.rest and _letters(answer) in (
+            _letters(words),
+            _letters(turn.opening + words),
+        ):
+            return answer
+        has_thought = "<think>" in turn.opening and words.startswith("<think>")
+        return words if has_thought else turn.opening + words
+
+
+def _letters(text: str) -> str:
+    """A text without its white space, which templates change."""
+    return "".join(text.split())
 
 
 def load_backend(folder: Path) -> PreTrainedTokenizerBase:
@@ -193,41 +221,6 @@ def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bo
             fix="name the control token that ends a turn in model.extra_eos",
         )
     return unique
-
-
-def check_template(tokenizer: ChatTokenizer) -> None:
-    """Prove on a probe that messages survive the round trip and that text cannot end a turn.
-
-    Raises:
-        ModelError: they do not.
-    """
-    backend = tokenizer.backend
-    end_text = backend.convert_ids_to_tokens(tokenizer.end_of_turn[-1])
-    question, answer = f"Is 3 + 4 = 7? {end_text}", "Yes, it is."
-    probe = [Message(role="user", content=question)]
-    prompt_ids, completion_ids = tokenizer.render_demonstration(probe, tokenizer.prefill + answer)
-    problems = []
-    if question not in _decode(backend, prompt_ids, skip_special_tokens=False):
-        problems.append(f"the message {question!r} does not survive encoding and decoding")
-    if tokenizer.decode(completion_ids).strip() != answer:
-        problems.append(f"the answer {answer!r} comes back as {tokenizer.decode(completion_ids)!r}")
-    if problems:
-        raise ModelError(
-            "the tokenizer or its chat template fails the round trip: " + "; ".join(problems),
-            where=str(backend.name_or_path),
-            fix=TEMPLATE_FIX,
-        )
-
-
-def _decode(backend: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-    text: str = backend.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-    return text
-
-
-def special_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The control tokens of a tokenizer, text to id."""
-    named = dict(zip(backend.all_special_tokens, backend.all_special_ids, strict=True))
-    return named | {token.content: number for number, token in backend.added_tokens_decoder.items() if token.special}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -68,7 +69,9 @@ class ModelConfig:
     ``template_arguments``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``: control
     tokens that end a completion, in addition to those that the model declares: ``<|im_end|>``, for example, if a base
     model's template ends turns with it. Both become a part of the imported checkpoint, and of every model trained from
-    it. ``system``: the system prompt of the data sets that name none.
+    it. ``template_date``: the day (``2026-11-25``) that a template writes which asks for the date; if it is empty, the
+    day that is recorded with the model, or that of the import. ``system``: the system prompt of the data sets that name
+    none.
     """
 
     source: Literal["scratch", "hub", "folder", "gguf", "package", "registry"]
@@ -78,6 +81,7 @@ class ModelConfig:
     licence: str = ""
     chat_template: str = ""  # path of a Jinja file; empty: the model's own
     template_arguments: Mapping[str, Scalar] = field(default_factory=dict)
+    template_date: str = ""
     extra_eos: tuple[str, ...] = ()
     system: str = ""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
@@ -88,6 +92,10 @@ class ModelConfig:
         for name in self.template_arguments:
             if not name.isidentifier() or name in _GIVEN:
                 raise ConfigError(f"template_arguments.{name}: not a variable that a preset may set in a chat template")
+        try:
+            _ = self.template_date and date.fromisoformat(self.template_date)
+        except ValueError:
+            raise ConfigError(f"template_date = {self.template_date!r} must be a day such as '2026-11-25'") from None
 
     @property
     def files(self) -> dict[str, str]:

@@ -23,7 +23,8 @@ from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.saving import files_digest, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.models.starting_model import look_at, read_config, require_template_ends
-from rlcore.models.starting_tokenizer import control_token, load_tokenizer, read_template, with_arguments
+from rlcore.models.starting_tokenizer import control_token, load_tokenizer, pin_date, read_template, with_arguments
+from rlcore.template_date import recorded_date
 from rlcore.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
@@ -33,7 +34,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
     """What a starting checkpoint is and where it came from. Digests are SHA-256, of the template's text and of the
-    safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor; ``max_positions``: 0 is no bound.
+    safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor; ``max_positions``: 0 is no bound;
+    ``template_date``: the day that the template writes, empty where it asks for none.
     """
 
     source: str
@@ -49,6 +51,7 @@ class ModelCard:
     tied_embeddings: bool
     eos_ids: tuple[int, ...]
     chat_template_sha256: str
+    template_date: str
     weights_sha256: str
 
 
@@ -71,6 +74,7 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
             backend.chat_template = with_arguments(backend.chat_template or "", config.template_arguments)
         if config.source != "scratch":
             require_template_ends(backend)
+        pin_date(backend, config.template_date)
         _write(model, backend, temporary, extra_eos=config.extra_eos)
         tokenizer = load_tokenizer(temporary)
         _verify(temporary, model, tokenizer)
@@ -198,6 +202,7 @@ def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer,
         dtype=str(model.dtype).removeprefix("torch."),
         tied_embeddings=_is_tied(model),
         eos_ids=tokenizer.eos_ids,
+        template_date=day.isoformat() if (day := recorded_date(tokenizer.backend)) else "",
         chat_template_sha256=hashlib.sha256(template.encode()).hexdigest(),
         weights_sha256=weights_sha256,
     )

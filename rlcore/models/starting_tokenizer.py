@@ -1,19 +1,22 @@
-"""What a preset changes of the tokenizer of the model that it imports: arguments of its chat template, further EOS ids.
+"""What a preset changes of the tokenizer that it imports: arguments and date of its template, further EOS ids.
 
-Both become a part of the checkpoint, so that whoever loads it renders and stops as in training.
+All become a part of the checkpoint, so that whoever loads it renders and stops as in training.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from rlcore.config.data import tried
 from rlcore.errors import ModelError
-from rlcore.tokenization import ChatTokenizer, special_tokens_of
+from rlcore.template_date import record_date, recorded_date, writes_date
+from rlcore.text_parts import control_tokens_of
+from rlcore.tokenization import ChatTokenizer
 
 _SHOWN = 12
 
@@ -35,6 +38,18 @@ def with_arguments(template: str, arguments: Mapping[str, str | int | float | bo
         literal = str(value).lower() if isinstance(value, bool) else ascii(value)
         lines.append(f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif -%}}\n")
     return "".join(lines) + template
+
+
+def pin_date(backend: PreTrainedTokenizerBase, day: str) -> None:
+    """Record the day that a chat template writes, where it asks for one: ``day``, else what is recorded, else today.
+
+    Raises:
+        ModelError: a day is named, and the template asks for none.
+    """
+    if writes_date(str(backend.chat_template)):
+        record_date(backend, date.fromisoformat(day) if day else recorded_date(backend) or date.today())
+    elif day:
+        raise ModelError("the chat template does not ask for the date", where="model.template_date", fix="leave it out")
 
 
 def read_template(path: Path) -> str:
@@ -69,7 +84,7 @@ def control_token(backend: PreTrainedTokenizerBase, text: str) -> int:
     Raises:
         ModelError: it is an ordinary token, or several.
     """
-    known = special_tokens_of(backend)
+    known = control_tokens_of(backend)
     if text in known:
         return known[text]
     ids = backend(text, add_special_tokens=False).input_ids

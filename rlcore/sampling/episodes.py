@@ -195,23 +195,23 @@ class EpisodeSampler:
         return {key: answers[key] for key in calls}
 
     def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> _Reply:
-        limit = self._config.max_output_tokens
         try:
-            ids = self._encoded(output.text)
+            text = self._cut(output.text)
+            ids = self._frame.reply(text, call.call_id)
         except ModelError:  # a rare tokenizer makes control tokens of plain text
             output = error_output("the output cannot be shown")
-            ids = self._encoded(output.text)
-        if len(ids) > limit:
-            mark = self._tokenizer.encode(CUT)
-            ids = ids[: limit - len(mark)] + mark
-        before, after = self._frame.around(call.call_id)
+            text = self._cut(output.text)
+            ids = self._frame.reply(text, call.call_id)
         tool = call.tool if call.tool in self._names else ""  # a name of nothing is no call of a tool
-        shown = ToolCall(text=turn, tool=tool, output=self._tokenizer.decode(ids), is_error=output.is_error)
-        return _Reply(token_ids=before + ids + after, call=shown)
+        return _Reply(token_ids=ids, call=ToolCall(text=turn, tool=tool, output=text, is_error=output.is_error))
 
-    def _encoded(self, output: str) -> tuple[int, ...]:
-        text = json.dumps(output, ensure_ascii=False)[1:-1] if self._frame.quotes else output
-        return self._tokenizer.encode(text)
+    def _cut(self, output: str) -> str:
+        """What a tool said, up to the limit of its tokens."""
+        limit, ids = self._config.max_output_tokens, self._tokenizer.encode(output)
+        if len(ids) <= limit:
+            return output
+        kept = self._tokenizer.encoder.spell(ids[: limit - len(self._tokenizer.encode(CUT))])
+        return kept.rstrip("\ufffd") + CUT  # half a character is none
 
     def _open_call(self, episode: Rollout) -> ParsedCall | None:
         """The call that an episode waits for. A turn that was cut by its limit is not a call, however it ends."""

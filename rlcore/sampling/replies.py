@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from rlcore.chat_template import TEMPLATE_FIX, render_turns, template_pieces
 from rlcore.errors import ModelError
+from rlcore.text_parts import Ids, Part
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.formats import CallFormat
 from rlcore.types import Role
@@ -23,22 +25,27 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 class ReplyFrame:
     """Texts of the template around a tool's output; ``quotes``: it writes the output as a JSON string.
 
-    ``before`` begins with the end of the assistant's turn, which the policy has written itself.
+    ``end``: the end of the assistant's turn before that, which the policy has written itself.
     """
 
     tokenizer: ChatTokenizer
+    end: str
     before: str
     after: str
     quotes: bool = False
 
-    def around(self, call_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Token ids before and after the output of the call that the policy named so."""
+    def reply(self, output: str, call_id: str) -> Ids:
+        """Token ids that follow the turn with a call: its output, and the template around it.
+
+        Raises:
+            ModelError: a control token came out of the output.
+        """
         name = call_id if _ID.fullmatch(call_id) else _NO_ID  # the policy's words never become the template's
-        before, after = (
-            self.tokenizer.encode_template(text.replace(_CALL_ID, name)) for text in (self.before, self.after)
-        )
-        ends = [place for place, number in enumerate(before) if number in self.tokenizer.eos_ids]
-        return before[ends[-1] + 1 if ends else 0 :], after
+        said = json.dumps(output, ensure_ascii=False)[1:-1] if self.quotes else output
+        before, after = (Part(text.replace(_CALL_ID, name), "template") for text in (self.before, self.after))
+        start = self.tokenizer.encode(self.end, "template")
+        ids = self.tokenizer.encoder.encode([Part(self.end, "template"), before, Part(said, "other"), after])
+        return ids[len(start) :]
 
 
 def reply_frame(tokenizer: ChatTokenizer, role: Role, form: CallFormat, *, tools: str = "") -> ReplyFrame:
@@ -49,14 +56,16 @@ def reply_frame(tokenizer: ChatTokenizer, role: Role, form: CallFormat, *, tools
     """
     if not form.is_own or role == "user":
         pieces = template_pieces(tokenizer.backend, ["user", "assistant", role], tools=tools)
-        return ReplyFrame(tokenizer=tokenizer, before=_from_eos(tokenizer, pieces[2]), after=pieces[3])
+        end, before = _split_at_eos(tokenizer, pieces[2])
+        return ReplyFrame(tokenizer=tokenizer, end=end, before=before, after=pieces[3])
     rendered = _rendered(tokenizer, _SAID, tools)
     if rendered.count(_SAID) != 1:
         where = str(tokenizer.backend.name_or_path)
         raise ModelError("the chat template does not write the output of a tool once", where=where, fix=TEMPLATE_FIX)
     before, _, after = rendered.partition(_SAID)
+    end, before = _split_at_eos(tokenizer, before)
     quotes = f'{_SAID}\\"' in _rendered(tokenizer, f'{_SAID}"', tools)
-    return ReplyFrame(tokenizer=tokenizer, before=_from_eos(tokenizer, before), after=after, quotes=quotes)
+    return ReplyFrame(tokenizer=tokenizer, end=end, before=before, after=after, quotes=quotes)
 
 
 def writes_tools(tokenizer: ChatTokenizer, tools: str) -> bool:
@@ -79,7 +88,8 @@ def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
     return render_turns(tokenizer.backend, turns, add_generation_prompt=True, tools=tools)
 
 
-def _from_eos(tokenizer: ChatTokenizer, text: str) -> str:
-    """A text from the last end of a turn on, which is that of the assistant's."""
-    marks = [tokenizer.backend.convert_ids_to_tokens(number) for number in tokenizer.eos_ids]
-    return text[max(0, *(text.rfind(mark) for mark in marks)) :]
+def _split_at_eos(tokenizer: ChatTokenizer, text: str) -> tuple[str, str]:
+    """The last end of a turn in a text, which is that of the assistant's, and what follows it."""
+    marks = tokenizer.backend.convert_ids_to_tokens(list(tokenizer.eos_ids))
+    place, mark = max((text.rfind(mark), mark) for mark in marks)
+    return (mark, text[place + len(mark) :]) if place >= 0 else ("", text)

@@ -35,6 +35,7 @@ from tasks.steps.base import MODEL
 from tasks.tracking.lineage import is_import, read_records
 from tasks.tracking.registry import ModelVersion, read_version
 
+_CARD = "model_card.json"  # of an imported model
 _NAMED = ("data", "stages")  # sections of which a stage has declared a part
 
 
@@ -105,6 +106,15 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     document["seed"] = origin.record.ingredients["seed"]
     source = f"the records of {origin.version.name}"
     return without_faults(build(RunConfig, _without_none(document), source=source), source)
+
+
+def with_date(home: Home, origin: Origin, config: RunConfig) -> RunConfig:
+    """The configuration with the day that the base model's chat template wrote, where it was that of the import."""
+    for record in origin.chain:
+        path = home.root / record.ref.uri / MODEL / _CARD
+        if path.is_file() and (day := read_json(path).get("template_date")):
+            return replace(config, model=replace(config.model, template_date=day))
+    return config
 
 
 def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ from rlcore.models.gguf import find_package_file
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
+from tests.chat_shapes import SHAPES, library_ids, load_tokenizer
 
 END = 1  # <|im_end|>, the padding's id too
 BLOCK = (
@@ -185,12 +186,37 @@ def test_a_template_that_drops_past_thoughts_is_refused(tmp_path: Path) -> None:
         render_conversation(load(tmp_path, dropping), messages, "<think>\n</think>3")
 
 
-def test_a_template_that_writes_an_empty_thought_into_past_turns_is_refused(tmp_path: Path) -> None:
-    empty = "('<think>\\n\\n</think>\\n\\n' if message['role'] == 'assistant' else '') + message['content']"
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+def test_an_empty_thought_that_the_template_writes_before_each_answer_is_trained_on(tmp_path: Path) -> None:
+    empty = f"({EMPTY!r} if message['role'] == 'assistant' else '') + message['content']"
     tokenizer = load(tmp_path, CHAT_TEMPLATE.replace("message['content']", empty))
-    assert render_conversation(tokenizer, conversation("1+1"), "2").num_trained == 2  # one turn is as it is sampled
-    with pytest.raises(ModelError, match="otherwise than it would be sampled"):
-        render_conversation(tokenizer, conversation("1+1", "2", "+1"), "3")
+    shown = render_conversation(tokenizer, conversation("1+1", "2", "+1"), "3")
+    assert trained_texts(tokenizer, shown) == [f"{EMPTY}2<|im_end|>", f"{EMPTY}3<|im_end|>"]
+
+
+def test_past_turns_without_the_empty_thought_of_the_last_are_trained_on_as_they_stand(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES["Qwen 3"])
+    shown = render_conversation(tokenizer, conversation("1+1", "2", "+1"), "3")
+    assert trained_texts(tokenizer, shown) == ["2<|im_end|>", f"{EMPTY}3<|im_end|>"]
+    own = render_conversation(tokenizer, conversation("1+1"), "<think>\nOne more.\n</think>\n\n2")
+    assert trained_texts(tokenizer, own) == ["<think>\nOne more.\n</think>\n\n2<|im_end|>"]
+
+
+@pytest.mark.parametrize("name", ["Llama 2", "Mistral v1", "Mistral v3", "Vicuna", "Zephyr", "Gemma"])
+@pytest.mark.parametrize("kind", ["prepending", "metaspace, first"])
+def test_turns_of_a_sentence_piece_model_are_trained_on_as_the_whole_conversation_is_written(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES[name])
+    said = ["How many?", "It is 42.", "And twice?", "84"]
+    shown = render_conversation(tokenizer, conversation(*said[:3]), said[3])
+    ids = (*shown.sequence.prompt_ids, *shown.sequence.completion_ids)
+    turns = [(("user", "assistant")[place % 2], text) for place, text in enumerate(said)]
+    assert ids == library_ids(tokenizer, turns, is_prompt=False)[: len(ids)]
+    end = tokenizer.turn.end.strip()
+    assert ["".join(text.split()) for text in trained_texts(tokenizer, shown)] == [f"Itis42.{end}", f"84{end}"]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +225,7 @@ def test_a_template_that_writes_an_empty_thought_into_past_turns_is_refused(tmp_
         # the EOS left out of the block, the line end after it taken in, the header taken in, the user's words taken in
         (("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}"), "marks '2' where"),
         (("<|im_end|>' }}{% endgeneration %}", "<|im_end|>\\n' }}{% endgeneration %}"), r"marks '2<\|im_end\|>\\n'"),
-        (("{% generation %}{{ message", "{% generation %}{{ 'So: ' + message"), "marks 'So: 2"),
+        (("{% generation %}{{ message['content']", "{{ message['content'] }}{% generation %}{{ ''"), "is '2<"),
         (("message['role'] == 'assistant'", "true"), "mark 4 turns where the assistant has 2"),
         (("message['role'] == 'assistant'", "message['role'] == 'assistant' and loop.last"), "mark 1 turns"),
     ],

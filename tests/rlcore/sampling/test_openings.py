@@ -64,7 +64,7 @@ def play(
     tools: Sequence[Tool] = (),
 ) -> list[list[Rollout | FailedRollout]]:
     """Episodes whose turns are given as texts, in which control tokens are."""
-    turns = {name: tokenizer.encode_template(text) + tokenizer.end_of_turn for name, text in script.items()}
+    turns = {name: tokenizer.encode(text, "template") + tokenizer.end_of_turn for name, text in script.items()}
     known = {
         name: [ScriptedCompletion(completion_ids=ids, sampler_logprobs=(-1.0,) * len(ids))]
         for name, ids in turns.items()
@@ -125,7 +125,7 @@ def test_a_game_is_played_in_the_models_own_format_token_for_token(
     assert (rollout.text, rollout.finish_reason, rollout.environment_reward) == ("It is 7.", "stop", 0.5)
     assert [call.tool for call in rollout.tool_calls] == ["guess", "guess"]
     said = [rollout.completion_ids[start:end] for start, end in rollout.turns]
-    assert said == [own.encode_template(text) + own.end_of_turn for text in script.values()]
+    assert said == [own.encode(text, "template") + own.end_of_turn for text in script.values()]
     gaps = [rollout.completion_ids[a:b] for (_, a), (b, _) in zip(rollout.turns, rollout.turns[1:], strict=False)]
     first, second = (own.backend.decode(list(ids), skip_special_tokens=False) for ids in gaps)
     assert first == READ[form][0]

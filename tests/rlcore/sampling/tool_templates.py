@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
-from rlcore.tokenization import ChatTokenizer, special_tokens_of
+from rlcore.tokenization import ChatTokenizer
 
 _PLAIN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 HERMES = (
@@ -43,4 +42,4 @@ def with_template(tokenizer: ChatTokenizer, template: str, *controls: str) -> Ch
     backend.chat_template = template
     if controls:
         backend.add_special_tokens({"additional_special_tokens": list(controls)})
-    return dataclasses.replace(tokenizer, backend=backend, special_tokens=special_tokens_of(backend))
+    return ChatTokenizer.of(backend, tokenizer.eos_ids)
