@@ -80,7 +80,7 @@ class PartEncoder:
             if joined[: len(apart)] == apart and self.spell([*start, *rest]) == text:
                 return rest
         raise ModelError(
-            f"the tokenizer joins {after[0].text[:40]!r} to what stands before it",
+            f"the tokenizer joins {''.join(part.text for part in after)[:40]!r} to what stands before it",
             where=str(self.backend.name_or_path),
             fix="begin that text with another character, or remove it from the data",
         )

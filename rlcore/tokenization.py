@@ -140,8 +140,9 @@ class ChatTokenizer:
             )
         answer = self._answer(messages, completion, "".join(part.text for part in prompt))
         opening = turn.opening if answer.startswith(turn.opening) else ""
-        parts = (opening, "template"), (answer.removeprefix(opening), "assistant"), (turn.end, "template")
-        return self.encoder.encode(prompt), self.encoder.encode_after(prompt, [Part(*each) for each in parts])
+        words = Part(answer.removeprefix(opening), "assistant")
+        parts = [Part(opening, "template"), words, Part(turn.end, "template")]
+        return self.encoder.encode(prompt), self.encoder.encode_after(prompt, parts)
 
     def _answer(self, messages: Sequence[Message], completion: str, prompt: str) -> str:
         """What follows the prompt, up to the end of the turn."""

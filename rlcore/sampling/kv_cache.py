@@ -80,7 +80,7 @@ def passed(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
 
 
 @cached
-def _name_of_cache(kind: type[PreTrainedModel]) -> str:
+def _name_of_cache(kind: type[torch.nn.Module]) -> str:
     """Since transformers 5.23 it is ``cache``; 5.40 does without the older name."""
     return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 

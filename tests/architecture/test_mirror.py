@@ -126,7 +126,7 @@ DRIVEN_BY = {
     "rlcore/sandbox/test_pool": ("rlcore/sandbox/base", "rlcore/sandbox/box", "rlcore/sandbox/walls"),
     "rlcore/sandbox/test_suite": ("rlcore/sandbox/judge",),
     "rlcore/test_public": ("rlcore/__init__", "rlcore/loop/native"),
-    "rlcore/test_tokenization": ("rlcore/chat_template", "rlcore/models/scratch"),
+    "rlcore/test_tokenization": ("rlcore/models/scratch",),
     "rlcore/tools/test_python": ("rlcore/tools/table",),
     "rlcore/training/test_reward_fit": ("rlcore/training/label_audit",),
     "rlcore/training/test_supervised_ranks": ("rlcore/training/reward_learner",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,41 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
 
     with pytest.raises(ModelError, match="no registered model"):
         run_reproduce("retrain-grpo/7")
+
+
+DATED = (
+    "{{ 'Today: ' ~ strftime_now('%d %b %Y') }}{% for m in messages %}"
+    "{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+class Tomorrow(datetime):
+    """The clock of the day after."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Tomorrow:
+        return cls.fromtimestamp(datetime.now(tz).timestamp() + 86_400, tz)
+
+
+class DayAfter(date):
+    """The calendar of the day after."""
+
+    @classmethod
+    def today(cls) -> date:
+        return date.today() + timedelta(days=1)
+
+
+@pytest.mark.slow
+def test_a_run_whose_template_writes_the_date_goes_on_and_comes_out_the_same_on_the_day_after(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dated.jinja").write_text(DATED, encoding="utf-8")
+    overrides = (*write_data(tmp_path / "data"), f"model.chat_template={tmp_path / 'dated.jinja'}")
+    run_targets("retrain", overrides, ["sft"])
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
+    monkeypatch.setattr("rlcore.models.starting_tokenizer.date", DayAfter)
+    run_targets("retrain", overrides, ["grpo"])
+    assert main(["reproduce", "retrain-grpo/1"]) == 0
+    assert "every file of the model is the same" in capsys.readouterr().out
+    assert (folder(tracked_home.root, "grpo") / "model" / "chat_template.jinja").read_text("utf-8") == DATED

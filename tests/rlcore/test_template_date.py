@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import date
+from datetime import date, datetime, tzinfo
 from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rlcore.errors import ModelError
+from rlcore.loop.native import chat_prompts
 from rlcore.template_date import UNRECORDED, with_date, writes_date
 from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
@@ -20,6 +21,14 @@ ASKING = (
     "{% macro long() %}{{ strftime_now('%B %d, %Y; %A; %-d.%-m.%y; %H:%M') }}{% endmacro %}"
     "Today: {{ day }} ({{ long() }}) {{ messages[0].content }}"
 )
+
+
+class Later(datetime):
+    """The clock of another day."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Later:
+        return cls(2031, 2, 3, tzinfo=tz)
 
 
 def rendered(template: str) -> str:
@@ -44,6 +53,13 @@ def test_a_folder_that_was_never_imported_has_one_day_too(tmp_path: Path) -> Non
     assert f"Today Date: {UNRECORDED:%d %b %Y}" in tokenizer.spell(
         tokenizer.render_prompt([Message(role="user", content="7")])
     )
+
+
+def test_the_library_has_the_same_prompts_on_another_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokenizer(tmp_path, "byte-level", SHAPES["Llama 3"])
+    today = chat_prompts(ChatTokenizer.load(tmp_path), {"3+4": "7"})
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+    assert chat_prompts(ChatTokenizer.load(tmp_path), {"3+4": "7"}) == today
 
 
 def test_a_recorded_day_that_is_none_is_a_clear_error(tmp_path: Path) -> None:

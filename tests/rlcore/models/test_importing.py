@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError, StorageError
+from rlcore.models.exporting import export_checkpoint
 from rlcore.models.importing import import_model, source_digest
 from rlcore.models.loading import load_policy
 from rlcore.tokenization import ChatTokenizer
@@ -137,6 +139,56 @@ def test_an_argument_that_the_chat_template_does_not_know_is_refused(damaged: Pa
     assert caught.value.where == "model.template_arguments.enable_thinking"
 
 
+DATED = "{{ 'Today: ' ~ strftime_now('%d %B %Y') ~ '\n' }}"
+
+
+def dated(folder: Path) -> Path:
+    """A model whose template writes today's date, as Llama 3's and SmolLM3's."""
+    path = folder / "chat_template.jinja"
+    path.write_text(DATED + path.read_text(encoding="utf-8"), encoding="utf-8")
+    return folder
+
+
+def first_line(folder: Path) -> str:
+    tokenizer = ChatTokenizer.load(folder)
+    return tokenizer.spell(tokenizer.render_prompt([Message(role="user", content="3")])).partition("\n")[0]
+
+
+class Tomorrow(date):
+    """The clock of another day."""
+
+    @classmethod
+    def today(cls) -> date:
+        return date(2031, 2, 3)
+
+
+def test_a_template_that_asks_for_the_date_writes_the_day_of_the_import_from_then_on(
+    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore.models.starting_tokenizer.date", Tomorrow)
+    import_folder(dated(damaged), tmp_path / "first")
+    monkeypatch.undo()
+    assert first_line(tmp_path / "first") == "Today: 03 February 2031"
+    card = json.loads((tmp_path / "first" / "model_card.json").read_text(encoding="utf-8"))
+    assert card["template_date"] == "2031-02-03"
+    template = (damaged / "chat_template.jinja").read_bytes()
+    assert (tmp_path / "first" / "chat_template.jinja").read_bytes() == template
+    import_folder(tmp_path / "first", tmp_path / "again")  # as from a registry, on another day
+    assert first_line(tmp_path / "again") == "Today: 03 February 2031"
+    import_folder(tmp_path / "first", tmp_path / "named", template_date="2024-02-29")
+    assert first_line(tmp_path / "named") == "Today: 29 February 2024"
+    export_checkpoint(tmp_path / "first", tmp_path / "exported")
+    assert (tmp_path / "exported" / "chat_template.jinja").read_bytes() == template
+
+
+def test_a_date_for_a_template_that_asks_for_none_is_refused(damaged: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not ask for the date") as caught:
+        import_folder(damaged, tmp_path / "imported", template_date="2026-11-25")
+    assert caught.value.where == "model.template_date"
+    card = import_model(ModelConfig(source="folder", path=str(damaged)), tmp_path / "plain", seed=0)
+    assert card.template_date == ""
+
+
 def base_model(folder: Path) -> Path:
     """As Qwen's base models: the template ends a turn with a token that is not declared to end anything."""
     backend = ChatTokenizer.load(folder).backend
@@ -155,8 +207,9 @@ def base_model(folder: Path) -> Path:
 def test_a_further_token_ends_completions_where_the_template_writes_one_that_is_not_declared(
     damaged: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelError, match=r"holds none of the EOS ids \[262\]"):
+    with pytest.raises(ModelError, match=r"holds none of the EOS ids \[262\]") as caught:
         import_folder(base_model(damaged), tmp_path / "without")
+    assert 'model.extra_eos = ["<|im_end|>"]' in caught.value.fix
     import_folder(damaged, tmp_path / "with", extra_eos=("<|im_end|>",))
     tokenizer = ChatTokenizer.load(tmp_path / "with")
     assert tokenizer.eos_ids == (1, 262)

@@ -408,6 +408,12 @@ def test_what_the_pipeline_gives_a_chat_template_no_preset_sets(name: str) -> No
         config.ModelConfig(source="scratch", template_arguments={name: True})
 
 
+@pytest.mark.parametrize("day", ["today", "2026-02-30", "25.11.2026"])
+def test_the_date_of_a_template_is_a_day(day: str) -> None:
+    with pytest.raises(ConfigError, match="must be a day such as"):
+        config.ModelConfig(source="scratch", template_date=day)
+
+
 def test_held_out_rows_of_their_own_need_training_rows_of_their_own(preset: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.prompts: eval_path names the held-out rows"):
         load_preset(preset, ["data.prompts.eval_path=test.jsonl"])
