@@ -76,7 +76,7 @@ def _moved(states: torch.Tensor, capacity: int) -> torch.Tensor:
 
 def passed(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
     """A cache under the name that the forward pass of a model has for it."""
-    return {_name_of_cache(type(model)): cache}
+    return {_name_of_cache(model.__class__): cache}
 
 
 @cached
