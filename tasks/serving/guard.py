@@ -70,6 +70,8 @@ class Guard:
             if names.count(name) > 1:
                 raise ApiError(400, f"the header {name.decode()} is there more than once")
         headers = dict(scope["headers"])
+        if headers.keys() >= {b"content-length", b"transfer-encoding"}:
+            raise ApiError(400, "the headers content-length and transfer-encoding exclude each other")
         if _host(headers.get(b"host", b"")) not in self._hosts:
             raise ApiError(403, "this server is not reached by that name (Host header)", code="host_not_allowed")
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")

@@ -13,7 +13,7 @@ from rlcore.types import Message
 from tasks.serving.errors import ApiError
 
 MAX_CHOICES, MAX_STOPS, MAX_TOP_LOGPROBS = 16, 4, 20
-_MAX_DEPTH = 32
+_MAX_DEPTH, _MAX_STOP_CHARS = 32, 1000
 _COLDEST = 0.01  # a temperature below it is as good as greedy, and its logits would overflow
 _ROLES = ("system", "user", "assistant")
 # Parameters of the protocol that are taken at the values that change nothing, and refused at others.
@@ -240,8 +240,8 @@ def _temperature(value: Any) -> float:
 def _stop(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     is_list = isinstance(texts, list) and len(texts) <= MAX_STOPS
-    if not is_list or not all(isinstance(each, str) and each for each in texts):
-        raise ValueError(f"a text or up to {MAX_STOPS} texts, none of them empty")
+    if not is_list or not all(isinstance(each, str) and 0 < len(each) <= _MAX_STOP_CHARS for each in texts):
+        raise ValueError(f"a text or up to {MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARS} characters")
     return tuple(texts)
 
 

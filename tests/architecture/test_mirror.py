@@ -148,7 +148,7 @@ DRIVEN_BY = {
     "tasks/pipeline/test_stages": ("tasks/steps/base",),
     "tasks/serving/test_limits": ("tasks/serving/engine", "tasks/serving/guard"),
     "tasks/serving/test_malformed": ("tasks/serving/errors", "tasks/serving/requests", "tasks/serving/server"),
-    "tasks/serving/test_openai_client": ("tasks/serving/front", "tasks/serving/native", "tasks/serving/replies"),
+    "tasks/serving/test_openai_client": ("tasks/serving/front", "tasks/serving/replies"),
     "tasks/steps/test_data": ("tasks/steps/prompt_hashes", "tasks/steps/rows"),
     "tasks/steps/test_difficulty": ("tasks/steps/drawing",),
     "tasks/steps/test_drift": ("tasks/report/drift_page",),

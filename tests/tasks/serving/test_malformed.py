@@ -139,6 +139,7 @@ MALFORMED: Mapping[str, tuple[int, bytes]] = {
     "choices as a list": (400, chat(n=[1])),
     "an empty stop": (400, chat(stop="")),
     "five stops": (400, chat(stop=["a", "b", "c", "d", "e"])),
+    "an endless stop": (400, chat(stop="a" * 1001)),
     "a stop that is a number": (400, chat(stop=[1])),
     "a seed of 70 bits": (400, chat(seed=2**70)),
     "a seed as a text": (400, chat(seed="7")),
@@ -176,6 +177,7 @@ MALFORMED: Mapping[str, tuple[int, bytes]] = {
     ),
     "a length that is no number": (400, request("POST", CHAT, b"{}", {"Content-Length": "two"})),
     "two lengths": (400, request("POST", CHAT, b"{}", {"Content-Length": "2\r\nContent-Length: 3"})),
+    "a length and chunks": (400, request("POST", CHAT, b"{}", {"Transfer-Encoding": "chunked"})),
     "a chunk that is none": (
         400,
         request("POST", CHAT, headers={"Transfer-Encoding": "chunked"}, without=("Content-Length",)) + b"zz\r\n{}\r\n",
