@@ -99,6 +99,14 @@ def test_both_servers_ask_for_the_password_that_their_clients_have_and_check_hos
     assert SERVICES["prometheus"]["secrets"] == [scrape["password_file"].removeprefix("/run/secrets/")]
 
 
+def test_whatever_a_user_may_set_is_named_in_the_example() -> None:
+    named = {name for _, value in leaves(SERVICES) for name in re.findall(r"\$\{(\w+)", str(value))}
+    example = set(re.findall(r"^(\w+)=$", (INFRA / "compose.env.example").read_text(encoding="utf-8"), re.MULTILINE))
+    by_the_command = {"CODE_VERSION", "PUBLIC_PREFECT_URL", "PUBLIC_PREFECT_HOST", "PUBLIC_MLFLOW_HOST"}
+    assert named - by_the_command == example
+    assert {"MLFLOW_ARTIFACTS_DESTINATION", "WORKER_MEMORY"} <= example
+
+
 def test_ports_are_open_on_the_loopback_address_alone() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) == 4
