@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from rlcore.errors import CanaryError, RlcoreError
-from rlcore.rewards.answers import closing
+from rlcore.rewards.answers import closing, find_reference
 from rlcore.rewards.base import RewardFn, known_as
 from rlcore.rewards.environment import EnvironmentReward
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
-from rlcore.rewards.math_answer import find_reference
 from rlcore.rewards.mix import MixedReward, scores_of
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.reward_model import RewardModelReward

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rlcore.rewards.last_number import last_number
+from rlcore.rewards.mathematics.spelling import plainly
+from rlcore.rewards.units import with_percent_sign
 from rlcore.types import Rollout
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_BRACES = re.compile(r"\\(?:boxed|fbox|box)[ ]?\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox|box)[ ]?\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"^[ \t]*####(?!#)(.*)$", re.MULTILINE)
 _TAGS = re.compile(r"<answer>|</answer>")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
@@ -30,6 +33,9 @@ _NO_LEAD = re.compile(
     r"|exp|sin|cos|tan|sqrt|minus|negative|plus|times|over|percent|wrong|incorrect|false|except|without)\b|n't\b",
     re.IGNORECASE,
 )
+# 答案是 18
+_HAN_LEAD = re.compile(r"[\u3400-\u9fff, ]{1,20}(?:是|为|等于|[:=]) ?(?=[-+$\\0-9.A-Za-z(])")
+_NO_HAN_LEAD = re.compile("[不非没約约倍半]|至少|至多|最多|小于|大于|超过|少于|多于|如果|若|设")
 # A word too short for one that says what is stated: a variable, or a product of two.
 _VARIABLE = re.compile(r"\b(?!(?:an?|of|in|to|my|our|so|I|he|she|it|we|on|at|a)\b)[A-Za-z]{1,2}\b")
 _ONE_VARIABLE = re.compile(r"[A-Za-z]")
@@ -39,15 +45,20 @@ _LAYOUT = re.compile(
     r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|bb|cal|sf|tt)|[mhf]?box|boxed|displaystyle|left|right|q?quad|[hv]space)"
     r"(?![A-Za-z])|\\[,;:! ]|[{}$]|</?(?:answer|think)>"
 )
+MAX_ANSWER_CHARACTERS = 1_500
+MAX_ANSWER_DEPTH = 25
+"""How large an answer may be before any parser sees it, and how deeply nested."""
 _MAX_UNWRAPS = 4  # a bound, because each round reads the text again
-# A number in running text, not inside a word, an exponent or a group: the sign is only a sign after a non-operand.
-_NUMBER = re.compile(
-    r"(?<![\w.^{}\\])(?:(?<![0-9)\]}])(?<![0-9)\]}] )[-+])?"
-    r"(?:\\[dt]?frac\{[-+]?[0-9]{1,40}\}\{[0-9]{1,40}\}"
-    r"|(?:[0-9]{1,40} (?=[0-9]{1,40}/[0-9]))?"  # the whole of a mixed number
-    r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9])|[0-9]{1,200}(?![0-9]))(?:\.[0-9]{1,200})?(?:/[0-9]{1,40})?"
-    r"|\.[0-9]{1,200})(?:\\?%)?(?!\^)"
+# What stands between boxes that are one list: commas, "and", a few words before it; no word that takes one back.
+_BETWEEN = re.compile(r"\s*(?:[,;]|(?:[A-Za-z0-9_=()]+ +){0,6}(?:and|or)\b[A-Za-z0-9_= ()]*|)[\s,;]*", re.IGNORECASE)
+_BETWEEN_LAYOUT = re.compile(r"\\(?:q?quad|text|mbox|[,;:! ()\[\]])|[{}$~]")
+_TAKES_BACK = re.compile(
+    r"\b(?:no|not|rather|wait|actually|instead|sorry|wrong|hence|so|then|thus|therefore|but|is|are|was|were|get|gets|gives"
+    r"|answer|result|final|finally|total|correct|if)\b",
+    re.IGNORECASE,
 )
+_MAX_BETWEEN = 70
+_OPENED = re.compile(r"\\(?:boxed|fbox|box) ?\{|<answer>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +77,13 @@ class Marked:
 def find_answer(rollout: Rollout, *, last_number_counts: bool, prefill: str = "") -> str | None:
     """The answer of a completion as it is written; None when there is none. ``prefill``: as the chat template has it.
 
-    The last marked answer; without one, the last number if that counts. A number at the end of a completion that was
-    cut by the limit may be half a number: it does not count.
+    The last marked answer, and none where a marker behind it is not closed; without a marker, the last number if that
+    counts. A number at the end of a completion that was cut by the limit may be half a number: it does not count.
     """
     text = final_part(prefill + rollout.text)
     if text is None:
+        return None
+    if is_left_open(text):
         return None
     marked = last_marked_answer(text)
     if marked is None and last_number_counts and rollout.finish_reason == "stop":
@@ -96,10 +109,16 @@ def marked_answers(text: str) -> list[Marked]:
 
 
 def last_marked_answer(text: str) -> str | None:
-    r"""The content of the last marker, without blanks around it: ``<answer>\boxed{$5$}</answer>`` gives ``$5$``."""
+    r"""The content of the last marker, without blanks around it: ``<answer>\boxed{$5$}</answer>`` gives ``$5$``.
+
+    Of boxes that are one list the contents, with commas: ``\boxed{2}`` and ``\boxed{3}`` give ``2, 3``.
+    """
     found = marked_answers(text)
     if not found:
         return None
+    row = _row_of_boxes(text, found)
+    if len(row) > 1:
+        return ", ".join(row)
     answer, kind = text[slice(*found[-1].inner)], found[-1].kind
     for _ in range(_MAX_UNWRAPS):
         box = max(_boxes(answer), key=lambda marked: marked.end, default=None)
@@ -107,14 +126,6 @@ def last_marked_answer(text: str) -> str | None:
             break
         answer, kind = answer[slice(*box.inner)], "box"
     return answer.strip()
-
-
-def last_number(text: str) -> str | None:
-    """The last plain number or fraction of running text: ``= 5*7 = 35`` gives ``35``."""
-    found = None
-    for match in _NUMBER.finditer(text):
-        found = match.group()
-    return found
 
 
 def is_blank(text: str) -> bool:
@@ -147,6 +158,9 @@ def stated(answer: str) -> str:
     A variable of one letter, or words without digits, before ``is``, ``:`` or ``=``. A text that begins otherwise is
     given back as it is, as are questions, negations, and functions of what is asked for (``log x = 18``).
     """
+    han = _HAN_LEAD.match(answer)
+    if han is not None and not _NO_HAN_LEAD.search(han.group()):
+        return clean(answer[han.end() :])
     match = _LEAD.match(answer)
     if match is None:
         return answer
@@ -154,6 +168,17 @@ def stated(answer: str) -> str:
     if not _ONE_VARIABLE.fullmatch(lead) and (_NO_LEAD.search(lead) or _VARIABLE.search(lead)):
         return answer
     return clean(rest.removeprefix("**") if lead.count("**") % 2 else rest)  # **Answer:** 18
+
+
+def find_reference(reference: str) -> str:
+    """The answer inside a reference: its last marked answer, or all of it."""
+    marked = last_marked_answer(reference)
+    return spelled(reference if marked is None else marked)
+
+
+def spelled(text: str) -> str:
+    """An answer without what is around it, in plain characters, with percent signs for words."""
+    return with_percent_sign(clean(plainly(text)))
 
 
 def brace_depth(text: str) -> int:
@@ -166,6 +191,26 @@ def brace_depth(text: str) -> int:
         elif character in "}])":
             depth = max(depth - 1, 0)
     return deepest
+
+
+def is_left_open(text: str) -> bool:
+    """Whether a marker is opened behind the last one that is closed, and never closed itself."""
+    last = max((marked.end for marked in marked_answers(text)), default=0)
+    return _OPENED.search(text, last) is not None
+
+
+def _row_of_boxes(text: str, found: Sequence[Marked]) -> list[str]:
+    """The contents of the last boxes that stand in a row, with nothing but commas, ``and`` and a few words between."""
+    row = [found[-1]]
+    for marked in found[-2::-1]:
+        between = text[marked.end : row[0].start]
+        plain = _BETWEEN_LAYOUT.sub(" ", between)
+        is_row = marked.kind == row[0].kind == "box" and marked.end <= row[0].start and len(between) <= _MAX_BETWEEN
+        if not is_row or _BETWEEN.fullmatch(plain) is None or _TAKES_BACK.search(plain):
+            break
+        row.insert(0, marked)
+    contents = list(dict.fromkeys(text[slice(*marked.inner)].strip() for marked in row))
+    return contents if all(contents) and not any("\\box" in content for content in contents) else []
 
 
 def _boxes(text: str) -> Iterator[Marked]:

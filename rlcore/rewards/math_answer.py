@@ -21,20 +21,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
-from rlcore.config import Fraction, PositiveFloat, PositiveInt
+from rlcore.config import Fraction as Share
+from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import brace_depth, clean, find_answer, last_marked_answer, stated
-from rlcore.rewards.base import graded, score_all
+from rlcore.rewards.answers import (
+    MAX_ANSWER_CHARACTERS,
+    MAX_ANSWER_DEPTH,
+    brace_depth,
+    clean,
+    find_answer,
+    find_reference,
+    spelled,
+    stated,
+)
+from rlcore.rewards.base import graded, score_all, ungraded
 from rlcore.rewards.grader_pool import GraderPool
+from rlcore.rewards.mathematics.spelling import canonical
 from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words, with_percent_sign
+from rlcore.rewards.references import plain_fault
+from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words
 from rlcore.rewards.worked_steps import is_sound_work
 from rlcore.types import CORRECT_FROM, Rollout, Score
 
-MAX_ANSWER_CHARACTERS = 1_500
-MAX_ANSWER_DEPTH = 25
 _MAX_WRAPS = 4
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
 # A power in an exponent, an exponent or a factorial of five digits: what takes a parser beyond its deadline.
@@ -44,13 +55,16 @@ _HUGE = re.compile(
 )
 _SIDE_BY_SIDE = re.compile(r"(?<!_)[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
 _EQUALS = re.compile(r"(?<![<>!])=")
-_LIST = re.compile(r"(?:\\left ?)?\[")
+# Letters of choices, which are no words: A and C, ABD.
+_CHOICES = re.compile(r"[A-J]{1,6}|[A-J](?: (?:and|or) [A-J])+")
 _WORDS = re.compile(r"(?:\\(?:text|textbf|textit|mathrm|mbox)\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
 # What an answer may leave to be done only where the reference does: named operations, derivatives, factorials.
 _LEFT_TO_DO = re.compile(
-    r"\\(?:i{0,3}int|oint|sum|prod|lim(?:sup|inf)?|gcd|det|max|min|[dt]?binom|[pb]?mod)(?![a-z])|!"
+    r"\\(?:i{0,3}int|oint|sum|prod|lim(?:sup|inf)?|gcd|det|max|min|[dt]?binom|[pb]?mod|ldots)(?![a-z])|!|'"
     r"|(?<![A-Za-z\\])(?:gcd|lcm|lim|int|integral|sum|prod|det|binom|mod|diff|derivative|expand|factor|simplify|solve)"
-    r"(?![A-Za-z])|\\frac ?\{ ?(?:d|\\partial)[^{}]{0,20}\} ?\{ ?(?:d|\\partial)[^{}]{0,20}\}"
+    r"(?![A-Za-z])"
+    r"|\\frac ?\{ ?(?:d|\\partial)[^{}]{0,40}\} ?\{ ?(?:d|\\partial) ?(?:[A-Za-z]|\\[a-z]+)(?: ?\^[^{}]{1,3})? ?\}"
+    r"|(?<![A-Za-z])d ?/ ?d ?[A-Za-z](?![A-Za-z])"
 )
 # Of a constant these leave something to do too: \sin 30^\circ for 1/2.
 _FUNCTION = re.compile(
@@ -59,10 +73,14 @@ _FUNCTION = re.compile(
 _OPERATION = re.compile(r"[-+*/^(|]|\\[a-z]")
 _SPELLING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]|\\displaystyle(?![a-z])|[{}$~]")
 _FORMULA = re.compile(r"\$([^$]{3,200})\$|\\\((.{3,200}?)\\\)|\\\[(.{3,200}?)\\\]", re.DOTALL)
+# Mathematics without dollar signs in a text: signs and short names, from one to the next.
+_PLAIN_FORMULA = re.compile(
+    r"(?<![A-Za-z\\])(?:[0-9.+*/^()=<>{} -]|\\[a-z]+|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])){4,200}"
+)
 _MAX_PROBLEM, _MAX_FORMULAS = 4_000, 8
 # Around a whole number: parentheses, a style.
 _WRAPPED = re.compile(
-    r"(?:\\left ?)?\(([^(){}]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit)\{([^{}]*)\}"
+    r"(?:\\left ?)?\(([^()]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit)\{([^{}]*)\}"
 )
 _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 
@@ -80,7 +98,7 @@ class MathOptions:
 
     last_number: bool = True
     evaluated_only: bool = True
-    partial: Fraction = 0.0
+    partial: Share = 0.0
     timeout_seconds: PositiveFloat = 1.0
     num_workers: PositiveInt = 2
 
@@ -117,14 +135,16 @@ class MathReward:
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
+        if fault := plain_fault(rollout.prompt.reference):
+            return ungraded(f"the reference {fault}")
         found = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
-        answer = with_percent_sign(clean(found or ""))
-        reference = with_percent_sign(find_reference(rollout.prompt.reference))
+        answer, reference = spelled(found or ""), find_reference(rollout.prompt.reference)
         problem = _problem_of(rollout) if self._options.evaluated_only else ""
         verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only, problem=problem)
         if verdict is not None:
             return self._score(verdict)
-        return {"answer": answer, "reference": reference, "problem": _formulas(problem)}
+        request = {"answer": _as_stated(answer, reference), "reference": reference}
+        return request | {"problem": _formulas(problem)} if self._options.evaluated_only else request
 
     def _credit(self, rollout: Rollout, score: Score) -> Score:
         expected = parse_quantity(find_reference(rollout.prompt.reference))
@@ -134,12 +154,6 @@ class MathReward:
 
     def _score(self, is_right: bool) -> Score:
         return graded(self.name, float(is_right))
-
-
-def find_reference(reference: str) -> str:
-    """The answer inside a reference: its last marked answer, or all of it."""
-    marked = last_marked_answer(reference)
-    return clean(reference if marked is None else marked)
 
 
 def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:
@@ -155,14 +169,23 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
         return False
     if expected is not None and given is not None:
         return expected == given and (given.is_evaluated or not evaluated_only)
+    if expected is not None and "\\approx" in answer:
+        return None if _states_rounded(answer, expected.value) else False
     if evaluated_only and (expected is not None or _leaves_work(answer, reference)):
         return False
     if scale_words(answer) != scale_words(reference):
         return False
     words = _WORDS.fullmatch(reference)
-    if words is not None and len(words.group(1)) >= _MIN_WORD:
+    if words is not None and len(words.group(1)) >= _MIN_WORD and not _CHOICES.fullmatch(words.group(1)):
         return _as_words(answer) == _as_words(reference)
     return False if expected is not None and _WORDS.fullmatch(answer) else None
+
+
+def _states_rounded(answer: str, expected: Fraction) -> bool:
+    """Whether a value with its approximation names the expected one as a plain number; that they agree is for later."""
+    parts = answer.split("=")[-1].split("\\approx")
+    numbers = [parse_number(clean(part)) for part in parts]
+    return any(number is not None and number.value == expected for number in numbers)
 
 
 def _problem_of(rollout: Rollout) -> str:
@@ -173,6 +196,7 @@ def _problem_of(rollout: Rollout) -> str:
 def _formulas(problem: str) -> list[str]:
     """The formulas between dollar signs and the like, and their sides, as far as a parser may see them."""
     found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(problem)]
+    found += [match.group().strip(" .,;:?") for match in _PLAIN_FORMULA.finditer(_FORMULA.sub(" ", problem))]
     sides = [side.strip() for formula in found for side in _EQUALS.split(formula)]
     return [side for side in sides if _OPERATION.search(side) and not _is_refused(side, "")][:_MAX_FORMULAS]
 
@@ -200,7 +224,9 @@ def _respelt(text: str) -> str:
 
 def _leaves_work(answer: str, reference: str) -> bool:
     """Whether the answer names an operation that the reference does not."""
-    if set(_LEFT_TO_DO.findall(answer)) - set(_LEFT_TO_DO.findall(reference)):
+    answer, reference = canonical(answer), canonical(reference)
+    left = [{"".join(found.split()) for found in _LEFT_TO_DO.findall(text)} for text in (answer, reference)]
+    if left[0] - left[1]:
         return True
     is_constant = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", reference)) is None
     return is_constant and bool(set(_FUNCTION.findall(answer)) - set(_FUNCTION.findall(reference)))
@@ -235,10 +261,11 @@ def _is_refused(answer: str, reference: str) -> bool:
         or brace_depth(answer) > MAX_ANSWER_DEPTH
         or _LONG_DIGITS.search(answer) is not None
         or (_HUGE.search(answer) is not None and _HUGE.search(reference) is None)
-        or any(character.isnumeric() and not character.isascii() for character in answer)
+        or (
+            any(character.isnumeric() and not character.isascii() for character in answer)
+            and not parse_quantity(answer)
+        )
         or ("%" in answer) != ("%" in reference)
-        or len(_EQUALS.findall(answer)) > len(_EQUALS.findall(reference))
-        or (_LIST.match(answer) is not None and "[" not in reference)
         or (_SIDE_BY_SIDE.search(answer) is not None and parse_quantity(answer) is None)
         or "\\box" in answer
         or "\\fbox" in answer

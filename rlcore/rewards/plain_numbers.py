@@ -20,9 +20,10 @@ _SCIENTIFIC = re.compile(
     rf"([-+]?{_DECIMAL}) ?(?:\\times|\\cdot|×|\*) ?10 ?(?:\^|\*\*) ?"
     r"(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))"
 )
+_TEN = re.compile(r"([-+]?) ?10 ?(?:\^|\*\*) ?(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))")
 _REPEATING = re.compile(r"([-+]?)([0-9]{0,200})\.([0-9]{0,200})\\overline ?\{([0-9]{1,200})\}")
-_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\,|,\\!)[0-9]{3}){1,60}(?![0-9,])")
-_SEPARATOR = re.compile(r"\{,\}|\\,|,\\!|,")
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,\\! ?|,|\{,\}|\\,)[0-9]{3}){1,60}(?![0-9,])")
+_SEPARATOR = re.compile(r"\{,\}|\\,|,\\! ?|,")
 _PERCENT = re.compile(r" ?\\?%$")
 # US$18, $18, ¥3, EUR 5, Rs. 40
 _CURRENCY = re.compile(
@@ -47,8 +48,8 @@ class PlainNumber:
 def parse_number(text: str) -> PlainNumber | None:
     r"""Read a plain number exactly; None for anything else (also for a fraction over zero).
 
-    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``2 \times 10^3``, ``3/4``, ``\frac{3}{4}``, ``\frac34``,
-    ``50%``, ``$18``, ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals,
+    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``2 \times 10^3``, ``10^3``, ``3/4``, ``\frac{3}{4}``,
+    ``\frac34``, ``50%``, ``$18``, ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals,
     ``0.1\overline{6}``.
     Digits are ASCII; an exponent has at most two digits and a number at most 200, so reading is always quick.
     """
@@ -93,6 +94,14 @@ def _scientific(text: str) -> Fraction | None:
     return None if match is None else Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or match.group(3))
 
 
+def _power_of_ten(text: str) -> Fraction | None:
+    """``10^{3}`` is 1000."""
+    match = _TEN.fullmatch(text)
+    if match is None:
+        return None
+    return (-1 if match.group(1) == "-" else 1) * Fraction(10) ** int(match.group(2) or match.group(3))
+
+
 def _repeating(text: str) -> Fraction | None:
     r"""``0.1\overline{6}`` is 0.1 + 0.06 + 0.006 + ... = 1/10 + 6/90 = 1/6."""
     match = _REPEATING.fullmatch(text)
@@ -104,4 +113,4 @@ def _repeating(text: str) -> Fraction | None:
     return (-1 if sign == "-" else 1) * (start + tail)
 
 
-_COMPOUND = (_mixed, _repeating, _scientific)
+_COMPOUND = (_mixed, _repeating, _scientific, _power_of_ten)

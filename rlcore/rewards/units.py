@@ -14,13 +14,18 @@ from dataclasses import replace
 from rlcore.rewards.plain_numbers import PlainNumber, parse_number
 
 _SPACE = r"(?:[ ~]|\\[ ,;:!]){0,4}"
-_STYLED = r"\\(?:text|textbf|textit|mathrm|mbox|operatorname)\{([^{}\\]{1,60})\}"
+_STYLED = r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mathrm|mbox|hbox|operatorname) ?\{([^{}\\]{1,60})\}"
+_HAN = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _UNIT = re.compile(
     rf"{_SPACE}(?:{_STYLED}|(?:\^ ?(?:\\circ|\{{ ?\\circ ?\}})|°)[CF]?|[€£¥₹₩₽¢]|\\?\$"
-    r"|(?<=[ ~,])([A-Za-z][A-Za-z /]{1,60}))(?:\^(?:[23]|\{[23]\}))?"
+    rf"|(?<=[ ~,])([A-Za-z][A-Za-z ,/]{{1,60}})|([{_HAN}][{_HAN}/]{{0,7}}))"
+    r"(?:\^(?:[23]|\{[23]\}))?"
 )
 _NUMBER_END = re.compile(r"[0-9}](?![0-9.,/}])")
-_PERCENT_WORDS = re.compile(rf"{_SPACE}(?:\\text\{{ ?(?:percent|per cent) ?\}}|(?<= )(?:percent|per cent)(?![A-Za-z]))")
+_PERCENT_NAMES = r"(?:percent(?:age)?|per cent|pct\.?)(?! points?)"
+_PERCENT_WORDS = re.compile(
+    rf"{_SPACE}(?:\\text\{{ ?{_PERCENT_NAMES} ?\}}|\$? ?(?<=[ $]){_PERCENT_NAMES}(?![A-Za-z]))|(?<=[0-9])\$ ?\\?%"
+)
 _WORD = re.compile(r"[A-Za-z]+")
 _ONE_OF = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _MULTIPLES = _ONE_OF | {f"{word}s": size for word, size in _ONE_OF.items()}
@@ -31,12 +36,22 @@ _NO_UNIT = re.compile(
 )
 # What measures the same in other sizes, a line for each: ``cm centimeter centimetre`` is one unit.
 _KINDS = (
-    "mm millimeter millimetre, cm centimeter centimetre, dm decimeter decimetre, m meter metre, km kilometer kilometre,"
-    " inch inches, ft foot feet, yd yard, mi mile",
-    "ms millisecond, s sec second, min minute, h hr hour, day, week, month, yr year, decade, century centuries",
-    "mg milligram, g gram, kg kilogram, t ton tonne, oz ounce, lb pound",
-    "ml milliliter millilitre, cl centiliter centilitre, l liter litre, gallon, quart, pint, cup",
-    "¢ cent penny pennies, $ dollar usd, € euro eur, £ gbp, ¥ yen jpy, ₹ rupee inr, ₩ won, ₽ ruble",
+    "mm millimeter millimetre 毫米, cm centimeter centimetre 厘米, dm decimeter decimetre 分米, m meter metre 米,"
+    " km kilometer kilometre 千米 公里, inch inches 英寸, ft foot feet 英尺, yd yard, mi mile 英里",
+    "ms millisecond 毫秒, s sec second 秒 秒钟 초, min minute 分钟 분, h hr hour 小时 時間 시간, day 天 日 일,"
+    " week 周 星期, month 月 个月, yr year 年 년, decade, century centuries 世纪",
+    "mg milligram 毫克, g gram 克, kg kilogram 千克 公斤, t ton tonne 吨, oz ounce, lb pound 磅",
+    "ml milliliter millilitre 毫升, cl centiliter centilitre, l liter litre 升, gallon, quart, pint, cup",
+    "¢ cent penny pennies, $ dollar usd 美元, € euro eur 欧元, £ gbp 英镑, ¥ yen jpy 円 日元,"
+    " 元 cny rmb yuan 人民币 块钱,"
+    " 角, ₹ rupee inr, ₩ won 원, ₽ ruble",
+    "am, pm, noon, midnight",
+    "ad ce, bc bce",
+    "north, south, east, west, northeast, northwest, southeast, southwest",
+    "increase gain profit rise, decrease loss drop fall",
+    "clockwise, counterclockwise anticlockwise",
+    "平方厘米, 平方米, 平方千米 平方公里, 平方分米, 公顷, 亩",
+    "立方厘米, 立方米, 立方分米",
     "bit, byte, kb kilobyte, mb megabyte, gb gigabyte, tb terabyte",
     "°c celsius, °f fahrenheit, kelvin",
     "° degree, radian rad",
@@ -48,12 +63,19 @@ _UNITS: Mapping[str, tuple[int, str]] = {
     for word in names.split()
     for form in (word, f"{word}s" if len(word) > 1 else word)
 }
+# Chinese, Japanese and Korean words that count, and those that multiply.
+_COUNTERS = frozenset(
+    "个人名位只头条匹棵株朵本册页张支枝把台辆架艘间座层栋件套双对种类次回遍步块片颗粒根瓶杯碗盒箱袋包组队班题道岁度倍票户家所面"
+    "排行列段点份部門冊個枚개명권살번장인分时"
+) | {"平方", "立方", "单位", "마리", "자루", "송이"}
+_HAN_MULTIPLES = {"万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8, "百": 100, "千": 1000}
 _MAX_TAIL = 120  # characters at the end that may be units
 _CLOSE = re.compile(r"(.*[0-9])([A-Za-z]{2,20})")
-_UNIT_WORDS = re.compile(r"°[cf]?|[a-z]+|[€£¥₹₩₽¢$]")
+_UNIT_WORDS = re.compile(rf"°[cf]?|[a-z]+|[€£¥₹₩₽¢$]|[{_HAN}]+")
 _DEGREES = re.compile(r"\^ ?(?:\\circ|\{ ?\\circ ?\})")
 _TEMPERATURE = re.compile(r"(?:° ?|degrees? )([cf])(?:elsius|ahrenheit)?(?![a-z])")
-_TAIL = re.compile(rf"({_SPACE}(?:{_STYLED}|\\?\$|[A-Za-z€£¥₹₩₽¢°/ ]){{1,60}})(?:\^(?:[23]|\{{[23]\}}))?$")
+_HALF_OF_DAY = re.compile(r"\b([ap])\. ?m\b\.?|\b([ap]) m\b")
+_TAIL = re.compile(rf"({_SPACE}(?:{_STYLED}|\\?\$|[A-Za-z€£¥₹₩₽¢°/ {_HAN}]){{1,60}})(?:\^(?:[23]|\{{[23]\}}))?$")
 _PREFIX = re.compile(r"[-+]? ?(?:[A-Z]{0,3}\\?(\$)|([€£¥₹₩₽])|(USD|EUR|GBP|JPY|INR) )")
 
 
@@ -88,6 +110,7 @@ def _units_of(text: str) -> list[tuple[int, str]]:
     words: list[str] = []
     if tail:
         plain = _TEMPERATURE.sub(r"°\1", re.sub(r"\\[a-z]+", " ", tail.group(1)).lower())
+        plain = _HALF_OF_DAY.sub(lambda match: f"{match.group(1) or match.group(2)}m", plain)
         words = _UNIT_WORDS.findall(plain)
     is_unit = tail is not None and (
         "{" in tail.group(1) or "/" in tail.group(1) or parse_number(written[: -len(tail.group())]) is not None
@@ -117,6 +140,8 @@ def parse_quantity(text: str) -> PlainNumber | None:
     for end in _NUMBER_END.finditer(text):
         unit = _UNIT.fullmatch(text, end.end())
         if unit is not None:
+            if unit.group(3):
+                return _in_han(text[: end.end()], unit.group(3))
             return _in_units(text[: end.end()], (unit.group(1) or unit.group(2) or "").lower())
     return None
 
@@ -129,3 +154,12 @@ def _in_units(written: str, unit: str) -> PlainNumber | None:
     while words and words[0] in _MULTIPLES:
         number = replace(number, value=number.value * _MULTIPLES[words.pop(0)])
     return None if _SCALES & set(words) else number
+
+
+def _in_han(written: str, unit: str) -> PlainNumber | None:
+    """A number and the word behind it, in Chinese, Japanese or Korean: multiples, then a known unit."""
+    number = parse_number(written)
+    while number is not None and unit and unit not in _UNITS and unit[0] in _HAN_MULTIPLES:
+        number, unit = replace(number, value=number.value * _HAN_MULTIPLES[unit[0]]), unit[1:]
+    words = unit.split("/")
+    return number if all(not word or word in _UNITS or word in _COUNTERS for word in words) else None

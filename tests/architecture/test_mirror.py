@@ -51,6 +51,24 @@ DRIVEN_BY = {
         "flows/command/servers",
         "flows/command/settings",
     ),
+    "rlcore/rewards/test_answers": ("rlcore/rewards/last_number",),
+    "rlcore/rewards/test_math_kinds": tuple(
+        f"rlcore/rewards/mathematics/{name}"
+        for name in (
+            "equality",
+            "formula",
+            "lists",
+            "notations",
+            "numeric_values",
+            "reader",
+            "reading",
+            "real_sets",
+            "relations",
+            "residues",
+            "spelling",
+        )
+    ),
+    "rlcore/rewards/test_math_worked_out": ("rlcore/rewards/mathematics/worked_out",),
     "flows/test_post_train": (
         "flows/compare",
         "flows/evaluate",

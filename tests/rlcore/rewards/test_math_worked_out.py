@@ -120,6 +120,48 @@ ECHOES = [
 ]
 
 
+# What is asked, the reference, answers that are worked out, and answers in a dress of what is asked.
+FORMS = [
+    (
+        "Expand $(x+4)^2$.", "x^2+8x+16",
+        ("x^2+8x+16", "16+8x+x^2", "x^{2}+8 \\cdot x+16", "y=x^2+8x+16"),
+        ("(x+4)^2+0", r"1\cdot(x+4)^2", r"\sqrt{(x+4)^4}", "(x+4)(x+4)", "(x+4)^2-0", r"\frac{(x+4)^2}{1}", "(-x-4)^2",
+         "|x+4|^2", r"e^{\ln (x+4)^2}", r"\frac{(x+4)^3}{x+4}", "(x+4)^2+x-x", "x(x+8)+16", "(x+4)^{1+1}",
+         r"2\cdot\frac{(x+4)^2}{2}", "-(-(x+4)^2)", r"(x+4)^2 \cdot (\sin^2 x+\cos^2 x)", r"\int (2x+8) dx"),
+    ),
+    (
+        "Expand (x+5)^2.", "x^2+10x+25", ("x^2+10x+25",), ("(x+5)(x+5)", "(5+x)^2+0"),
+    ),
+    (
+        "Factor $x^2-49$.", "(x-7)(x+7)", ("(x+7)(x-7)", "(7+x)(x-7)", "-(7-x)(7+x)"),
+        ("x^2-49", "x^2-49+0", r"1\cdot(x^2-49)", "-(49-x^2)", "x(x-49/x)", r"\frac{x^4-2401}{x^2+49}"),
+    ),
+    (
+        r"Find $\frac{d}{dx}x^5$.", "5x^4", ("5x^4", r"5\cdot x^4"),
+        (r"\dfrac{d}{dx}x^5", r"\frac{\mathrm{d}}{\mathrm{d}x}x^5", r"\frac{d(x^5)}{dx}", "d/dx x^5", "(x^5)'",
+         "5x^{5-1}", r"\frac{\partial}{\partial x}x^5"),
+    ),
+    (
+        r"Simplify $\sqrt{98}$.", r"7\sqrt{2}", (r"7\sqrt{2}", r"\sqrt{2}\cdot 7"),
+        (r"\sqrt{98}+0", "98^{1/2}", r"1\cdot\sqrt{98}", r"\sqrt{49\cdot2}", r"\frac{14}{\sqrt{2}}"),
+    ),
+    (
+        r"Simplify $\frac{x^2-25}{x-5}$.", "x+5", ("x+5", "5+x"),
+        (r"\frac{(x+5)(x-5)}{x-5}", "(x^2-25)(x-5)^{-1}", r"\frac{25-x^2}{5-x}"),
+    ),
+    (
+        r"Write $\frac{1}{x}+\frac{1}{x+3}$ as one fraction.", r"\frac{2x+3}{x(x+3)}",
+        (r"\frac{2x+3}{x^2+3x}", r"\frac{2x+3}{x(x+3)}"), (r"\frac{1}{x+3}+\frac{1}{x}",),
+    ),
+    ("Simplify $3a+4a$.", "7a", ("7a", r"a\cdot7"), ("4a+3a", "(3+4)a", "6a+a")),
+    (r"Find $\int 6x\,dx$.", "3x^2+C", ("3x^2+C", "3x^2+c"), ("∫6x dx", "3x^2")),
+    ("Solve $2x+3=13$.", "x=5", ("x=5", "5"), ("2x=10", "2x+3=13", "x=10/2", "x-5=0")),
+    ("Solve $2x<14$.", "x<7", ("x<7", r"(-\infty,7)"), ("2x<14", "x<14/2", "x-7<0")),
+    ("Write $x^2+y^2-36=0$ in standard form.", "x^2+y^2=36", ("y^2+x^2=36",), ("x^2+y^2-36=0",)),
+    ("What is its area?", r"\frac{(a+b)h}{2}", (r"\frac{1}{2}(a+b)h", r"\frac{ah+bh}{2}"), ()),  # any form
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def reward() -> Iterator[MathReward]:
     made = MathReward(MathOptions(timeout_seconds=10.0))  # the default: evaluated_only
@@ -139,6 +181,23 @@ def test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong(
         rollouts.append(dataclasses.replace(rollout, prompt=dataclasses.replace(rollout.prompt, messages=turns)))
     scores = reward(rollouts)
     assert [row for row, score in zip(ECHOES, scores, strict=True) if score.value != float(row[3])] == []
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form[0])
+def test_where_another_form_is_asked_for_the_problem_in_another_dress_is_wrong(
+    reward: MathReward,
+    make_rollout: Callable[..., Rollout],
+    record_property: Callable[[str, object], None],
+    form: tuple[str, str, tuple[str, ...], tuple[str, ...]],
+) -> None:
+    problem, reference, sound, hostile = form
+    record_property("hostile", len(hostile))
+    record_property("sound", len(sound))
+    turns = (Message(role="user", content=problem),)
+    rollouts = [make_rollout(rf"\boxed{{{answer}}}", reference) for answer in (*sound, *hostile)]
+    asked = [dataclasses.replace(one, prompt=dataclasses.replace(one.prompt, messages=turns)) for one in rollouts]
+    values = dict(zip((*sound, *hostile), (score.value for score in reward(asked)), strict=True))
+    assert values == dict.fromkeys(sound, 1.0) | dict.fromkeys(hostile, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""Whether an answer states what the reference does: by kind, a value with a value, a list with a list."""
+
+from __future__ import annotations
+
+import re
+
+import mpmath  # type: ignore[import-untyped]
+
+from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols
+from rlcore.rewards.mathematics.formula import Node, number, renamed
+from rlcore.rewards.mathematics.lists import (
+    as_pair,
+    equal_by_name,
+    equal_in_order,
+    equal_items,
+    equal_lists,
+    letter_of,
+    tuple_names,
+)
+from rlcore.rewards.mathematics.notations import Notation, as_ratio, same_notation
+from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational
+from rlcore.rewards.mathematics.reading import read
+from rlcore.rewards.mathematics.real_sets import as_real_set, equal_sets
+from rlcore.rewards.mathematics.relations import as_relation, equal_relations
+from rlcore.rewards.mathematics.structures import (
+    Choice,
+    Combined,
+    Grid,
+    Item,
+    Items,
+    Named,
+    Relation,
+    Rounded,
+    Span,
+    Text,
+    Value,
+)
+from rlcore.rewards.units import parse_quantity, same_size
+
+_DECIMAL = re.compile(r"-?[0-9]*\.?[0-9]+")
+
+
+def equals(reference: Item, answer: Item) -> bool:
+    """Whether an answer states what the reference does.
+
+    Raises:
+        UndefinedError: a value that does not exist.
+    """
+    if isinstance(answer, Rounded):
+        return _equals_rounded(reference, answer)
+    if isinstance(reference, Rounded):
+        return equals(reference.item, answer)
+    if isinstance(reference, Choice):
+        return _equals_choice(reference, answer, is_reference=True)
+    if isinstance(answer, Choice):
+        return _equals_choice(answer, reference, is_reference=False)
+    if isinstance(reference, Notation) or isinstance(answer, Notation):
+        return _equals_notation(reference, answer)
+    return _equals_collection(reference, answer)
+
+
+def _equals_collection(reference: Item, answer: Item) -> bool:
+    """Lists and sets of numbers first, then names, then all else."""
+    if isinstance(reference, Items) and reference.kind == "group":
+        inside = Items("list", answer.items) if isinstance(answer, Items) and answer.kind == "group" else answer
+        return equal_by_name(equals, Items("list", reference.items), inside)
+    if isinstance(reference, Items) and reference.kind == "list" and not _are_joined_relations(reference):
+        return equal_lists(equals, reference, answer)
+    sets = [as_real_set(reference, is_reference=True), as_real_set(answer, is_reference=False)]
+    are_tuples = all(map(_is_pair, (reference, answer))) or all(map(_is_points, (reference, answer)))
+    if sets[0] is not None and sets[1] is not None and not are_tuples:
+        return equal_sets(sets[0], sets[1])
+    if isinstance(answer, Relation) and as_real_set(reference, is_reference=False) is not None:
+        return False  # it is not solved
+    if isinstance(reference, Named) or isinstance(answer, Named):
+        return _equals_named(reference, answer)
+    return _equals_plain(reference, answer)
+
+
+def _equals_plain(reference: Item, answer: Item) -> bool:
+    """Two items without names, lists and intervals apart."""
+    reference, answer = (as_pair(item) for item in (reference, answer))
+    if isinstance(reference, Text) or isinstance(answer, Text):
+        return _equals_text(reference, answer)
+    if isinstance(reference, Value) and isinstance(answer, Value):
+        is_alike = reference.is_percent == answer.is_percent and same_size(answer.text, reference.text)
+        return is_alike and equal_values(reference.node, _with_constant(answer.node, reference.node))
+    if isinstance(reference, Items) and isinstance(answer, Items):
+        return equal_items(equals, reference, answer)
+    if isinstance(reference, Grid) and isinstance(answer, Grid):
+        return len(reference.rows) == len(answer.rows) and all(
+            equal_in_order(equals, ours, theirs) for ours, theirs in zip(reference.rows, answer.rows, strict=True)
+        )
+    if isinstance(reference, Relation) and isinstance(answer, Relation):
+        return equal_relations(equals, reference, answer)
+    if isinstance(reference, Combined) and isinstance(answer, Combined):
+        pairs = ((reference.left, answer.left), (reference.right, answer.right))
+        return reference.operation == answer.operation and all(equals(*pair) for pair in pairs)
+    return reference == answer
+
+
+def _with_constant(answer: Node, reference: Node) -> Node:
+    """The answer with its constant of integration as the reference has it: ``C`` for ``c``."""
+    ours, theirs = free_symbols(reference), free_symbols(answer)
+    return renamed(answer, "c", "C") if "C" in ours - theirs and "c" in theirs - ours else answer
+
+
+def _equals_text(reference: Item, answer: Item) -> bool:
+    """Texts are equal as they are spelled; letters of choices in a row as a list of them."""
+    if isinstance(reference, Text) and isinstance(answer, Text):
+        is_one = len(reference.text) == len(answer.text) == 1 and reference.text in "ABCDEFGHIJ"
+        return reference.text == answer.text or (is_one and reference.text == answer.text.upper())
+    if isinstance(reference, Text) and isinstance(answer, Value):  # a choice in small letters
+        return len(reference.text) == 1 and answer.text.upper() == reference.text and reference.text in "ABCDEFGHIJ"
+    text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
+    if isinstance(text, Text) and isinstance(other, Items) and other.kind == "list":
+        letters = [letter_of(item) for item in other.items]
+        return len(letters) > 1 and all(letters) and "".join(letters) == text.text
+    return False
+
+
+def _equals_choice(choice: Choice, other: Item, *, is_reference: bool) -> bool:
+    """The letter decides; what a choice says counts where the other has no letter."""
+    if isinstance(other, Choice):
+        is_same = not (choice.says and other.says) or equals(read(choice.says, is_reference=True), read(other.says))
+        return choice.letter == other.letter and is_same
+    if isinstance(other, Text) and len(other.text) == 1:
+        return choice.letter == other.text.upper()
+    return is_reference and bool(choice.says) and equals(read(choice.says, is_reference=True), other)
+
+
+def _equals_notation(reference: Item, answer: Item) -> bool:
+    if isinstance(answer, Named) and not isinstance(reference, Named):
+        answer = answer.item
+    if isinstance(reference, Named):
+        reference = reference.item
+        answer = answer.item if isinstance(answer, Named) else answer
+    if isinstance(reference, Notation) and isinstance(answer, Notation):
+        return same_notation(reference, answer)
+    for notation, other in ((reference, answer), (answer, reference)):
+        if isinstance(notation, Notation) and isinstance(other, Value) and len(parts := as_ratio(notation)) == 2:
+            value = exact_rational(other.node)
+            is_spelled = notation.kind == "ratio" or re.findall("[0-9]+", other.text) == [str(part) for part in parts]
+            return is_spelled and parts[1] != 0 and value == parts[0] / parts[1]
+    return False
+
+
+def _equals_rounded(reference: Item, answer: Rounded) -> bool:
+    """A value and its rounding count as either, where the one is the rounding of the other."""
+    value = answer.item.item if isinstance(answer.item, Named) else answer.item
+    quantity, digits = parse_quantity(answer.approximation), _DECIMAL.search(answer.approximation)
+    if not isinstance(value, Value) or quantity is None or quantity.is_percent or digits is None:
+        return False
+    try:
+        exact = evaluate(value.node, {}, precision=400, real=True)
+    except (UndefinedError, KeyError):
+        return False
+    places, rounded = len(digits.group().partition(".")[2]), quantity.value
+    error = mpmath.fabs(exact - mpmath.mpf(rounded.numerator) / rounded.denominator)
+    if error * 2 * 10**places > 1.0001:
+        return False
+    return equals(reference, answer.item) or equals(reference, Value(number(rounded), answer.approximation))
+
+
+def _equals_named(reference: Item, answer: Item) -> bool:
+    """``x = 5`` and 5 answer each other; ``y = 5`` does not answer ``x = 5``, nor ``x = x + 1`` the value x + 1."""
+    if isinstance(reference, Named) and isinstance(answer, Named):
+        ours, theirs = tuple_names(reference.name), tuple_names(answer.name)
+        is_same = reference.name == answer.name
+        return (is_same or bool(ours and ours == theirs)) and equals(reference.item, answer.item)
+    if isinstance(answer, Named):
+        return _equals_unnamed(reference, answer)
+    assert isinstance(reference, Named)
+    if isinstance(answer, Relation):
+        return _equals_named_relation(reference, answer)
+    if names := tuple_names(reference.name):
+        inside = as_pair(reference.item)
+        if isinstance(answer, Items) and answer.kind == "list" and isinstance(inside, Items):
+            named = tuple(Named(name, item) for name, item in zip(names, inside.items, strict=False))
+            return len(names) == len(inside.items) and equal_by_name(equals, Items("list", named), answer)
+    return equals(reference.item, answer)
+
+
+def _equals_named_relation(reference: Named, answer: Relation) -> bool:
+    """``5 = x`` answers ``x = 5``; where the value has variables, ``2x - y = 3`` answers ``y = 2x - 3``."""
+    if answer.operators != ("=",):
+        return False
+    left, right = answer.sides
+    if isinstance(right, Value) and right.text.replace(" ", "") == reference.name:
+        return equals(reference.item, left)
+    ours = as_relation(reference)
+    has_variables = isinstance(reference.item, Value) and free_symbols(reference.item.node)
+    return bool(has_variables) and ours is not None and equal_relations(equals, ours, answer)
+
+
+def _equals_unnamed(reference: Item, answer: Named) -> bool:
+    if isinstance(reference, Relation):
+        ours = as_relation(answer)
+        return ours is not None and equal_relations(equals, reference, ours)
+    used = free_symbols(answer.item.node) if isinstance(answer.item, Value) else frozenset()
+    return answer.name not in used and equals(reference, answer.item)
+
+
+def _is_pair(item: Item) -> bool:
+    return isinstance(item, Items) or (isinstance(item, Span) and item.pair is not None)
+
+
+def _is_points(item: Item) -> bool:
+    return isinstance(item, Items) or (isinstance(item, Named) and _is_points(item.item))
+
+
+def _are_joined_relations(item: Items) -> bool:
+    return bool(item.joined) and as_real_set(item, is_reference=True) is not None

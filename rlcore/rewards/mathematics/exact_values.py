@@ -1,0 +1,235 @@
+r"""Are two formulas equal? Decided exactly where they are rational or algebraic, whatever their size.
+
+- **Rational numbers and functions** (``1-\frac{1}{50!}``, ``2^{2022}``, ``x(x+1)``) are compared modulo two random
+  primes of 128 bits, seeded by both texts: nothing large is computed. Different residues prove a difference; equal ones
+  are wrong with a chance below 2^-100.
+- **Roots of them** (``2\sqrt2-2^{-2022}``): a difference that is not zero has a known least size (the bound of
+  Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for real algebraic expressions", 2009). It is
+  evaluated to beyond that, at most to ``_MAX_BITS``.
+- **All else** (``\pi``, ``e``, logarithms, sines, powers of variables): equal where they agree at random points, or as
+  a number, to 400 bits more than four times the sizes of everything in them.
+
+Variables are real, and so is what is done with them: a root of a negative number has no value, ``\sqrt[3]{-8}`` is -2.
+With ``i`` in a formula, or without any real value, the principal complex values count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+
+import mpmath  # type: ignore[import-untyped]
+
+from rlcore.rewards.mathematics.formula import Node, difference, walk
+from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational, log2_sizes
+from rlcore.rewards.mathematics.residues import NotRationalError, equal_residues, natural
+
+_OPAQUE_END = "()"
+_MAX_BITS = 60_000
+_BITS_BEYOND = 400
+_ENOUGH = 3  # points at which both have a value
+
+
+def equal_values(reference: Node, answer: Node) -> bool:
+    """Whether two formulas have one value, as functions of their variables; an answer without a value has not.
+
+    Raises:
+        UndefinedError: the reference has no value (``1/0``).
+    """
+    _require_value(reference)
+    if reference == answer:
+        return True
+    names = free_symbols(reference) | free_symbols(answer)
+    if _is_infinite(reference) or _is_infinite(answer):
+        return _signed_infinity(reference) == _signed_infinity(answer) != 0
+    seed = random.Random(hashlib.sha256(repr((reference, answer)).encode()).digest())
+    try:
+        return equal_residues(reference, answer, seed)
+    except NotRationalError:
+        pass
+    except UndefinedError:
+        return False
+    if not names and not _has_opaque(reference) and not _has_opaque(answer):
+        return _equal_numbers(reference, answer)
+    return _equal_functions(reference, answer, sorted(names), seed)
+
+
+def free_symbols(node: Node) -> frozenset[str]:
+    """The names of the variables, but for those inside sums, integrals and their like."""
+    if node.kind == "symbol":
+        return frozenset((str(node.value),))
+    if node.kind == "big":
+        return frozenset()
+    return frozenset().union(*map(free_symbols, node.args)) if node.args else frozenset()
+
+
+def _require_value(node: Node) -> None:
+    """Raise UndefinedError where a division by zero or 0^0 can be seen exactly."""
+    for part in walk(node):
+        if part.kind == "pow":
+            base, exponent = exact_rational(part.args[0]), exact_rational(part.args[1])
+            if base == 0 and exponent is not None and exponent <= 0:
+                raise UndefinedError
+
+
+def _is_infinite(node: Node) -> bool:
+    return any(part == Node("constant", "infinity") for part in walk(node))
+
+
+def _signed_infinity(node: Node) -> int:
+    """1 or -1 for an infinity alone; 0 for anything else."""
+    if node == Node("constant", "infinity"):
+        return 1
+    if node.kind == "mul" and len(node.args) == 2 and node.args[0].kind == "number":
+        return _signed_infinity(node.args[1]) * (1 if Fraction(node.args[0].value) > 0 else -1)
+    return 0
+
+
+def _has_opaque(node: Node) -> bool:
+    return any(part.kind == "big" or str(part.value).endswith(_OPAQUE_END) for part in walk(node))
+
+
+def _equal_numbers(reference: Node, answer: Node) -> bool:
+    """Whether two numbers are equal, by the least size of a difference that is not zero."""
+    is_real = not any(_is_imaginary(node) for node in (reference, answer))
+    for real in (True, False) if is_real else (False,):
+        try:
+            sizes = max(log2_sizes(reference, {}, real=real), log2_sizes(answer, {}, real=real))
+            bits = _separation(difference(reference, answer)) or _BITS_BEYOND + 4 * sizes
+            precision = bits + 2 * sizes + 128
+            values = [evaluate(node, {}, precision=precision, real=real) for node in (reference, answer)]
+        except UndefinedError:
+            continue
+        return _is_close(values, bits)
+    return False
+
+
+def _is_close(values: Sequence[object], bits: int) -> bool:
+    with mpmath.workprec(bits + 64):
+        return bool(mpmath.fabs(values[0] - values[1]) < mpmath.ldexp(1, -bits))  # type: ignore[operator]
+
+
+def _is_imaginary(node: Node) -> bool:
+    return any(part == Node("constant", "i") for part in walk(node))
+
+
+def _separation(node: Node) -> int | None:
+    """Bits that a value other than zero of roots of rational numbers has at most in front of its first one.
+
+    None where the formula is no such value. ``u`` and ``l`` bound the conjugates of numerator and denominator, as
+    logarithms; the degree is at most the product of those of the different roots.
+    """
+    roots: dict[Node, int] = {}
+    try:
+        upper, lower = _bounds(node, roots)
+    except NotRationalError:
+        return None
+    degree = math.prod(roots.values())
+    return min(math.ceil((degree - 1) * max(upper, 0.0) + lower) + degree + 8, _MAX_BITS)
+
+
+def _bounds(node: Node, roots: dict[Node, int]) -> tuple[float, float]:
+    if node.kind == "number":
+        value = Fraction(node.value)
+        return math.log2(max(abs(value.numerator), 1)), math.log2(value.denominator)
+    if node == Node("constant", "i"):
+        roots[node] = 2
+        return 0.0, 0.0
+    if node.kind == "add":
+        parts = [_bounds(term, roots) for term in node.args]
+        lower = sum(low for _, low in parts)
+        return max(up + lower - low for up, low in parts) + math.log2(len(parts)), lower
+    if node.kind == "mul":
+        parts = [_bounds(factor, roots) for factor in node.args]
+        return sum(up for up, _ in parts), sum(low for _, low in parts)
+    if node.kind == "call" and node.value == "factorial":
+        return math.lgamma(natural(node.args[0]) + 1) / math.log(2) + 1, 0.0
+    if node.kind != "pow":
+        raise NotRationalError
+    exponent = exact_rational(node.args[1])
+    if exponent is None:
+        raise NotRationalError
+    upper, lower = _bounds(node.args[0], roots)
+    if exponent < 0:
+        upper, lower = lower, upper
+    root = exponent.denominator
+    if root > 1:
+        roots[node.args[0]] = math.lcm(roots.get(node.args[0], 1), root)
+        high, low = max(upper, lower), min(upper, lower)
+        mixed = (high + (root - 1) * low) / root  # (u l^(k-1))^(1/k) where u is the larger one
+        upper, lower = (mixed, lower) if upper >= lower else (upper, (lower + (root - 1) * upper) / root)
+    times = abs(exponent.numerator)
+    return upper * times, lower * times
+
+
+def _equal_functions(reference: Node, answer: Node, names: Sequence[str], seed: random.Random) -> bool:
+    """Whether two formulas agree at random points: real ones, else natural numbers, else as complex values."""
+    pair = (reference, answer)
+    rounds: tuple[tuple[bool, Iterator[Mapping[str, Fraction]]], ...] = (
+        (True, _points(names, seed)),
+        (True, _naturals(names, seed)),
+        (False, _points(names, seed)),
+    )
+    only_complex = any(map(_is_imaginary, pair))
+    for real, points in rounds:
+        if real and only_complex:
+            continue
+        verdict = _agree(pair, points, real=real)
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _agree(pair: tuple[Node, Node], points: Iterator[Mapping[str, Fraction]], *, real: bool) -> bool | None:
+    """Whether both have one value wherever both have one; None where that is at too few points.
+
+    An absolute value on one side says where the other has none: ``\\ln|x|`` is not ``\\ln x``.
+    """
+    absolute = [any(part.value == "abs" for part in walk(node)) for node in pair]
+    agreed = 0
+    for point in points:
+        values, bits = _values_at(pair, point, real=real)
+        if None in values:
+            if values[0] is not values[1] and absolute[0] != absolute[1]:
+                return False
+            continue
+        if not _is_close(values, bits):
+            return False
+        agreed += 1
+    return True if agreed >= _ENOUGH else None
+
+
+def _values_at(pair: tuple[Node, Node], point: Mapping[str, Fraction], *, real: bool) -> tuple[list[object], int]:
+    """Both values, None for one that does not exist, and to how many bits they have to agree."""
+    sizes = 0
+    for node in pair:
+        try:
+            sizes = max(sizes, log2_sizes(node, point, real=real))
+        except UndefinedError:
+            continue
+    bits = _BITS_BEYOND + 4 * sizes
+    values: list[object] = []
+    for node in pair:
+        try:
+            values.append(evaluate(node, point, precision=bits + 2 * sizes + 128, real=real))
+        except UndefinedError:
+            values.append(None)
+    return values, bits
+
+
+def _points(names: Sequence[str], seed: random.Random) -> Iterator[Mapping[str, Fraction]]:
+    """Points near and far, of one sign and of several."""
+    for low, high, signs in ((0.05, 0.95, (1,)), (1.1, 5.0, (1,)), (0.1, 4.0, (1, -1)), (0.1, 4.0, (-1,))):
+        for _ in range(2):
+            yield {
+                name: seed.choice(signs) * Fraction(seed.randint(int(low * 2**30), int(high * 2**30)), 2**30)
+                for name in names
+            }
+
+
+def _naturals(names: Sequence[str], seed: random.Random) -> Iterator[Mapping[str, Fraction]]:
+    for _ in range(6):
+        yield {name: Fraction(seed.randint(2, 60)) for name in names}

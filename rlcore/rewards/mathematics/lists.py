@@ -1,0 +1,157 @@
+"""Equality of lists, sets and tuples, with names in front of their values or without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from rlcore.rewards.mathematics.structures import Choice, Item, Items, Named, Span, Text, Value
+
+Equal = Callable[[Item, Item], bool]
+_INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
+
+
+def equal_lists(equals: Equal, reference: Items, answer: Item) -> bool:
+    """A list has no order, unless it is one of names in an order of their own; what is repeated counts."""
+    if isinstance(answer, Named) and isinstance(answer.item, Items):
+        names = tuple_names(answer.name)
+        if not names:
+            answer = Items(answer.item.kind, tuple(Named(answer.name, item) for item in answer.item.items))
+    theirs = answer
+    if isinstance(answer, Items) and answer.kind == "list" and any(isinstance(item, Named) for item in answer.items):
+        theirs = Items("list", _carried(answer.items), answer.joined)
+    ours = Items("list", _carried(reference.items), reference.joined)
+    ours, theirs = _without_indices(ours, theirs)
+    names = [item.name for item in ours.items if isinstance(item, Named)]
+    if len(set(names)) == len(ours.items) > 1:
+        return equal_by_name(equals, ours, theirs)
+    if isinstance(theirs, Text):
+        return "".join(map(letter_of, ours.items)) == theirs.text and all(map(letter_of, ours.items))
+    if not isinstance(theirs, Items) or theirs.kind not in ("list", "set"):
+        return False
+    if _has_order(reference):
+        return equal_in_order(equals, reference.items, theirs.items)
+    if theirs.kind == "set" and all(isinstance(item, Value) for item in ours.items):
+        return equal_items(equals, Items("set", ours.items), theirs) and len(ours.items) == len(theirs.items)
+    return _equal_in_any_order(equals, [_unnamed(item, theirs) for item in ours.items], _anonymous(ours, theirs))
+
+
+def _without_indices(ours: Items, theirs: Item) -> tuple[Items, Item]:
+    """Both without names, where the reference's are one letter with indices (``x_1``, ``x_2``) or one name."""
+    names = {_INDEX.sub("", item.name) if isinstance(item, Named) else "" for item in ours.items}
+    if len(names) != 1 or not isinstance(theirs, Items):
+        return ours, theirs
+    others = {_INDEX.sub("", item.name) if isinstance(item, Named) else "" for item in theirs.items}
+    if names == {""} or not others <= names | {""} or len(others) != 1:
+        return ours, theirs
+    plain = [Items(one.kind, tuple(map(_bare, one.items)), one.joined) for one in (ours, theirs)]
+    return plain[0], plain[1]
+
+
+def _bare(item: Item) -> Item:
+    return item.item if isinstance(item, Named) else item
+
+
+def _unnamed(item: Item, theirs: Items) -> Item:
+    """An item of the reference, without its name where the answer's have none."""
+    is_bare = not any(isinstance(each, Named) for each in theirs.items)
+    return item.item if isinstance(item, Named) and is_bare else item
+
+
+def _anonymous(ours: Items, theirs: Items) -> list[Item]:
+    """The answer's items, without their names where the reference has none."""
+    if any(isinstance(item, Named) for item in ours.items):
+        return list(theirs.items)
+    names = [item.name for item in theirs.items if isinstance(item, Named)]
+    if names and len(names) != len(theirs.items):
+        return list(theirs.items)
+    return [item.item if isinstance(item, Named) else item for item in theirs.items]
+
+
+def _carried(items: Sequence[Item]) -> tuple[Item, ...]:
+    """``a = 4, -8``: the name in front of the first value goes for those behind it."""
+    found: list[Item] = []
+    for item in items:
+        last = found[-1] if found else None
+        is_carried = isinstance(last, Named) and isinstance(item, Value | Items | Span | Text)
+        found.append(Named(last.name, item) if is_carried and isinstance(last, Named) else item)
+    return tuple(found)
+
+
+def equal_by_name(equals: Equal, reference: Items, answer: Item) -> bool:
+    """``x = 2, y = 3``: by name, in any order; as a tuple or a list of values in the reference's order."""
+    ours = [item for item in reference.items if isinstance(item, Named)]
+    if isinstance(answer, Named) and (names := tuple_names(answer.name)):
+        inside = as_pair(answer.item)
+        if not isinstance(inside, Items) or len(names) != len(inside.items):
+            return False
+        answer = Items("list", tuple(Named(name, item) for name, item in zip(names, inside.items, strict=True)))
+    answer = as_pair(answer)
+    if not isinstance(answer, Items) or len(answer.items) != len(ours):
+        return False
+    if any(isinstance(item, Named) for item in answer.items):
+        theirs = {item.name: item.item for item in answer.items if isinstance(item, Named)}
+        return len(theirs) == len(ours) and all(
+            item.name in theirs and equals(item.item, theirs[item.name]) for item in ours
+        )
+    return answer.kind in ("list", "tuple") and equal_in_order(equals, [item.item for item in ours], answer.items)
+
+
+def equal_items(equals: Equal, reference: Items, answer: Items) -> bool:
+    """Sets by what is in them, tuples and vectors in order and with their own kind."""
+    if reference.kind == "set" and answer.kind in ("set", "list"):
+        if answer.kind == "list" and len(answer.items) != len(reference.items):
+            return False
+        return _covers(equals, reference.items, answer.items) and _covers(equals, answer.items, reference.items)
+    return reference.kind == answer.kind and equal_in_order(equals, reference.items, answer.items)
+
+
+def _covers(equals: Equal, these: Sequence[Item], those: Sequence[Item]) -> bool:
+    return all(any(equals(one, other) for other in those) for one in these)
+
+
+def equal_in_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
+    """As many items, each equal to the one in its place."""
+    return len(ours) == len(theirs) and all(map(equals, ours, theirs))
+
+
+def _equal_in_any_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
+    left = list(theirs)
+    for item in ours:
+        match = next((place for place, other in enumerate(left) if equals(item, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return not left
+
+
+def _has_order(reference: Items) -> bool:
+    """Whether a list is one of bare letters or words, or a sequence that goes on: there the order says something."""
+    if any(isinstance(item, Text) and "\\ldots" in item.text for item in reference.items):
+        return True
+    letters = [letter_of(item) for item in reference.items]
+    if all(letters):
+        return bool(letters != sorted(letters) or not "".join(letters).isupper())
+    names = [isinstance(item, Text) or _is_variable(item) for item in reference.items]
+    return all(names) and reference.joined != "and"
+
+
+def _is_variable(item: Item) -> bool:
+    return isinstance(item, Value) and item.node.kind == "symbol"
+
+
+def letter_of(item: Item) -> str:
+    """The letter that an item is, or that it chooses; empty for anything else."""
+    if isinstance(item, Choice):
+        return item.letter
+    return item.text if isinstance(item, Text) and len(item.text) == 1 else ""
+
+
+def tuple_names(name: str) -> list[str]:
+    """The names in ``(x, y)``; none in one name."""
+    return [part.strip() for part in name[1:-1].split(",")] if name.startswith("(") and "," in name else []
+
+
+def as_pair(item: Item) -> Item:
+    """An interval that may be a pair, as a pair; anything else as it is."""
+    return item.pair if isinstance(item, Span) and item.pair is not None else item

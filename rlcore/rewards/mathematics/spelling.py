@@ -1,0 +1,207 @@
+r"""One spelling for what people and models write in several: ``−``, ``\dfrac``, ``\left(``, ``\mathrm{e}``, ``≤``.
+
+Two steps. :func:`plainly` mends characters, and is for any text of an answer. :func:`canonical` rewrites LaTeX for
+:mod:`rlcore.rewards.mathematics.formula` and :mod:`rlcore.rewards.mathematics.structures`. Both take linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_CHARACTERS = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "＝": "=", "＜": "<", "＞": ">", "％": "%",
+        "，": ",", "、": ",", "；": ";", "：": ":", "（": "(", "）": ")", "［": "[", "］": "]", "｛": "{", "｝": "}",
+        "｜": "|", "／": "/", "．": ".", "。": ".", "！": "!", "？": "?", "＊": "*", "＾": "^", "＿": "_", "＄": "$",
+        "￥": "¥", "〈": "(", "〉": ")", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u3000": " ", "\u200b": "",
+        "\ufeff": "", "′": "'", "’": "'", "‘": "'", "∶": ":", "∕": "/", "⁄": "/", "º": "°",
+    }
+)  # fmt: skip
+_SYMBOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/", "≤": r"\le ", "⩽": r"\le ",
+        "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∞": r"\infty ", "π": r"\pi ", "∈": r"\in ",
+        "∉": r"\notin ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "±": r"\pm ", "…": r"\ldots ",
+        "⋯": r"\ldots ", "∑": r"\sum ", "∫": r"\int ", "∏": r"\prod ", "∂": r"\partial ", "ℝ": r"\mathbb{R}",
+        "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∧": r"\land ",
+        "∨": r"\lor ", "¬": r"\neg ", "→": r"\to ", "⇒": r"\Rightarrow ", "⊂": r"\subset ", "⊆": r"\subseteq ",
+        "∖": r"\setminus ", "°": r"^\circ ", "∠": r"\angle ", "△": r"\triangle ", "α": r"\alpha ", "β": r"\beta ",
+        "γ": r"\gamma ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ",
+    }
+)  # fmt: skip
+_SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
+_ROOT = re.compile(r"√ ?(?:\(([^()]{1,200})\)|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
+_RENAMED = MappingProxyType(
+    {
+        **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac"),
+        **dict.fromkeys(("dbinom", "tbinom", "choose"), r"\binom"),
+        **dict.fromkeys(("leq", "leqslant", "leqq"), r"\le "),
+        **dict.fromkeys(("geq", "geqslant", "geqq"), r"\ge "),
+        **dict.fromkeys(("neq",), r"\ne "),
+        **dict.fromkeys(("dots", "cdots", "dotsc", "dotsb", "vdots"), r"\ldots "),
+        **dict.fromkeys(("varnothing", "O"), r"\emptyset "),
+        **dict.fromkeys(("simeq", "sim", "doteq"), r"\approx "),
+        **dict.fromkeys(("times", "cdot", "ast"), "*"),
+        **dict.fromkeys(("div",), "/"),
+        **dict.fromkeys(("lbrace",), r"\{"),
+        **dict.fromkeys(("rbrace",), r"\}"),
+        **dict.fromkeys(("lbrack",), "["),
+        **dict.fromkeys(("rbrack",), "]"),
+        **dict.fromkeys(("langle", "lgroup"), "("),
+        **dict.fromkeys(("rangle", "rgroup"), ")"),
+        **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
+        **dict.fromkeys(("lt",), "<"),
+        **dict.fromkeys(("gt",), ">"),
+        **dict.fromkeys(("wedge",), r"\land "),
+        **dict.fromkeys(("vee",), r"\lor "),
+        **dict.fromkeys(("lnot",), r"\neg "),
+        **dict.fromkeys(("rightarrow", "longrightarrow", "implies"), r"\to "),
+        **dict.fromkeys(("prime",), "'"),
+        **dict.fromkeys(("mid", "colon"), r"\mid "),
+        **dict.fromkeys(("infin",), r"\infty "),
+        **dict.fromkeys(("degree",), r"^\circ "),
+        **dict.fromkeys(("backslash",), r"\setminus "),
+        **dict.fromkeys(("tg",), r"\tan "),
+        **dict.fromkeys(("ctg",), r"\cot "),
+        **dict.fromkeys(("arctg",), r"\arctan "),
+        **dict.fromkeys(("left", "right", "middle"), ""),
+        **dict.fromkeys(("big", "Big", "bigl", "bigr", "Bigl", "Bigr", "bigg", "Bigg", "biggl", "biggr"), ""),
+        **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "rm", "bf"), ""),
+        **dict.fromkeys(("quad", "qquad", "thinspace", "enspace", "hfill"), " "),
+    }
+)  # fmt: skip
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_EMPTY_DELIMITER = re.compile(r"\\(?:left|right) ?\.")
+_SPACING = re.compile(r"\\[,;:! ]|~")
+_ROW_END = re.compile(r"\\\\(?: ?\[[^\]]{0,10}\])?|\\cr(?![a-z])")
+_DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
+_STYLE = re.compile(
+    r"\\(text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|boldsymbol|bm|pmb)"
+    r" ?\{([^{}]*)\}"
+)
+_ARROWED = re.compile(r"\\(?:vec|overrightarrow|overleftrightarrow) ?\{ ?([A-Za-z]{1,3}) ?\}|\\vec ([A-Za-z])")
+_SEGMENT = re.compile(r"\\overline ?\{ ?([A-Z]{2}) ?\}")
+_FUNCTION_NAMES = [
+    "arcsin",
+    "arccos",
+    "arctan",
+    "arccot",
+    "arcsec",
+    "arccsc",
+    "sinh",
+    "cosh",
+    "tanh",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "ln",
+    "log",
+    "lg",
+    "sqrt",
+    "exp",
+    "pi",
+    "max",
+    "min",
+    "gcd",
+    "lcm",
+    "infty",
+]
+_BARE_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(_FUNCTION_NAMES)})(?![A-Za-z])")
+_INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])")
+_RELATIONS = re.compile(r"<=|=<|=>|>=|!=|<>|==")
+_RELATION_OF = {"<=": r"\le ", "=<": r"\le ", ">=": r"\ge ", "=>": r"\to ", "!=": r"\ne ", "<>": r"\ne ", "==": "="}
+_NOT = re.compile(r"\\not ?(=|\\in(?![a-z]))")
+_MATRIX = re.compile(
+    r"[\[(] ?\\begin\{(?:array|matrix|smallmatrix)\} ?(?:\{[clr| ]*\})?(.*?)"
+    r"\\end\{(?:array|matrix|smallmatrix)\} ?[\])]"
+    r"|\\begin\{[pb](?:small)?matrix\}(.*?)\\end\{[pb](?:small)?matrix\}",
+    re.DOTALL,
+)
+_PRIMES = re.compile(r"\^ ?(?:\{ ?('{1,3}) ?\}|('{1,3}))")
+_DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ)(?![a-z]) ?")
+_ANGLE = re.compile(r"([0-9.]+|[A-Za-z]|\\[a-z]+) ?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))")
+_TRIG = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\{,\}|\\,|,\\! ?)[0-9]{3})+(?![0-9])")
+_DOLLAR = "¤"
+ROW_END = "¶"
+"""What ends a row of a matrix in canonical spelling."""
+
+
+def plainly(text: str) -> str:
+    """An answer in plain characters: one minus sign, one comma, LaTeX for mathematical signs; digits as they are."""
+    text = text.translate(_CHARACTERS)
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match.group(1) or match.group(2)}}}", text)
+    return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
+
+
+def canonical(text: str) -> str:
+    """A formula in the spelling of the grammar; what has no such spelling is left as it is."""
+    text = _EMPTY_DELIMITER.sub("", plainly(text)).replace("**", "^")
+    text = text.replace(r"\$", _DOLLAR).replace("$", "").replace(_DOLLAR, "$")
+    has_rows = "matrix" in text or "array" in text
+    text = _ROW_END.sub(ROW_END, text) if has_rows else _DOUBLED.sub(r"\\", text)
+    text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
+    text = _SPACING.sub(" ", text)
+    text = _STYLE.sub(_styled, _STYLE.sub(_styled, text))
+    text = _NOT.sub(lambda match: r"\ne " if match.group(1) == "=" else r"\notin ", text)
+    text = _COMMAND.sub(lambda match: _RENAMED.get(match.group(1), match.group()), text)
+    text = _ARROWED.sub(lambda match: match.group(1) or match.group(2), text)
+    text = _SEGMENT.sub(r"\1", text)
+    text = _INFINITY.sub(r"\\infty ", _RELATIONS.sub(lambda match: _RELATION_OF[match.group()], text))
+    text = _BARE_FUNCTION.sub(r"\\\1 ", text)
+    text = _PRIMES.sub(lambda match: match.group(1) or match.group(2), text)
+    if _TRIG.search(text):
+        text = _ANGLE.sub(r"(\1*\\frac{\\pi }{180})", text)
+    text = _MATRIX.sub(lambda match: rf"\matrix{{{match.group(1) or match.group(2) or ''}}}", text)
+    text = _called(_called(text, r"\sqrt", r"\sqrt"), r"\exp", "e^")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def without_degrees(text: str) -> str:
+    r"""A formula without ``^\circ``."""
+    return _DEGREES.sub(" ", text).strip()
+
+
+def _styled(match: re.Match[str]) -> str:
+    r"""``\mathrm{e}`` is e, and so is ``\text{e}``; words stay words."""
+    inside = match.group(2).strip()
+    is_letter = len(inside) == 1 and (match.group(1) not in ("text", "mathrm", "mbox") or inside in "eidABCDEFGHIJ")
+    if not inside or is_letter or re.fullmatch(r"[-+0-9.,() ]+|\([A-Za-z]\)|\\[A-Za-z]+", inside):
+        return f" {inside} " if match.group(2) != inside else inside
+    if inside in _FUNCTION_NAMES:
+        return rf"\{inside} "
+    return rf"\text{{{match.group(2)}}}"
+
+
+def _called(text: str, name: str, command: str) -> str:
+    r"""``\sqrt(x)`` as ``\sqrt{x}``, and ``\exp(x)`` as ``e^{x}``: by matching brackets, from the right."""
+    at = text.rfind(name)
+    for _ in range(40):
+        if at < 0:
+            return text
+        start = at + len(name)
+        while start < len(text) and text[start] == " ":
+            start += 1
+        opening = text[start : start + 1]
+        end = _closing(text, start) if opening and opening in "({" else -1
+        if end >= 0:
+            text = f"{text[:at]}{command}{{{text[start + 1 : end]}}}{text[end + 1 :]}"
+        elif name != command and opening not in ("", "["):  # \exp x
+            text = f"{text[:at]}{command}{text[start:]}"
+        at = text.rfind(name, 0, at)
+    return text
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the bracket closes that opens at ``start``; -1 where it does not."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] in "([{") - (text[place] in ")]}")
+        if depth == 0:
+            return place
+    return -1

@@ -1,0 +1,244 @@
+r"""Is an expression worked out? It does nothing in vain, and where the problem asks for another form, it has that form.
+
+A problem asks for another form where one of its formulas equals the reference and is built otherwise: "expand
+``(x+1)^2``". Then an answer is built as the reference is: expanded, with the same factors up to constants, with no more
+terms, no larger numbers under a root and no other functions. Otherwise any form is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols
+from rlcore.rewards.mathematics.formula import Node, mul, walk
+from rlcore.rewards.mathematics.numeric_values import UndefinedError, exact_rational
+from rlcore.rewards.mathematics.reading import read
+from rlcore.rewards.mathematics.residues import constant_free_key
+from rlcore.rewards.mathematics.spelling import canonical
+from rlcore.rewards.mathematics.structures import Item, Named, Relation, Value
+from rlcore.rewards.plain_numbers import parse_number
+from rlcore.rewards.units import parse_quantity
+
+# Operations that do nothing, as they are written: 1\cdot x, 1(x+1), x^1, x/1.
+_IN_VAIN = re.compile(
+    r"(?<![0-9.^_])1 ?(?:\*|\()|\* ?1(?![0-9.])|(?<![0-9.])0 ?[+*]|\^ ?(?:1(?![0-9.])|\{ ?1 ?\})|/ ?1(?![0-9.])"
+    r"|\\frac ?\{[^{}]*\} ?\{ ?1 ?\}"
+)
+_MAX_POWER = 20
+_PARTS = ("item", "items", "sides", "left", "right", "pair", "rows")
+
+
+def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
+    """Whether an answer that equals the reference does nothing in vain, and has the form that the problem asks for."""
+    ours, theirs = _bare(read(reference, is_reference=True)), _bare(read(answer))
+    if _has_open_division(theirs) and not _has_open_division(ours):
+        return False
+    if isinstance(ours, Relation):
+        return all(_keeps_sides(ours, theirs, read(formula)) for formula in problem)
+    if not isinstance(ours, Value) or not isinstance(theirs, Value) or ours.node == theirs.node:
+        return True
+    if ours.node.kind == "number":
+        return parse_quantity(theirs.text) is not None
+    if _idle(theirs.node) - _idle(ours.node) or _new_names(theirs.node, ours.node):
+        return False
+    if _IN_VAIN.search(canonical(answer)) and not _IN_VAIN.search(canonical(reference)):
+        return False
+    asked = [item.node for item in map(read, problem) if isinstance(item, Value)]
+    return all(_has_form(ours.node, theirs.node, node) for node in asked if _is_asked_for(ours.node, node))
+
+
+def _bare(item: Item) -> Item:
+    return item.item if isinstance(item, Named) else item
+
+
+def _new_names(answer: Node, reference: Node) -> frozenset[str]:
+    """The variables that the reference does not have; a small c is its C."""
+    ours = free_symbols(reference)
+    return free_symbols(answer) - ours - ({"c"} if "C" in ours else set())
+
+
+def _has_open_division(item: object) -> bool:
+    """Whether a number anywhere in an answer is a fraction that is not in lowest terms: ``x < 8/2``."""
+    if isinstance(item, Value):
+        number = parse_number(item.text)
+        return number is not None and not number.is_evaluated
+    parts = item if isinstance(item, tuple) else [getattr(item, name, ()) for name in _PARTS]
+    return any(_has_open_division(part) for part in parts if isinstance(part, tuple) or dataclasses.is_dataclass(part))
+
+
+def _idle(node: Node) -> frozenset[str]:
+    """What is left to be done or does nothing: sums of numbers, terms that cancel, powers of powers."""
+    found = set()
+    for part in walk(node):
+        if part.kind == "add":
+            if sum(term.kind == "number" for term in part.args) > 1 or Node("number", Fraction(0)) in part.args:
+                found.add("sum of numbers")
+            if _cancels(part.args):
+                found.add("terms that cancel")
+        if part.kind == "mul" and _numbers_of(part) > 1:
+            found.add("product of numbers")
+        if part.kind == "pow" and part.args[0].kind == "pow" and exact_rational(part.args[1]) != -1:
+            found.add("power of a power")
+        if part.kind == "call" and part.value == "ln" and any(each.value == "e" for each in walk(part.args[0])):
+            found.add("logarithm of a power of e")
+    return frozenset(found)
+
+
+def _numbers_of(product: Node) -> int:
+    """How many integers but -1 stand in a product beside each other."""
+    return sum(
+        factor.kind == "number" and Fraction(factor.value).denominator == 1 and abs(Fraction(factor.value)) > 1
+        for factor in product.args
+    )
+
+
+def _cancels(terms: Sequence[Node]) -> bool:
+    """Whether two terms of a sum are each other's negative."""
+    plain = [term for term in terms if not _is_negative(term)]
+    return any(
+        term.args[1:] == (other,) or term.args[1:] == other.args
+        for term in terms
+        if _is_negative(term)
+        for other in plain
+    )
+
+
+def _is_negative(term: Node) -> bool:
+    return term.kind == "mul" and term.args[0] == Node("number", Fraction(-1))
+
+
+@lru_cache(maxsize=256)
+def _is_asked_for(reference: Node, formula: Node) -> bool:
+    """Whether a formula of the problem equals the reference and is built otherwise."""
+    try:
+        return _form(reference) != _form(formula) and equal_values(reference, formula)
+    except UndefinedError:
+        return False
+
+
+def _form(node: Node) -> tuple[object, ...]:
+    plain = (_is_expanded(node), len(_terms(node)), _factors(node))
+    return (*plain, _radicands(node), _roots_below(node), _calls(node))
+
+
+def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
+    """Whether an answer is built as the reference is, where the problem's formula is not."""
+    if _calls(answer) - _calls(reference) or _roots_below(answer) > _roots_below(reference):
+        return False
+    if max(_radicands(answer), default=0) > max(_radicands(reference), default=0):
+        return False
+    if not _is_divided(reference) and _is_divided(answer):
+        return False
+    if _is_expanded(reference):
+        return _is_expanded(answer) and len(_terms(answer)) <= len(_terms(reference))
+    if _is_divided(reference):
+        return _fraction(answer) == _fraction(reference)
+    return _factors(answer) == _factors(reference) or _factors(reference) == _factors(asked)
+
+
+def _is_divided(node: Node) -> bool:
+    return any(is_below for _, is_below in _factors(node)) or any(
+        part.kind == "pow" and free_symbols(part.args[0]) and (exact_rational(part.args[1]) or 0) < 0
+        for part in walk(node)
+    )
+
+
+def _fraction(node: Node) -> tuple[int, ...]:
+    """Numerator and denominator as they stand, by keys that constant factors do not change."""
+    sides: list[list[Node]] = [[], []]
+    open_factors = [(node, 1)]
+    while open_factors:
+        factor, times = open_factors.pop()
+        exponent = exact_rational(factor.args[1]) if factor.kind == "pow" else None
+        if factor.kind == "mul":
+            open_factors += [(each, times) for each in factor.args]
+        elif exponent is not None and exponent.denominator == 1 and 0 < abs(exponent) <= _MAX_POWER:
+            open_factors.append((factor.args[0], times * int(exponent)))
+        else:
+            sides[times < 0] += [factor] * abs(times)
+    return tuple(constant_free_key(mul(*side)) if side else 1 for side in sides)
+
+
+def _terms(node: Node) -> tuple[Node, ...]:
+    """The terms of a sum, sums in sums taken apart."""
+    if node.kind == "mul" and len(node.args) == 2 and _is_negative(node):
+        return _terms(node.args[1])
+    return tuple(term for each in node.args for term in _terms(each)) if node.kind == "add" else (node,)
+
+
+def _is_expanded(node: Node) -> bool:
+    """Whether no sum with a variable stands in a product, under a power, or behind a minus."""
+    terms = node.args if node.kind == "add" else (node,)
+    return not any(
+        part.kind == "add" and free_symbols(part)
+        for term in terms
+        for part in walk(term if term.kind != "pow" else term.args[0])
+        if not _is_in_exponent(part, term)
+    )
+
+
+def _is_in_exponent(part: Node, term: Node) -> bool:
+    return any(each.kind == "pow" and part in walk(each.args[1]) for each in walk(term))
+
+
+def _factors(node: Node) -> Counter[tuple[int, bool]]:
+    """The factors with a variable and whether they stand below, each by a key that constant factors do not change."""
+    found: Counter[tuple[int, bool]] = Counter()
+    open_factors = [(node, 1)]
+    while open_factors:
+        factor, times = open_factors.pop()
+        exponent = exact_rational(factor.args[1]) if factor.kind == "pow" else None
+        if factor.kind == "mul":
+            open_factors += [(each, times) for each in factor.args]
+        elif exponent is not None and exponent.denominator == 1 and 0 < abs(exponent) <= _MAX_POWER:
+            open_factors.append((factor.args[0], times * int(exponent)))
+        elif free_symbols(factor):
+            found[constant_free_key(factor), times < 0] += abs(times)
+    return found
+
+
+def _radicands(node: Node) -> frozenset[Fraction]:
+    """The numbers under roots."""
+    roots = [part.args for part in walk(node) if part.kind == "pow"]
+    values = [(exact_rational(base), exact_rational(exponent)) for base, exponent in roots]
+    return frozenset(
+        base for base, exponent in values if base is not None and exponent is not None and exponent.denominator > 1
+    )
+
+
+def _roots_below(node: Node) -> int:
+    """How many roots stand in denominators."""
+    below = [part for part in walk(node) if part.kind == "pow" and (exact_rational(part.args[1]) or 0) < 0]
+    return sum(bool(_radicands(each)) for each in below)
+
+
+def _calls(node: Node) -> frozenset[object]:
+    return frozenset(part.value for part in walk(node) if part.kind in ("call", "big"))
+
+
+def _keeps_sides(reference: Relation, answer: Item, asked: Item) -> bool:
+    """Whether an equation has the reference's own sides, where the problem has the equation in another form."""
+    if not isinstance(asked, Relation | Named) or not isinstance(answer, Relation):
+        return True
+    pairs = [(reference.sides, answer.sides), (reference.sides, answer.sides[::-1])]
+    return not _same_sides(asked, answer) or any(_equal_sides(*pair) for pair in pairs)
+
+
+def _same_sides(asked: Item, answer: Relation) -> bool:
+    return isinstance(asked, Relation) and any(
+        _equal_sides(asked.sides, sides) for sides in (answer.sides, answer.sides[::-1])
+    )
+
+
+def _equal_sides(ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        isinstance(one, Value) and isinstance(other, Value) and equal_values(one.node, other.node)
+        for one, other in zip(ours, theirs, strict=True)
+    )

@@ -1,0 +1,88 @@
+r"""Which reference answers nobody can be graded by: ``proof``, ``notfound``, ``1/0``, a paragraph, an open box.
+
+By such a reference no answer has a score, whatever it is. The data gate asks before a run (:func:`reference_faults`);
+the reward says the same of a row that came another way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from rlcore.rewards.answers import (
+    MAX_ANSWER_CHARACTERS,
+    MAX_ANSWER_DEPTH,
+    brace_depth,
+    find_reference,
+    has_content,
+    is_left_open,
+)
+from rlcore.rewards.grader_pool import GraderPool
+from rlcore.rewards.units import parse_quantity
+
+_PLACEHOLDER = re.compile(
+    r"(?:(?:the|a) )?(?:proofs?|prove[dn]?|solutions?|explanations?)"
+    r"(?: (?:above|below|omitted|required|is (?:omitted|complete|left).*|in the (?:solution|text)))?"
+    r"|see (?:the )?(?:proof|solution|explanation|above|below|figure|graph|diagram|table|text).*|q\.? ?e\.? ?d\.?"
+    r"|not ?(?:found|available|given|provided|specified|stated|applicable)|n/?a|null|nan|unknown|tbd|todo"
+    r"|no (?:answer|solution) (?:found|given|available|provided)|none (?:given|provided|available)"
+    r"|answers? (?:may )?var(?:y|ies)\.?|placeholder|[?._ -]+|\\ldots",
+    re.IGNORECASE,
+)
+_PICTURE = re.compile(
+    r"\\includegraphics|\[asy\]|!\[[^\]]*\]\(|<img|https?://|\\begin\{(?:tikzpicture|tabular|figure)\}"
+)
+_NO_VALUE = re.compile(r"/ ?0(?![.0-9])|\\frac ?\{[^{}]*\} ?\{ ?0 ?\}|(?<![0-9.])0 ?\^ ?(?:0(?![.0-9])|\{ ?0 ?\})")
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z])")
+_LAYOUT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?:\{[clr| ]*\})?|\\(?:text[a-z]*|mbox|mathrm|operatorname)|[{}$]")
+MAX_WORDS = 12
+_SECONDS = 5.0
+
+
+@lru_cache(maxsize=4096)
+def plain_fault(reference: str) -> str:
+    """Why nobody can be graded by a reference, as far as its text says; empty where it can be tried."""
+    written = find_reference(reference)
+    if not has_content(written):
+        return "has nothing in it to compare with"
+    if parse_quantity(written) is not None:
+        return ""
+    if _PLACEHOLDER.fullmatch(_LAYOUT.sub("", written).strip()):
+        return f"is no answer: {written[:40]!r}"
+    if _NO_VALUE.search(written):
+        return f"has no value: {written[:40]!r}"
+    if is_left_open(reference):
+        return "has a marked answer that is not closed"
+    if _PICTURE.search(written):
+        return "is a picture or a table"
+    if len(written) > MAX_ANSWER_CHARACTERS:
+        return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, and no answer may have as many"
+    if brace_depth(written) > MAX_ANSWER_DEPTH:
+        return f"is nested deeper than {MAX_ANSWER_DEPTH}, and no answer may be"
+    num_words = len(_WORD.findall(_LAYOUT.sub(" ", written)))
+    return f"has {num_words} words, which no answer repeats" if num_words > MAX_WORDS else ""
+
+
+def reference_faults(
+    references: Sequence[str], *, timeout_seconds: float = _SECONDS, num_workers: int = 2
+) -> list[str]:
+    """Why nobody can be graded by each reference; empty where its own text is a right answer within the deadline.
+
+    Numbers are decided at once, formulas in a process that is killed at the deadline.
+
+    Raises:
+        RewardError: the grader cannot be started.
+    """
+    faults = {reference: plain_fault(reference) for reference in dict.fromkeys(references)}
+    asked = [reference for reference, fault in faults.items() if not fault and not _is_plain(reference)]
+    with GraderPool("math", timeout_seconds=timeout_seconds, num_workers=num_workers) as pool:
+        outcomes = pool.grade_all([{"reference": find_reference(reference)} for reference in asked])
+    for reference, outcome in zip(asked, outcomes, strict=True):
+        faults[reference] = outcome.error or str(outcome.value)
+    return [faults[reference] for reference in references]
+
+
+def _is_plain(reference: str) -> bool:
+    written = find_reference(reference)
+    return parse_quantity(written) is not None or re.fullmatch(r"[A-Za-z][A-Za-z ]*", written) is not None
