@@ -35,7 +35,7 @@ BROKEN = {
     "Because the sum of two odd numbers is even, the claim holds for all of the numbers that are given.": "words",
     "x+" * 800 + "x": "characters",
     "(" * 30 + "x" + ")" * 30: "nested",
-    r"\left(\frac{9}{13} t \diamondsuit \frac{51}{13}, \frac{11}{13} t \clubsuit \frac{4}{13}, t \": "too long",
+    r"\left(\frac{9}{13} t \diamondsuit \frac{51}{13}, \frac{11}{13} t \clubsuit \frac{4}{13}, t": "too long",
 }
 
 
