@@ -141,7 +141,7 @@ def _report(
     sides = judged.split[judged.is_kept]
     return GateReport(
         contract=judged.contract.name,
-        source=stream.source.name,
+        source=stream.source.label,
         lines_read=surveyed.lines_read,
         merged=surveyed.merged,
         rows_read=len(judged.ledger) + surveyed.lost_reasons.total(),

@@ -37,11 +37,13 @@ Items = Generator[tuple[int, Item], None, int]
 class Source:
     """Where rows come from.
 
-    ``name``: a path, or who made the rows. ``read`` gives each line with its place, from 0, and returns how many there
-    are; given a mask by place, it gives those alone. ``state`` changes when the source does.
+    ``name``: a path, or who made the rows. ``label`` is what is recorded of it, without folders: the same file gives
+    the same data set wherever it lies. ``read`` gives each line with its place, from 0, and returns how many there are;
+    given a mask by place, it gives those alone. ``state`` changes when the source does.
     """
 
     name: str
+    label: str
     read: Callable[[Wanted | None], Items]
     state: Callable[[], object] = lambda: None
 
@@ -71,19 +73,23 @@ def read_source(path: Path) -> Source:
             if path.suffix == ".parquet":
                 pq.ParquetFile(file).close()
     items = _jsonl_items if path.suffix == ".jsonl" else _parquet_items
-    return Source(name=str(path), read=partial(items, path), state=partial(_state, path))
+    return Source(name=str(path), label=path.name, read=partial(items, path), state=partial(_state, path))
 
 
 def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
     """Rows that are in memory already, or in a table that gives one at a time."""
-    return Source(name=name, read=partial(_listed, rows))
+    return Source(name=name, label=name, read=partial(_listed, rows))
 
 
 def joined(train: Source, held_out: Source) -> Source:
     """The rows of two sources, those of the first for training and those of the second held out."""
     parts = (("train", train), ("eval", held_out))
+    if train.label == held_out.label:
+        train, held_out = (replace(source, label=f"{split} {source.label}") for split, source in parts)
+        parts = (("train", train), ("eval", held_out))
     return Source(
         name=f"{train.name} and {held_out.name}",
+        label=f"{train.label} and {held_out.label}",
         read=partial(_joined, parts),
         state=lambda: (train.state(), held_out.state()),
     )
@@ -140,7 +146,7 @@ def _joined(parts: Sequence[tuple[str, Source]], wanted: Wanted | None) -> Items
             except StopIteration as end:
                 start += end.value
                 break
-            named = replace(item, origin=replace(item.origin, source=source.name))
+            named = replace(item, origin=replace(item.origin, source=source.label))
             yield start + place, replace(named, split=split) if isinstance(named, SourceRow) else named
     return start
 

@@ -32,12 +32,12 @@ class RuleResult:
 class GateReport:
     """The account of one dataset.
 
-    ``source``: a path, or who made the rows. ``lines_read``: lines or rows of the source; an adapter may make several
-    rows of a line, and rows that are equal in every column are merged (``merged`` went), so ``rows_read`` = rows after
-    that, plus the lines that never became rows. ``accepted`` of them passed every row rule; of these as many as were
-    asked for were kept (``num_train``, ``num_eval``), and the others are over. ``digest``: SHA-256 over the canonical
-    JSON of the kept rows. ``reasons``: quarantined rows by reason. ``faults``: why the dataset is refused; empty when
-    it passed.
+    ``source``: a file's name, a path on the hub, or who made the rows. ``lines_read``: lines or rows of the source; an
+    adapter may make several rows of a line, and rows that are equal in every column are merged (``merged`` went), so
+    ``rows_read`` = rows after that, plus the lines that never became rows. ``accepted`` of them passed every row rule;
+    of these as many as were asked for were kept (``num_train``, ``num_eval``), and the others are over. ``digest``:
+    SHA-256 over the canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``faults``: why the
+    dataset is refused; empty when it passed.
     """
 
     contract: str

@@ -37,7 +37,7 @@ from tasks.steps.import_sft import import_sections, registered_version, run_impo
 from tasks.steps.prepare import data_source, run_prepare
 from tasks.steps.prepare_sampled import run_prepare_sampled
 from tasks.steps.promote import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS, run_champion, run_promote
-from tasks.steps.recipe import unused_by_evaluation, unused_by_pairs
+from tasks.steps.recipe import unused_by_evaluation, unused_by_import, unused_by_pairs, unused_by_preparing
 from tasks.steps.reward_gate import run_reward_gate
 from tasks.steps.rl_parts import needed_reward_models
 from tasks.tracking.past import Past
@@ -185,6 +185,7 @@ def _imports_and_data(config: RunConfig) -> tuple[Stage, ...]:
         run=run_import_sft,
         sections=import_sections,
         external=source_files,
+        unused=unused_by_import,
     )
     starts = (_start(name, model) for name, model in registered_starts(config).items())
     return (base, *starts, *(_prepare(name, config) for name in config.data))
@@ -217,6 +218,7 @@ def _prepare(name: str, config: RunConfig) -> Stage:
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
         external=data_source,
+        unused=unused_by_preparing,
     )
 
 

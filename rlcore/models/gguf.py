@@ -46,6 +46,9 @@ def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not path.is_file():
         raise ModelError("the GGUF file does not exist", where=str(path), fix="correct model.path")
     try:
+        import accelerate  # noqa: F401 - transformers reads the file with both
+        import gguf  # noqa: F401
+
         packed = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True, **_unpacking()
         )

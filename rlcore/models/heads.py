@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -16,6 +16,7 @@ from rlcore.errors import ModelError
 from rlcore.models.batches import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.precision import at_least_float32, no_autocast
+from rlcore.models.saving import save_tensors
 from rlcore.models.sharded import device_of, ranks_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
@@ -145,7 +146,7 @@ def score_rewards(
 def save_head(model: ScalarModel, folder: Path) -> None:
     """Write the head's weight beside the trunk's checkpoint."""
     ranks, weight = ranks_of(model), whole(model.head.weight.detach()).cpu().contiguous()
-    ranks.of_first(partial(save_file, {"weight": weight}, folder / HEAD_FILE))
+    ranks.of_first(partial(save_tensors, {"weight": weight}, folder / HEAD_FILE))
 
 
 def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarModel:

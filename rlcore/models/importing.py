@@ -191,7 +191,7 @@ def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer,
     template = str(tokenizer.backend.get_chat_template())
     return ModelCard(
         source=config.source,
-        path=config.path,
+        path=config.without_folders.path,
         revision=config.revision,
         file=config.file,
         licence=config.licence,

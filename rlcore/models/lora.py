@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,7 +24,7 @@ from rlcore.models.adapter_targets import choose_targets, say_coverage
 from rlcore.models.architectures import trunk
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.precision import at_least_float32
-from rlcore.models.saving import weights_digest
+from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
 
 FOLDER = "adapter"  # below a checkpoint: beside config.json it would be applied a second time on loading
@@ -90,7 +89,7 @@ class AdaptedModel(nn.Module):
         folder.mkdir()
         (folder / CONFIG).write_text(_config_text(self.base.peft_config[self.name]), encoding="utf-8")
         tensors = {_file_key(path, self.name): p.detach().cpu() for path, p in _parameters(self.base, self.name)}
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", **metadata})
+        save_tensors(tensors, folder / WEIGHTS, {"format": "pt", **metadata})
 
     def adapter_shapes(self) -> dict[str, tuple[int, int]]:
         """Shape ``(outputs, inputs)`` of every weight that the adapter changes, by the weight's name."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,6 +20,7 @@ from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_
 from rlcore.models.policy import hidden_states
 from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
+from rlcore.models.saving import save_tensors
 from rlcore.models.sharded import device_of, ranks_of, whole_pass
 from rlcore.out_of_memory import in_smaller_batches
 from rlcore.packing import PackedBatch, TokenSequence
@@ -122,7 +123,7 @@ def save_members(members: Sequence[ScalarModel], folder: Path) -> None:
             for name, parameter in member.named_parameters()
             if parameter.requires_grad
         }
-        ranks_of(member).of_first(partial(save_file, own, folder / _member_file(number)))
+        ranks_of(member).of_first(partial(save_tensors, own, folder / _member_file(number)))
 
 
 def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,26 @@ def new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+_LENGTH = 8  # bytes before a safetensors header, which say how long it is
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file whose bytes depend on what it holds alone.
+
+    The library writes its metadata in an order that is drawn anew for each process; here they are sorted.
+    """
+    save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
+    if not metadata or len(metadata) == 1:
+        return
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        file.seek(_LENGTH)
+        file.write(text.ljust(length))
+
+
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -70,7 +90,7 @@ def cast_weights(folder: Path, choose: Callable[[str, torch.Tensor], torch.dtype
     for path in folder.glob("*.safetensors"):
         tensors = {name: value.to(choose(name, value)) for name, value in load_file(path).items()}
         num_bytes += sum(value.nbytes for value in tensors.values())
-        save_file(tensors, path, metadata={"format": "pt"})
+        save_tensors(tensors, path, {"format": "pt"})
     _edit(folder / "config.json", lambda config: config | {"dtype": dtype})
     for index in folder.glob("*.safetensors.index.json"):
         _edit(index, lambda found: found | {"metadata": found["metadata"] | {"total_size": num_bytes}})

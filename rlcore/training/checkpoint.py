@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rlcore.algorithms.kl import KlController
 from rlcore.audit.seals import require_restored
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.models.saving import fsync
+from rlcore.models.saving import fsync, save_tensors
 from rlcore.models.sharded import like
 from rlcore.ranks import Ranks, is_shard, whole
 from rlcore.training.learner import Learner
@@ -100,7 +100,7 @@ def write_checkpoint(root: Path, step: int, snapshot: Snapshot, *, keep: int = 2
         _sweep(root)
         temporary.mkdir(parents=True)
         for name, tensors in snapshot.tensors.items():
-            save_file({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
+            save_tensors({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
         (temporary / STATE).write_text(snapshot.state, encoding="utf-8")
         write_manifest(temporary)
         shutil.rmtree(final, ignore_errors=True)

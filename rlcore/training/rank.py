@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 
 from rlcore.machine import PRECISIONS
 from rlcore.models.runtime import Runtime
+from rlcore.models.saving import save_tensors
 from rlcore.models.sharded import Sharding
 from rlcore.ranks import Ranks, open_ranks, whole
 from rlcore.training.building import LearnerPlan, make_share
@@ -140,5 +141,5 @@ def _export(learner: LocalLearner, folder: Path | None) -> bytes:
         return save(kept) if kept else b""
     path = folder / WEIGHTS
     path.unlink(missing_ok=True)  # who has mapped the last ones keeps them
-    save_file(kept, path)
+    save_tensors(kept, path)
     return b""

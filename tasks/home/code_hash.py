@@ -42,6 +42,7 @@ NEUTRAL = (
     "tasks.tracking",
 )
 _ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
+_MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
 _ROOT = Path(__file__).resolve().parents[2]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
 
@@ -63,6 +64,17 @@ def closure_digests(module: str, *, without: Collection[str] = (), root: Path | 
     """The digest of each module of the closure, by name."""
     found = sorted(_reach(module, without, root).items())
     return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
+
+
+def libraries(module: str, *, without: Collection[str] = ()) -> frozenset[str]:
+    """The packages of others that the closure of ``module`` imports, at the top of a file or inside a function.
+
+    ``without`` may name such packages too. What is imported for type checkers alone is not run.
+    """
+    reached = _reach(module, without, None)
+    found = {name for path in reached.values() for name in _foreign_names(path.read_text(encoding="utf-8"))}
+    own = {name.partition(".")[0] for name in reached}
+    return frozenset(name for name in found - own - {*_MEASURES, *without} if not is_own(name))
 
 
 def closure_digest(module: str, *, root: Path | None = None) -> str:
@@ -174,6 +186,15 @@ def _tree(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@lru_cache(maxsize=1024)
+def _foreign_names(source: str) -> frozenset[str]:
+    """The top-level names that are imported and are neither ours nor Python's."""
+    tree = _WithoutTypeChecking().visit(_tree(source))
+    relative = (node for node in ast.walk(tree) if not (isinstance(node, ast.ImportFrom) and node.level))
+    tops = {target.partition(".")[0] for node in relative for target in _targets(node, "")}
+    return frozenset(tops - sys.stdlib_module_names - {*PACKAGES, ""})
+
+
 def _targets(node: ast.AST, package: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
@@ -197,6 +218,15 @@ def _called_name(node: ast.Call) -> str:
 @lru_cache(maxsize=1024)
 def _digest(source: str) -> str:
     return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(_tree(source))).encode()).hexdigest()
+
+
+class _WithoutTypeChecking(ast.NodeTransformer):
+    """Drops what stands below ``if TYPE_CHECKING``."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        kept = ast.If(test=node.test, body=[ast.Pass()], orelse=node.orelse) if is_for_types else node
+        return self.generic_visit(kept)
 
 
 class _WithoutDocstrings(ast.NodeTransformer):

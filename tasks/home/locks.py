@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,8 +30,8 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextmanager
-def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file ``path``; the file is gone afterwards.
+def file_lock(path: Path, *, wait: bool = True, spare: bool = False) -> Iterator[bool]:
+    """Hold the lock file ``path``; the file is gone afterwards. With ``spare`` it stays if the block fails.
 
     Yields True while the lock is held, or False, at once, when another holds it and ``wait`` is off.
 
@@ -42,17 +42,20 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
     if descriptor is None:
         yield False
         return
+    stays = spare
     try:
         yield True
+        stays = False
     finally:
         # Removed while still held: a waiter notices that its file is no longer the one at this path.
-        path.unlink(missing_ok=True)
+        if not stays:
+            path.unlink(missing_ok=True)
         _release(descriptor)
 
 
 @contextmanager
-def locked_file(path: Path, text: str) -> Iterator[None]:
-    """A new file that is locked from the moment on which it can be seen, and gone afterwards.
+def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """A new file that is locked from the moment on which it can be seen, and gone afterwards, where ``goes`` says so.
 
     Raises:
         StorageError: the file cannot be made.
@@ -73,7 +76,8 @@ def locked_file(path: Path, text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if goes():
+            path.unlink(missing_ok=True)
         _release(descriptor)
 
 

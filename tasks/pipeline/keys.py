@@ -2,7 +2,7 @@
 
 The key is the SHA-256 of the *ingredients*: name and version of the stage, digests of its inputs (never paths), of
 every module that it can reach, of data outside the store, its section of the configuration, the machine where it
-computes with a model, the seed, and the versions of the libraries and of Python that its numbers come from. The cache
+computes with a model, the seed, and the versions of Python and of the libraries that those modules import. The cache
 keeps the ingredients beside the result, so that a plan can say why a stage runs.
 """
 
@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Collection, Mapping
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from typing import Any
 
 from tasks.home.cache import Ingredients, Record
 from tasks.home.nested import flatten
 
 _MAX_NAMES = 5
-_LIBRARIES = ("torch", "transformers", "tokenizers", "reasoning-gym", "math-verify")  # numbers and data come from these
 _WORDS = {  # the ingredients, with the words in which a plan names a change
     "stage": "stage changed",
     "inputs": "data changed",
@@ -38,20 +35,6 @@ def key_of(ingredients: Ingredients) -> str:
     """SHA-256 of the canonical JSON of the ingredients."""
     text = json.dumps(ingredients, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@cache
-def versions() -> Mapping[str, str]:
-    """The versions that results depend on, by name; a library that is not installed has an empty one."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"python": python, **{name: _version(name) for name in _LIBRARIES}}
-
-
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:

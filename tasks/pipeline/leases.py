@@ -13,9 +13,10 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -63,16 +64,24 @@ def starting(home: Home) -> Iterator[None]:
 
 
 @contextmanager
-def hold_lease(home: Home, *, experiment: str, flow_run_id: str = "", attempt: int = 0) -> Iterator[str]:
+def hold_lease(
+    home: Home,
+    *,
+    experiment: str,
+    flow_run_id: str = "",
+    attempt: int = 0,
+    is_over: Callable[[str], bool] = lambda _: True,
+) -> Iterator[str]:
     """Hold a lease while a pipeline runs, which the kernel lets go of when the process dies; yields its name.
 
-    The lease comes before the first MLflow run, which has its name as a tag from its first moment on.
+    The lease comes before the first MLflow run, which has its name as a tag from its first moment on. Where ``is_over``
+    says of its name that MLflow shows a run of it as running, it stays, and the next start ends that run.
     """
     name = uuid.uuid4().hex
     lease = Lease(
         host=socket.gethostname(), pid=os.getpid(), experiment=experiment, flow_run_id=flow_run_id, attempt=attempt
     )
-    with locked_file(home.leases / f"{name}.json", json.dumps(asdict(lease))):
+    with locked_file(home.leases / f"{name}.json", json.dumps(asdict(lease)), goes=partial(is_over, name)):
         yield name
 
 
@@ -97,7 +106,7 @@ def heal(home: Home) -> tuple[str, ...]:
         dead: dict[str, Lease | None] = {}
         alive: list[Lease | None] = []
         for path in sorted(home.leases.glob("*.json")):
-            free = stack.enter_context(file_lock(path, wait=False))
+            free = stack.enter_context(file_lock(path, wait=False, spare=True))
             if path.exists():  # or it has ended in good order, between the two
                 lease = _read(path)
                 dead |= {path.stem: lease} if free else {}

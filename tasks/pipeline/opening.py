@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from rlcore.config import to_dict
 from tasks.home.code_hash import code_version
@@ -14,31 +16,57 @@ from tasks.pipeline.leases import LEASE_TAG, hold_lease, starting
 from tasks.preset.run import RunConfig
 from tasks.tracking.runs import RunTracker, Tracker
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def opened(
     home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]
 ) -> Iterator[RunTracker]:
-    """The MLflow run of a pipeline while it runs; before that, what dead processes have left is healed."""
+    """The MLflow run of a pipeline while it runs; before that, what dead processes have left is healed.
+
+    At the end no run of it is said to run. Where MLflow cannot be told, on a full disk, the next start tells it.
+    """
     flow_run = current_flow_run()
     flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
+    runs: list[RunTracker] = []
     with ExitStack() as stack:
         with starting(home):
             lease = stack.enter_context(
-                hold_lease(home, experiment=experiment, flow_run_id=flow_run_id, attempt=attempt)
+                hold_lease(
+                    home,
+                    experiment=experiment,
+                    flow_run_id=flow_run_id,
+                    attempt=attempt,
+                    is_over=lambda name: _is_over(tracker, experiment, name, runs),
+                )
             )
-            parent = open_pipeline_run(tracker, experiment, config, targets, lease=lease, flow_run=flow_run)
-        yield stack.enter_context(parent)
+            runs.append(open_pipeline_run(tracker, experiment, config, targets, lease=lease, flow_run=flow_run))
+        yield stack.enter_context(runs[0])
+
+
+def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTracker]) -> bool:
+    """End what MLflow still shows as running; whether it could be told. ``runs``: what was opened, if that far."""
+    if not all(run.is_over for run in runs):
+        return False
+    try:
+        for run in tracker.find_runs(experiment, LEASE_TAG, lease):
+            tracker.kill_runs(run)
+    except Exception as error:  # noqa: BLE001 - what ended the run is what is raised
+        logger.warning("MLflow could not be told that this run has ended: %s; the next start tells it", error)
+        return False
+    return True
 
 
 def is_unfinished(home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]) -> bool:
-    """Whether an attempt at this very pipeline was killed, so that pages may be missing whose results are there.
+    """Whether the last attempt at this very pipeline was killed or failed: what follows its results may be missing.
 
     What dead processes have left is healed first.
     """
     with starting(home):
         pass
-    return bool(tracker.find_runs(experiment, "pipeline", _digest(config, targets), status="= 'KILLED'"))
+    find = partial(tracker.find_runs, experiment, "pipeline", _digest(config, targets))
+    return bool({*find()[:1]} & {*find(status="= 'KILLED'"), *find(status="= 'FAILED'")})
 
 
 def open_pipeline_run(

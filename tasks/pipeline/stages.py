@@ -30,7 +30,7 @@ from tasks.pipeline.bridge import as_task, report_progress, said_by
 from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
 from tasks.pipeline.interrupts import under_way
-from tasks.pipeline.keys import function_of, key_of, versions
+from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.pages import Draw, Result, show_refusal
 from tasks.pipeline.stage_runs import (
     Finished,
@@ -41,6 +41,7 @@ from tasks.pipeline.stage_runs import (
     record_end,
     tell_cached,
 )
+from tasks.pipeline.versions import versions
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import StageContext, StageResult
@@ -65,8 +66,9 @@ class Stage:
     ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
     its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
     that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``unused`` names
-    modules that the step can reach and does not run with these sections; the key does not count them. ``version`` is
-    raised when a result has to be made anew though no code of ours changed.
+    modules that the step can reach and does not run with these sections, and packages of others that it then does not
+    use; the key does not count them. ``version`` is raised when a result has to be made anew though no code of ours
+    changed.
 
     ``model``: the artifact holds a model, which is registered as ``<name of the preset>-<model>``. ``draw`` makes the
     stage's page. Neither is in the key: they work on the finished artifact, also where it came from the cache.
@@ -100,16 +102,17 @@ def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, Artifac
     module, arguments = function_of(stage.run)
     sections = stage.sections(config)
     counted, machine = _with_machine(sections)
+    unused = stage.unused(sections)
     return {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
         "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
         "external": stage.external(sections),
-        "code": closure_digests(module, without=stage.unused(sections)),
+        "code": closure_digests(module, without=unused),
         "arguments": to_dict(arguments),
         "config": counted,
         "machine": machine,
         "seed": config.seed,
-        "versions": versions(),
+        "versions": versions(module, sections, without=unused),
     }
 
 

@@ -16,7 +16,6 @@ from tasks.home.code_hash import code_version
 from tasks.home.markdown import code
 from tasks.home.storage import read_json
 from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
-from tasks.pipeline.keys import versions
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.preset.graph import contrasts, evaluated_data
 from tasks.preset.run import RunConfig
@@ -42,7 +41,8 @@ Refs = Mapping[str, ArtifactRef]
 class StageLine:
     """What one stage was and cost. ``was_run``: this run computed it; else it was cached, with its original cost.
 
-    ``tokens`` and ``memory_gib`` are None where the stage measures none, ``cost`` where there is no price.
+    ``tokens`` and ``memory_gib`` are None where the stage measures none, ``cost`` where there is no price. ``versions``
+    of the libraries that it was made with.
     """
 
     name: str
@@ -52,6 +52,7 @@ class StageLine:
     tokens: float | None
     memory_gib: float | None
     cost: float | None
+    versions: Mapping[str, str]
 
 
 def publish_report(
@@ -60,7 +61,7 @@ def publish_report(
     """Write the page of a finished run, attach it to the run in MLflow, and link it in Prefect; returns its path.
 
     The run in MLflow gets the page's table as its description, the accuracies as metrics, and links; the runs of RL
-    stages that were computed get some of their rollouts as traces.
+    stages get some of their rollouts as traces, where they have not got them yet.
 
     ``started``: when the pipeline began, as records keep the time; a stage whose record is older was cached.
     ``origin``: the command and the preset that it comes from; the addresses of its runs are added here.
@@ -77,7 +78,7 @@ def publish_report(
     run.parent.log_artifact(path, "report")
     _describe_run(run, config, folders, path, known)
     for line in lines:
-        if line.was_run and line.name in rl_runs(folders):
+        if line.name in rl_runs(folders):
             log_traces(
                 run.tracker, refs[line.name].mlflow_run_id, rollout_traces(line.name, folders, contrasts(config))
             )
@@ -128,6 +129,7 @@ def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str
             tokens=data.tokens_of(name, run.store.path(ref)),
             memory_gib=memory,
             cost=seconds / 3600.0 * price if price else None,
+            versions=record.ingredients["versions"] if record else {},
         )
         lines.append(line)
     return lines
@@ -157,7 +159,7 @@ def render(
         "config": config,
         "started": started,
         "code": code_version(),
-        "versions": {name: version for name, version in versions().items() if version},
+        "versions": {name: version for line in lines for name, version in line.versions.items() if version},
         "datasets": {name: ref for name, ref in refs.items() if ref.kind == "dataset"},
         "lines": lines,
         "totals": totals(lines),

@@ -122,16 +122,16 @@ def _prepare(
                 write(frame[frame["split"] == split])
 
         result = gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=screen)
-        _write_account(result, folder)
+        _write_account(result, folder, where=stream.source.name)
     return result.report
 
 
-def _write_account(result: GateResult, folder: Path) -> None:
+def _write_account(result: GateResult, folder: Path, *, where: str) -> None:
     lines = [json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in result.quarantine]
     write_bytes("".join(lines).encode("utf-8"), folder / "quarantine.jsonl")
     write_json(result.report.to_json(), folder / "report.json")
     result.report.require_passed(
-        where=result.report.source,
+        where=where,
         fix=f"the refused rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
     )
 

@@ -1,14 +1,16 @@
 """Code that a preset's step can import but never runs. It is left out of the stage's key.
 
-Every entry is a choice of the preset with the modules that only this choice runs. A module without an entry counts for
-every preset. So a forgotten entry runs too many stages again, never too few.
+Every entry is a choice of the preset with the modules that only this choice runs, or with packages of others. What has
+no entry counts for every preset. So a forgotten entry runs too many stages again, never too few.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig
+from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig, to_dict
+from tasks.home.nested import flatten
+from tasks.preset.data import HUB
 from tasks.preset.sections import Sections
 from tasks.preset.stages import draw_of, reward_models_of, sampling_of, terms_of
 
@@ -19,6 +21,7 @@ _REWARDS: Mapping[str, tuple[str, ...]] = {
     "judge": ("rlcore.rewards.judge", "rlcore.rewards.pair_endpoint"),
     "language": ("rlcore.rewards.language",),
     "length": ("rlcore.rewards.length",),
+    "math": ("rlcore.rewards.math_verifier",),
     "procedural": ("rlcore.rewards.procedural", "rlcore.rewards.procedural_scorer"),
     "a function": ("rlcore.rewards.user_function",),
     "repetition": ("rlcore.rewards.repetition",),
@@ -67,6 +70,22 @@ _CLUSTER = (
 )
 
 
+_GGUF = ("accelerate", "gguf")
+
+
+def unused_by_import(config: Sections) -> frozenset[str]:
+    """What the import of a starting checkpoint does not run."""
+    return frozenset(() if config.model.source in ("gguf", "package") else _GGUF)
+
+
+def unused_by_preparing(config: Sections) -> frozenset[str]:
+    """What the preparation of a data set does not run."""
+    (data,) = config.data.values()
+    is_made = "reasoning_gym" in (data.adapter, data.fallback)
+    is_fetched = any(path.startswith(HUB) for path in (data.path, data.eval_path))
+    return frozenset((*(() if is_made else ("reasoning_gym",)), *(() if is_fetched else ("datasets",))))
+
+
 def unused_by_stage(config: Sections) -> frozenset[str]:
     """What a stage that samples and scores or compares, such as online RL or rejection sampling, does not run."""
     sampling = sampling_of(config.stage)
@@ -81,7 +100,7 @@ def unused_by_stage(config: Sections) -> frozenset[str]:
 
 def unused_by_training(config: Sections) -> frozenset[str]:
     """What supervised fine-tuning, DPO and the training of a reward model do not run."""
-    return _unplaced(config)
+    return _unplaced(config) | _unlearned(config)
 
 
 def _unplaced(config: Sections) -> frozenset[str]:
@@ -97,17 +116,25 @@ def _unused_by_learning(config: Sections) -> frozenset[str]:
     adapters = {*_ADAPTERS} if without_adapter else set()
     if without_adapter and not repeats:  # a layer that is computed again asks which adapter is on
         adapters.add(_ADAPTED)
-    return frozenset(adapters if repeats else {*adapters, _RECOMPUTED})
+    return frozenset(adapters if repeats else {*adapters, _RECOMPUTED}) | _unlearned(config)
+
+
+def _unlearned(config: Sections) -> frozenset[str]:
+    """The packages that adapters and optimizers of a training stage would need, where it has none of them."""
+    settings = flatten(to_dict(config.stage.settings))
+    adapts = any(value for key, value in settings.items() if f".{key}".endswith(".adapter.rank"))
+    eight_bits = any(value == "adamw_8bit" for key, value in settings.items() if f".{key}".endswith("optim.kind"))
+    return frozenset((*(() if adapts else ("peft",)), *(() if eight_bits else ("bitsandbytes",))))
 
 
 def unused_by_evaluation(config: Sections) -> frozenset[str]:
     """What an evaluation does not run."""
-    return _unused(_verifiers(config), config.episodes, config.engine)
+    return _unused(_verifiers(config), config.episodes, config.engine) | {"peft"}
 
 
 def unused_by_pairs(config: Sections) -> frozenset[str]:
     """What the sampling of preference pairs does not run."""
-    return _unused(_verifiers(config), EpisodeConfig(), config.engine)
+    return _unused(_verifiers(config), EpisodeConfig(), config.engine) | {"peft"}
 
 
 def _verifiers(config: Sections) -> list[str]:

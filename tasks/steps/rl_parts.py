@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
-from importlib import metadata
 
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.cluster.ranks import cluster_ranks
@@ -174,7 +173,7 @@ def outside(config: Sections) -> str:
     """Digest of what a stage that samples and scores depends on outside of this code.
 
     The user's own rewards with all that is the user's own of what they import, the files that they and judges read, the
-    search tool's corpus, the environment of the episodes likewise, and the version of a library that a reward names.
+    search tool's corpus, and the environment of the episodes likewise.
 
     Raises:
         DataError: a file cannot be read.
@@ -184,16 +183,7 @@ def outside(config: Sections) -> str:
     modules = sorted({term.module for term in terms if term.module})
     files = [file_digest(path) for term in terms for path in files_of(term)]
     digests = [*(closure_digest(module) for module in modules), *files, episodes_digest(sampling.episodes)]
-    if any(term.kind == "language" and term.options.get("identifier") == "py3langid" for term in terms):
-        digests.append(f"py3langid {_version('py3langid')}")
     return " ".join(filter(None, digests))
-
-
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:  # the reward says what to install
-        return ""
 
 
 def _engine(

@@ -10,6 +10,7 @@ A loop does not wait for what it shows: metrics and tables are written in the ba
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
+logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of 8000 characters at most: the interface looks there
 _MAX_TABLES = 100
@@ -57,14 +59,15 @@ def open_tracker(home: Home) -> Tracker:
         client.search_experiments(max_results=1)
         if uri == home.tracking_uri:
             patiently(follow_move, home)
-    return Tracker(client, None if uri.startswith("http") else home.mlartifacts.as_uri())
+    return Tracker(client, uri, None if uri.startswith("http") else home.mlartifacts.as_uri())
 
 
 class Tracker:
     """MLflow's server or database, for one home."""
 
-    def __init__(self, client: MlflowClient, artifact_root: str | None) -> None:
+    def __init__(self, client: MlflowClient, uri: str, artifact_root: str | None) -> None:
         self.client = client
+        self.uri = uri
         self._artifact_root = artifact_root  # None: the server decides
 
     def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
@@ -137,6 +140,7 @@ class RunTracker:
         self.experiment_id: str = run.info.experiment_id
         self.known_tags: Mapping[str, str] = run.data.tags  # when it was opened
         self.began = datetime.fromtimestamp(run.info.start_time / 1000, UTC).isoformat(timespec="milliseconds")
+        self.is_over = False  # whether MLflow knows that it has ended
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
         self._writer = BackgroundWriter()
@@ -153,8 +157,13 @@ class RunTracker:
         if error is None:
             self.end("FINISHED")
             return
-        self.set_tags({"error": f"{type(error).__name__}: {error}"[:5000]})
-        self.end("FAILED" if isinstance(error, Exception) else "KILLED")
+        reason = {"error": f"{type(error).__name__}: {error}"[:5000]}
+        status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        for tell in (partial(self.set_tags, reason), partial(self.end, status)):
+            try:
+                tell()
+            except Exception as trouble:  # noqa: BLE001 - what ended the run is what is raised
+                logger.warning("MLflow could not be told how run %s ended: %s", self.run_id, trouble)
 
     @property
     def url(self) -> str:
@@ -256,12 +265,16 @@ class RunTracker:
         self.client.log_batch(self.run_id, metrics=entries)
 
     def end(self, status: Status) -> None:
-        """Write what waits and end the run; it ends with its status also when the writing fails."""
+        """Write what waits and end the run; when the writing fails, it ends too, and is not said to have finished."""
         try:
             self.flush()
+        except BaseException:
+            status = "FAILED" if status == "FINISHED" else status
+            raise
         finally:
             self._writer.close()
             self.client.set_terminated(self.run_id, status)
+            self.is_over = True
 
     def _send(self) -> None:
         """Have written what waits: the metrics, and which tables there are."""

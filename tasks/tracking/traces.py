@@ -1,19 +1,28 @@
-"""Some rollouts of a run as MLflow traces, which its interface lists, searches and opens beside the run's curves."""
+"""Some rollouts of a run as MLflow traces, which its interface lists, searches and opens beside the run's curves.
+
+A trace is a function of the run and of what it holds, its id too. So to store one again changes nothing: whoever finds
+that some are missing, after a kill, on a disk that was full, or beside another process, stores them all.
+"""
 
 from __future__ import annotations
 
-import os
-import time
+import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from tasks.tracking.errors import or_none
+from tasks.tracking.patience import patiently
 from tasks.tracking.runs import Tracker
 
+if TYPE_CHECKING:
+    from mlflow.entities import Run, Span, TraceInfo
+
 _MILLISECOND = 1_000_000  # nanoseconds
-_OF_RUN, _NUMBER = "of_run", "number"  # tags: a trace is this one of its run
-_PAGE = 500  # the most that MLflow gives at once
+_OF_RUN = "of_run"  # a tag that is stored last: a trace that has it is whole
+_NAME = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,84 +35,87 @@ class Trace:
 
 
 def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
-    """Store the traces with the run; the interface, which has the newest first, lists them in this order.
+    """Store those of a run's traces that are missing; the interface, newest first, lists them in this order.
 
-    One costs 60 ms of processor time, so they are a few, and belong behind a run and not into it. What a call that was
-    killed has stored already is not stored again.
+    They stand at the run's end, whatever the clock says now. One costs tens of milliseconds of processor time, so they
+    are a few, and belong behind a run and not into it. A run that MLflow does not have gets none.
     """
-    stored = _stored(tracker, run_id) if traces else {}
-    if traces:
-        _remove_begun(tracker, run_id)
-    missing = [number for number in range(len(traces)) if str(number) not in stored]
-    from mlflow.tracing import reset
-
-    reset()  # type: ignore[no-untyped-call]  # it keeps the store that the process's first trace went to, and a home has its own
-    os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # its thread would speak at the process's end
-    latest = time.time_ns()
+    run = or_none(tracker.client.get_run, run_id) if run_id and traces else None
+    if run is None:
+        return
+    known = _stored(tracker, run)
+    end = max(run.info.start_time, run.info.end_time or 0)
+    missing = {_id(run_id, trace): (trace, end - place) for place, trace in reversed([*enumerate(traces)])}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow warns of type hints of its own, when its tracing is imported
-        names = [
-            _log(tracker, run_id, replace(trace, tags={**trace.tags, **_place(run_id, n)}), latest - n * _MILLISECOND)
-            for n, trace in reversed(list(enumerate(traces)))
-            if n in missing
-        ]
-    names += stored.values()
-    if any(names):  # MLflow logs what it could not store, and raises nothing
-        tracker.client.link_traces_to_run([name for name in names if name], run_id)
+        for name, (trace, moment) in missing.items():
+            if name not in known:
+                patiently(_store, tracker, run, name, trace, moment)
 
 
-def _place(run_id: str, number: int) -> dict[str, str]:
-    return {_OF_RUN: run_id, _NUMBER: str(number)}
+def _id(run_id: str, trace: Trace) -> str:
+    """32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps([run_id, asdict(trace)], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _stored(tracker: Tracker, run_id: str) -> dict[str, str]:
-    """The ids of the traces of a run that are stored, by their numbers."""
-    place = [tracker.client.get_run(run_id).info.experiment_id]
-    query = f"tags.{_OF_RUN} = '{run_id}'"
-    found = tracker.client.search_traces(locations=place, filter_string=query, include_spans=False)
-    return {trace.info.tags[_NUMBER]: trace.info.trace_id for trace in found}
-
-
-def _remove_begun(tracker: Tracker, run_id: str) -> None:
-    """Remove what a killed call has begun: MLflow stores a trace's spans first, and what the trace is in a second step.
-
-    Such a trace has no tags. Its span says which run it is of.
-    """
-    client, run = tracker.client, tracker.client.get_run(run_id)
-    place = run.info.experiment_id
-    since, page = f"timestamp_ms >= {run.info.start_time}", None
-    begun: list[str] = []
-    while page is None or page.token:
-        page = client.search_traces(
-            locations=[place],
-            filter_string=since,
-            max_results=_PAGE,
-            page_token=page.token if page else None,
-            include_spans=False,
-        )
-        unknown = [trace.info.trace_id for trace in page if _OF_RUN not in trace.info.tags]
-        begun += [name for name in unknown if _is_of(client.get_trace(name), run_id)]
-    if begun:
-        client.delete_traces(place, trace_ids=begun)
-
-
-def _is_of(trace: Any, run_id: str) -> bool:
-    return any(span.attributes.get(_OF_RUN) == run_id for span in trace.data.spans)
-
-
-def _log(tracker: Tracker, run_id: str, trace: Trace, moment: int) -> str:
-    """Store one trace as of ``moment``, nanoseconds; its id, or an empty text where MLflow could not."""
-    from mlflow.entities.span import NO_OP_SPAN_TRACE_ID
-
-    span = tracker.client.start_trace(
-        "rollout",
-        inputs=dict(trace.inputs),
-        attributes={_OF_RUN: trace.tags[_OF_RUN]},
-        tags=dict(trace.tags),
-        experiment_id=tracker.client.get_run(run_id).info.experiment_id,
-        start_time_ns=moment,
+def _stored(tracker: Tracker, run: Run) -> set[str]:
+    query = f"tags.{_OF_RUN} = '{run.info.run_id}'"
+    found = tracker.client.search_traces(
+        locations=[run.info.experiment_id], filter_string=query, include_spans=False, max_results=500
     )
-    if span.trace_id == NO_OP_SPAN_TRACE_ID:
-        return ""
-    tracker.client.end_trace(span.trace_id, outputs=dict(trace.outputs), end_time_ns=moment)
-    return str(span.trace_id)
+    return {trace.info.trace_id.removeprefix("tr-") for trace in found}
+
+
+def _store(tracker: Tracker, run: Run, name: str, trace: Trace, moment: int) -> None:
+    """Two transactions: what it holds, then what it is."""
+    from mlflow.tracing.client import TracingClient
+
+    client = TracingClient(tracker.uri)
+    client.log_spans(run.info.experiment_id, [_span(name, trace, moment)])
+    client.start_trace(_info(run, name, trace, moment))
+
+
+def _span(name: str, trace: Trace, moment: int) -> Span:
+    from mlflow.entities import Span
+    from mlflow.tracing.constant import SpanAttributeKey
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
+    from opentelemetry.trace.status import Status, StatusCode
+
+    held = {
+        SpanAttributeKey.REQUEST_ID: f"tr-{name}",
+        SpanAttributeKey.INPUTS: dict(trace.inputs),
+        SpanAttributeKey.OUTPUTS: dict(trace.outputs),
+    }
+    return Span(
+        ReadableSpan(
+            name=_NAME,
+            context=SpanContext(trace_id=int(name, 16), span_id=int(name[:16], 16), is_remote=False),
+            start_time=moment * _MILLISECOND,
+            end_time=moment * _MILLISECOND,
+            attributes={key: json.dumps(value) for key, value in held.items()},
+            status=Status(StatusCode.OK),
+            resource=Resource.get_empty(),
+        )
+    )
+
+
+def _info(run: Run, name: str, trace: Trace, moment: int) -> TraceInfo:
+    from mlflow.entities import TraceInfo, TraceLocation, TraceState
+    from mlflow.tracing.constant import TRACE_SCHEMA_VERSION, TRACE_SCHEMA_VERSION_KEY, TraceMetadataKey, TraceTagKey
+
+    return TraceInfo(
+        trace_id=f"tr-{name}",
+        trace_location=TraceLocation.from_experiment_id(run.info.experiment_id),
+        request_time=moment,
+        execution_duration=0,
+        state=TraceState.OK,
+        request_preview=json.dumps(trace.inputs)[:1000],
+        response_preview=json.dumps(trace.outputs)[:1000],
+        trace_metadata={
+            TraceMetadataKey.SOURCE_RUN: run.info.run_id,
+            TRACE_SCHEMA_VERSION_KEY: str(TRACE_SCHEMA_VERSION),
+        },
+        tags={**trace.tags, TraceTagKey.TRACE_NAME: _NAME, _OF_RUN: run.info.run_id},
+    )

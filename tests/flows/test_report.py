@@ -20,7 +20,7 @@ from tasks.home.storage import read_json, read_table, write_table
 from tasks.preset.run import RunConfig, load_preset
 from tasks.report import run_page as report
 from tasks.report.summary import summarise
-from tests.flows.conftest import ROOT
+from tests.flows.conftest import ROOT, run_flows
 from tests.quick import within_seconds
 
 ATTACK = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -61,12 +61,41 @@ def page_of(home: Path, folders: dict[str, Path] | None = None, *overrides: str)
     refs = refs_of(home)
     lines = [
         report.StageLine(
-            name=name, was_run=True, sha256=ref.sha256, seconds=60.0, tokens=None, memory_gib=None, cost=None
+            name=name,
+            was_run=True,
+            sha256=ref.sha256,
+            seconds=60.0,
+            tokens=None,
+            memory_gib=None,
+            cost=None,
+            versions={},
         )
         for name, ref in refs.items()
     ]
     places = {name: home / ref.uri for name, ref in refs.items()} | (folders or {})
     return report.render(config, refs, places, lines, started="2026-01-02T03:04:05")
+
+
+def traces(home: Path) -> set[str]:
+    with closing(sqlite3.connect(home / "mlflow.db")) as database:
+        return {row[0] for row in database.execute("SELECT request_id FROM trace_info")}
+
+
+def test_traces_that_a_run_could_not_store_are_stored_by_the_next_start_of_the_same_command(
+    micro_home: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(micro_home, home)
+    before = traces(home)
+    assert len(before) >= 10
+    with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
+        database.execute("PRAGMA foreign_keys = ON")
+        lost = sorted(before)[::2]
+        database.executemany("DELETE FROM trace_info WHERE request_id = ?", [(each,) for each in lost])
+    assert len(traces(home)) == len(before) - len(lost)
+    done = run_flows("run", home)
+    assert done.returncode == 0, done.stderr
+    assert traces(home) == before
 
 
 def report_of(home: Path) -> Path:
@@ -183,7 +212,9 @@ def test_a_price_adds_a_cost_per_stage_and_in_all(micro_home: Path, monkeypatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert report.hourly_price(config) == 1.0  # two cores of 0.5
     lines = [
-        report.StageLine(name=name, was_run=True, sha256="0", seconds=1800.0, tokens=None, memory_gib=1.0, cost=0.5)
+        report.StageLine(
+            name=name, was_run=True, sha256="0", seconds=1800.0, tokens=None, memory_gib=1.0, cost=0.5, versions={}
+        )
         for name in ("a", "b")
     ]
     assert report.totals(lines) == {

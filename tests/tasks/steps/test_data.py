@@ -191,7 +191,7 @@ def test_a_row_of_two_files_is_found_by_its_file_and_line(tmp_path: Path) -> Non
     held_out.write_text(held_out.read_text() + "oops\n")
     prepare("prompts", tmp_path / "out", dataset)
     (bad,) = (json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
-    assert (bad["source"], bad["line"]) == (str(held_out), 3)
+    assert (bad["source"], bad["line"]) == (held_out.name, 3)
 
 
 def test_a_row_that_says_to_be_for_the_other_side_is_not_used(tmp_path: Path) -> None:

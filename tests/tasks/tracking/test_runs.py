@@ -199,7 +199,7 @@ def test_a_write_that_failed_is_an_error_of_the_flush_and_nothing_is_written_aft
     with pytest.raises(MlflowException, match="no: such"):
         run.end("FINISHED")
     assert history(tracker, run, "loss") == [(1, 1.0)]
-    assert tracker.client.get_run(run.run_id).info.status == "FINISHED"
+    assert tracker.client.get_run(run.run_id).info.status == "FAILED"
 
 
 def test_a_loop_does_not_wait_for_the_database_and_its_curves_are_whole(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Barrier
 
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -31,35 +34,71 @@ def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_ru
         assert len(tracker.client.search_traces(locations=places, run_id=other.run_id)) == 0
 
 
+def three() -> list[Trace]:
+    return [Trace(inputs={"n": n}, outputs={"n": n}, tags={"kind": "best"}) for n in range(3)]
+
+
 def test_traces_that_a_killed_call_has_stored_already_are_not_stored_again(tracked_home: Home) -> None:
     tracker = open_tracker(tracked_home)
     with tracker.start_run("traced", "grpo", tags={}) as run:
-        traces = [Trace(inputs={"n": n}, outputs={"n": n}, tags={"kind": "best"}) for n in range(3)]
-        log_traces(tracker, run.run_id, traces[:2])
-        log_traces(tracker, run.run_id, traces)
+        log_traces(tracker, run.run_id, three()[:2])
+        log_traces(tracker, run.run_id, three())
         found = tracker.client.search_traces(locations=[run.experiment_id], run_id=run.run_id)
-    assert sorted(trace.info.tags["number"] for trace in found) == ["0", "1", "2"]
+    assert sorted(trace.data.spans[0].inputs["n"] for trace in found) == [0, 1, 2]
 
 
-def test_a_trace_of_which_a_kill_left_the_spans_alone_is_removed(
-    tracked_home: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", ["log_spans", "start_trace"])
+def test_a_trace_of_which_a_kill_left_a_part_is_completed(
+    tracked_home: Home, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """A kill between two transactions of MLflow; tests/chaos kills there in earnest."""
     tracker = open_tracker(tracked_home)
-    traces = [Trace(inputs={"n": n}, outputs={"n": n}, tags={"kind": "best"}) for n in range(2)]
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise RuntimeError("killed")
 
-    with tracker.start_run("traced", "grpo", tags={}) as run, tracker.start_run("traced", "other", tags={}) as other:
+    with tracker.start_run("traced", "grpo", tags={}) as run:
         with monkeypatch.context() as patched:
-            patched.setattr(SqlAlchemyStore, "start_trace", killed)
-            log_traces(tracker, run.run_id, traces)
-            log_traces(tracker, other.run_id, traces[:1])
-        log_traces(tracker, run.run_id, traces)
-        assert count(tracked_home) == 3  # the other run may still be at work
-        log_traces(tracker, other.run_id, traces[:1])
+            patched.setattr(SqlAlchemyStore, last, killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                log_traces(tracker, run.run_id, three())
+        log_traces(tracker, run.run_id, three())
+        found = tracker.client.search_traces(locations=[run.experiment_id], run_id=run.run_id)
+    assert sorted(trace.data.spans[0].outputs["n"] for trace in found) == [0, 1, 2]
+    assert all(trace.info.tags["kind"] == "best" and trace.info.state == "OK" for trace in found)
     assert count(tracked_home) == 3
+
+
+def test_two_that_store_the_same_traces_at_once_store_each_once(tracked_home: Home) -> None:
+    tracker = open_tracker(tracked_home)
+    with tracker.start_run("traced", "grpo", tags={}) as run:
+        together = Barrier(2)
+
+        def store(_: int) -> None:
+            together.wait()
+            log_traces(open_tracker(tracked_home), run.run_id, three())
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(store, range(2)))
+    assert count(tracked_home) == 3
+
+
+def test_the_clock_has_no_part_in_when_a_trace_was(tracked_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = open_tracker(tracked_home)
+    with tracker.start_run("traced", "grpo", tags={}) as run:
+        pass
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    log_traces(tracker, run.run_id, three())
+    end = tracker.client.get_run(run.run_id).info.end_time
+    assert isinstance(end, int)
+    found = tracker.client.search_traces(locations=[run.experiment_id], run_id=run.run_id)
+    assert [trace.info.request_time for trace in found] == [end, end - 1, end - 2]
+
+
+def test_a_run_that_mlflow_does_not_have_gets_no_traces(tracked_home: Home) -> None:
+    log_traces(open_tracker(tracked_home), "0" * 32, three())
+    assert count(tracked_home) == 0
 
 
 def count(home: Home) -> int:

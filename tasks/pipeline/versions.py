@@ -1,0 +1,111 @@
+"""The versions of the libraries that a stage computes with: those that its code imports, and those of the user's code.
+
+Which they are is read from the sources that the stage reaches, so no list of them is kept by hand. vLLM may live in an
+environment of its own: the interpreter that starts its servers is asked, or a server that runs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+
+from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
+from tasks.home.code_hash import libraries
+from tasks.preset.sections import Sections
+from tasks.preset.stages import sampling_of, terms_of
+
+UNKNOWN = "unknown"  # of a server that does not answer
+_SECONDS = 20.0
+_ASK = "from importlib.metadata import version; print(version('vllm'))"
+# What a library computes with that our sources do not name: the tokens, the digits, and how LaTeX is read.
+_BENEATH = {
+    "transformers": ("tokenizers",),
+    "sympy": ("mpmath",),
+    "latex2sympy2_extended": ("antlr4-python3-runtime",),
+}
+
+
+def versions(module: str, sections: Sections, *, without: Collection[str] = ()) -> Mapping[str, str]:
+    """The versions of Python and of what a stage's ``module`` uses, by the names that pip has; empty: not installed.
+
+    ``without``: modules and packages that are not run with these sections.
+    """
+    names = {name for each in (module, *_own_modules(sections)) for name in libraries(each, without=without)}
+    names |= {name for each in names for name in _BENEATH.get(each, ())}
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    found |= {name: version for each in sorted(names) for name, version in _installed(each)}
+    engine = _engine_of(sections)
+    if engine is not None and engine.kind == "vllm":
+        found["vllm"] = _of_engine(engine.python, engine.urls)
+    return found
+
+
+def _own_modules(sections: Sections) -> set[str]:
+    """The user's modules that the sections name: rewards, and the environments of episodes."""
+    stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
+    named: list[EpisodeConfig | RewardTerm | None] = [
+        sections.declared.get("episodes"),
+        sampling.episodes if sampling else None,
+    ]
+    named += terms_of(stage).values() if stage else ()
+    return {each.module for each in named if each is not None} - {""}
+
+
+def _engine_of(sections: Sections) -> EngineConfig | None:
+    """What samples in a stage that is given these sections; None: nothing does."""
+    sampling = _sampling_of(sections)
+    declared: EngineConfig | None = sections.declared.get("engine")
+    return declared or (sampling.engine if sampling else None)
+
+
+def _sampling_of(sections: Sections) -> SamplingConfig | None:
+    return sampling_of(sections.stage) if "stage" in sections.declared else None
+
+
+@cache
+def _installed(module: str) -> tuple[tuple[str, str], ...]:
+    """Which installed packages bring a module, with their versions."""
+    try:
+        return ((_name(module), metadata.version(module)),)
+    except metadata.PackageNotFoundError:
+        brought = sorted(set(_packages().get(module, ()))) if find_spec(module) else []
+    return tuple((_name(each), metadata.version(each)) for each in brought) or ((_name(module), ""),)
+
+
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+def _name(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+@cache
+def _of_engine(python: str, urls: tuple[str, ...]) -> str:
+    """The version of vLLM that servers run."""
+    if urls:
+        return " ".join(sorted({_of_server(url) for url in urls}))
+    if not python:
+        return _installed("vllm")[0][1]
+    try:
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _of_server(url: str) -> str:
+    from rlcore.sampling.vllm.client import EngineUnreachableError, address_of, call
+
+    try:
+        status, answer = call(address_of(url), "/version", None, seconds=_SECONDS)
+    except EngineUnreachableError:
+        return UNKNOWN
+    known = answer.get("version") if status == 200 and isinstance(answer, Mapping) else None
+    return known if isinstance(known, str) else UNKNOWN
