@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import StorageError
+from rlcore.models.unfinished import remove_abandoned, unfinished_folder
 
 
 @contextmanager
@@ -28,23 +27,26 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     if folder.exists():
         raise StorageError("the folder exists already", where=str(folder), fix="remove it, or name another one")
-    temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in (*temporary.rglob("*"), temporary):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
-            fsync(path)
-        temporary.rename(folder)
-        fsync(folder.parent)
+        remove_abandoned(folder.parent, unfinished_prefix(folder))
+        with unfinished_folder(folder.parent, unfinished_prefix(folder)) as temporary:
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
+                fsync(path)
+            temporary.rename(folder)
+            fsync(folder.parent)
     except (OSError, SafetensorError) as error:
         raise StorageError(
             f"the checkpoint could not be written: {error}",
             where=str(folder),
             fix="free space or correct the permissions, then start again",
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unfinished_prefix(folder: Path) -> str:
+    """How the names of temporary folders begin that become ``folder``; they lie beside it."""
+    return f".tmp-{folder.name}-"
 
 
 _LENGTH = 8  # bytes before a safetensors header, which say how long it is

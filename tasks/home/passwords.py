@@ -26,6 +26,11 @@ def passwords(path: Path, names: Sequence[str]) -> Mapping[str, str]:
     return known
 
 
+def private_file(path: Path) -> None:
+    """Make an empty file that its owner alone may read, where there is none."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
 def write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Write a file whole or not at all, with ``mode`` from the moment on which it exists."""
     new = path.with_name(f".{path.name}.new")

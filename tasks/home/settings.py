@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
 from tasks.home.logs import shorten_user_errors
-from tasks.home.passwords import draw
+from tasks.home.passwords import draw, private_file
+from tasks.home.scratch import remove_left
 from tasks.home.state import require_readable
 
 Engine = Literal["prefect", "inline"]
@@ -35,6 +38,7 @@ _DEFAULTS = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "GIT_PYTHON_REFRESH": "quiet",  # MLflow's git library complains on machines without git
 }
+_PRIVATE = 0o700
 _NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded server shows none of its own
 
 
@@ -94,7 +98,9 @@ def find_home() -> Home:
 
 
 def configure_environment(home: Home) -> None:
-    """Make the home's folders and set what Prefect and MLflow read; what the user has set already stays.
+    """Make the home's folders, for their owner alone, and set what Prefect and MLflow read.
+
+    What the user has set already stays. What commands that were killed have left goes.
 
     Raises:
         StorageError: the home cannot be made or written, or other versions wrote what lies there.
@@ -110,6 +116,7 @@ def prepare_environment(home: Home) -> None:
         StorageError: the home cannot be made or written.
     """
     _make_writable(home)
+    remove_left(home.work)
     os.environ["RLCORE_HOME"] = str(home.root)  # for processes that this one starts
     placed = {
         "PREFECT_HOME": str(home.prefect),
@@ -157,13 +164,28 @@ def configure_logging() -> None:
 
 def _make_writable(home: Home) -> None:
     try:
+        home.root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         for folder in (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts):
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home.root) as probe:
             probe.write(b"0")
+        _tighten(home)
     except OSError as error:
         raise StorageError(
             f"the state folder cannot be written: {error.strerror}",
             where=str(home.root),
             fix="set RLCORE_HOME to a folder on a disk with space that you may write",
         ) from error
+
+
+def _tighten(home: Home) -> None:
+    """Let the owner alone into the home, and read its databases: they hold what models wrote, and passwords.
+
+    A volume that belongs to somebody else, such as the platform that mounts it, stays as that has made it.
+    """
+    private_file(home.prefect / "prefect.db")  # Prefect's server would make it for everybody
+    for path in (home.root, *home.root.glob("*.db"), *home.root.glob("*/*.db")):
+        mode = path.stat().st_mode
+        if mode & 0o077 and not mode & stat.S_ISVTX:  # such as /tmp, which is everybody's
+            with suppress(PermissionError):
+                path.chmod(mode & _PRIVATE)

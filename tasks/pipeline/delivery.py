@@ -8,7 +8,6 @@ Both want :func:`tasks.home.settings.configure_environment` to be called before.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from pathlib import Path
 
 from rlcore.errors import ConfigError
 from rlcore.models.exporting import ExportDtype, export_checkpoint
+from rlcore.models.saving import unfinished_prefix
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
+from tasks.home.scratch import announced, scratch_folder
 from tasks.home.settings import Home
 from tasks.steps.base import MODEL
 from tasks.tracking.card import write_cards
@@ -48,8 +49,8 @@ def open_registered(home: Home, model: str) -> Iterator[Registered]:
     if stored is not None and not _faults(home, tags):
         yield Registered(tags=tags, folder=stored / MODEL)
         return
-    with tempfile.TemporaryDirectory(dir=home.work) as folder:
-        yield Registered(tags=tags, folder=download_model(f"models:/{tags['name']}/{tags['version']}", Path(folder)))
+    with scratch_folder(home.work) as folder:
+        yield Registered(tags=tags, folder=download_model(f"models:/{tags['name']}/{tags['version']}", folder))
 
 
 def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", gguf: bool = False) -> Path:
@@ -68,9 +69,9 @@ def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "
             "GGUF files are not written: the library gguf has a writer for them, and no converter of models",
             fix="export without it, then run llama.cpp's convert_hf_to_gguf.py on the folder",
         )
-    with open_registered(home, model) as registered:
-        readme = _card(home, registered)
-        export_checkpoint(registered.folder, folder.absolute(), dtype=dtype, readme=readme)
+    target = folder.absolute()
+    with open_registered(home, model) as registered, announced(home.work, target.parent, unfinished_prefix(target)):
+        export_checkpoint(registered.folder, target, dtype=dtype, readme=_card(home, registered))
     return folder
 
 

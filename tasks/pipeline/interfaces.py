@@ -79,7 +79,9 @@ def watch(commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]]) -> in
     try:
         for name, (command, variables) in commands.items():
             # In a session of its own: Ctrl-C is for this process, which then ends the server and its workers in order.
-            servers[name] = subprocess.Popen(command, env=os.environ | dict(variables), start_new_session=True)
+            servers[name] = subprocess.Popen(
+                command, env=os.environ | dict(variables), start_new_session=True, umask=0o077
+            )
         while True:
             for name, server in servers.items():
                 if server.poll() is not None:

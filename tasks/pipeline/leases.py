@@ -126,7 +126,9 @@ def heal(home: Home) -> tuple[str, ...]:
 
 def sweep(home: Home) -> None:
     """Remove half-written files. Nobody may be writing in the home; each begins with a dot, or is a lock of nobody."""
-    stages = [each for each in home.work.iterdir() if each.is_dir() and not (each / "leases").exists()]  # no inner home
+    stages = [
+        each for each in home.work.glob("[!.]*") if each.is_dir() and not (each / "leases").exists()
+    ]  # no inner home
     folders = (home.cache, home.pages, home.leases, home.artifacts, home.mlartifacts, home.root / "reports", *stages)
     for remains in [path for folder in folders for pattern in _HALF_WRITTEN for path in folder.rglob(pattern)]:
         if remains.is_dir():

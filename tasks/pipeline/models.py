@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from rlcore.metrics import is_of_machine
 from tasks.home.artifacts import MANIFEST, ArtifactRef
 from tasks.home.cache import Record, describe_machine
+from tasks.home.scratch import scratch_folder
 from tasks.pipeline.retrain import note_past
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.pipeline.stages import Stage
@@ -40,9 +39,9 @@ def register(
     folder = run.store.path(ref)
     # The times of an attempt that was killed stand in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_of_machine(metric)}
-    with tempfile.TemporaryDirectory(dir=run.home.work) as temporary:
-        tags |= {PAST: note_past(run.home, records, record, Path(temporary) / PAST)}
-        beside = {MANIFEST: folder / MANIFEST} | files_below(Path(temporary))
+    with scratch_folder(run.home.work) as temporary:
+        tags |= {PAST: note_past(run.home, records, record, temporary / PAST)}
+        beside = {MANIFEST: folder / MANIFEST} | files_below(temporary)
         package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside=beside)
         version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
     describe(run.tracker, version, cards.model)

@@ -26,6 +26,7 @@ from rlcore.strict import build
 from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from tasks.home.cache import Record, StageCache, describe_machine
 from tasks.home.code_hash import code_version
+from tasks.home.scratch import announced
 from tasks.home.settings import Home, configure_environment
 from tasks.home.storage import read_json
 from tasks.pipeline.keys import key_of, why
@@ -153,7 +154,8 @@ def machines(origin: Origin, config: RunConfig) -> list[str]:
 def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> Iterator[Home]:
     """A new home below ``home``, with a tracking database of its own; it already has what the run starts from.
 
-    It stays. Each has a name of its own: MLflow keeps a database open that was removed, and would go on with that.
+    It stays, unless a kill ends the block: then it goes with the next command. Each has a name of its own: MLflow keeps
+    a database open that was removed, and would go on with that.
     """
     prefix = f"reproduce-{origin.version.name}-{origin.version.version}-"
     scratch = Home(Path(tempfile.mkdtemp(prefix=prefix, dir=home.work)))
@@ -161,10 +163,11 @@ def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: Run
     before = {name: os.environ.get(name) for name in names}
     os.environ |= {"RLCORE_HOME": str(scratch.root), "MLFLOW_TRACKING_URI": scratch.tracking_uri}
     try:
-        configure_environment(scratch)
-        for record in filter(is_import, origin.chain):
-            _lend(home, scratch, record, next(stage for stage in table if stage.name == _name(record)), config)
-        yield scratch
+        with announced(home.work, home.work, scratch.root.name):
+            configure_environment(scratch)
+            for record in filter(is_import, origin.chain):
+                _lend(home, scratch, record, next(stage for stage in table if stage.name == _name(record)), config)
+            yield scratch
     finally:
         for name, value in before.items():
             if value is None:

@@ -6,7 +6,6 @@ MLflow, so a promotion accepts data, a refusal does not, and a roll-back takes t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from data_contracts.text import prompt_hash
 from rlcore.errors import DataError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import Ingredients, Record
+from tasks.home.scratch import scratch_folder
 from tasks.home.settings import Home
 from tasks.home.storage import read_column, read_json, write_json, write_table
 from tasks.pipeline.keys import key_of
@@ -86,8 +86,8 @@ def remember(home: Home, model: str) -> tuple[str, ...]:
     version = find_number(tracker, tags["name"], tags["version"])
     record = next(each for each in records if each.key == tags["stage_key"])
     assert version is not None  # its tags were just read
-    with tempfile.TemporaryDirectory(dir=home.work) as temporary:
-        folder = Path(temporary) / PAST
+    with scratch_folder(home.work) as temporary:
+        folder = temporary / PAST
         digest = note_past(home, records, record, folder)
         kept = read_json(folder / "past.json")["datasets"]
         own = _named(tags.get("data", ""))

@@ -64,7 +64,7 @@ def answer(
 ) -> list[Answer]:
     """One answer of the checkpoint of the stage ``stage`` to each prompt; those that are on disk are taken up."""
     config: WinRateConfig = context.config.stage.settings
-    path = context.work / f"answers-{side}.json"
+    path = context.work / "answers" / f"{side}.json"  # a digest is noted beside the folder
     if is_as_noted(path):
         return [build(Answer, document) for document in read_json(path)]
     folder, sampling = context.inputs[stage] / MODEL, config.sampling

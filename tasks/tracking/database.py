@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from tasks.home.disk import sync
+from tasks.home.passwords import private_file
 from tasks.home.settings import Home
 
 
@@ -23,6 +24,7 @@ def make_database(home: Home) -> None:
     aside = path.with_name(f".{path.name}.new")
     for remains in home.root.glob(f"{aside.name}*"):  # SQLite's journal lies beside its file
         remains.unlink()
+    private_file(aside)
     store = SqlAlchemyStore(f"sqlite:///{aside}", home.mlartifacts.as_uri())  # type: ignore[no-untyped-call]
     store.engine.dispose()
     sync(aside)

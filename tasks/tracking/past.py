@@ -8,7 +8,6 @@ the version, so that nothing is compared with a damaged account.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from rlcore.errors import DataError, StorageError
 from tasks.home.artifacts import file_faults, file_sha256
+from tasks.home.scratch import scratch_folder
 from tasks.home.settings import Home
 from tasks.home.storage import link_or_copy, read_json, write_json
 from tasks.tracking.registry import ModelVersion, read_tags, set_tags
@@ -66,8 +66,8 @@ def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> Past:
     try:
         if digest is None:
             raise StorageError("it has none")
-        with tempfile.TemporaryDirectory(dir=home.work) as temporary:
-            return _taken_up(home, _downloaded(version, Path(temporary)), digest)
+        with scratch_folder(home.work) as temporary:
+            return _taken_up(home, _downloaded(version, temporary), digest)
     except StorageError as error:
         name = f"{version.name}/{version.version}"
         raise DataError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
+from tasks.home.scratch import scratch_folder
 from tasks.home.settings import find_home
 from tasks.tracking.errors import unless_exists
 from tasks.tracking.packaged import Package, write_package
@@ -73,6 +73,6 @@ def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> 
         if not folder.exists():  # it is whole, and there from a call that was killed behind it
             write_package(package, name, folder, model)
         return
-    with tempfile.TemporaryDirectory(dir=find_home().work) as temporary:  # the artifacts' disk: weights are links
-        write_package(package, name, Path(temporary) / name, model)
-        run.client.log_model_artifacts(model.model_id, str(Path(temporary) / name))
+    with scratch_folder(find_home().work) as temporary:  # the artifacts' disk: weights are links
+        write_package(package, name, temporary / name, model)
+        run.client.log_model_artifacts(model.model_id, str(temporary / name))

@@ -1,10 +1,9 @@
 """The one place that imports MLflow: runs, metrics, datasets; the registry of models is in ``registry.py``.
 
 MLflow takes seconds to import, so each function that needs it imports it. Everything goes through run ids: MLflow's
-"active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles.
-
-A loop does not wait for what it shows: metrics and tables are written in the background, in their order, and
-:meth:`RunTracker.flush` waits for them, so what comes before a checkpoint or the end of a run is stored by then.
+"active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles. A loop does not
+wait for what it shows: metrics and tables are written in the background, in their order, and :meth:`RunTracker.flush`
+waits for them, so what comes before a checkpoint or the end of a run is stored by then.
 """
 
 from __future__ import annotations

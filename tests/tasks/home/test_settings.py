@@ -9,6 +9,7 @@ import pytest
 
 from rlcore.errors import ConfigError, StorageError
 from tasks.home.settings import Home, configure_environment, engine_name, find_home
+from tasks.tracking.runs import open_tracker
 
 
 def test_the_home_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,6 +29,40 @@ def test_configuring_makes_the_folders_and_places_both_tools_inside(home: Home) 
     }  # fmt: skip
     assert os.environ["RLCORE_HOME"] == str(home.root)
     assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{home.root}/mlflow.db"
+
+
+def modes(home: Home) -> dict[str, int]:
+    paths = (home.root, home.root / "mlflow.db", home.prefect / "prefect.db")
+    return {path.name: path.stat().st_mode & 0o777 for path in paths}
+
+
+def test_a_home_and_its_databases_are_for_their_owner_alone(home: Home) -> None:
+    open_tracker(home)
+    assert modes(home) == {"home": 0o700, "mlflow.db": 0o600, "prefect.db": 0o600}
+
+
+def test_a_home_that_everybody_may_read_is_closed_by_the_next_command(home: Home) -> None:
+    (home.root / "mlflow.db").touch()
+    (home.root / "interfaces").mkdir()
+    users = home.root / "interfaces" / "basic_auth.db"
+    users.touch()
+    for path in (home.root, home.root / "mlflow.db", home.prefect / "prefect.db", users):
+        path.chmod(0o777 if path.is_dir() else 0o644)
+    configure_environment(home)
+    assert modes(home) == {"home": 0o700, "mlflow.db": 0o600, "prefect.db": 0o600}
+    assert users.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_somebody_else_owns_is_used_as_it_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.root.chmod(0o770)
+
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(f"{path} {mode}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "chmod", refuse)
+        configure_environment(home)
+    assert home.root.stat().st_mode & 0o777 == 0o770
 
 
 def test_nothing_calls_home_and_nothing_is_unpickled(home: Home) -> None:
