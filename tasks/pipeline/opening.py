@@ -53,7 +53,7 @@ def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTr
         for run in tracker.find_runs(experiment, LEASE_TAG, lease):
             tracker.kill_runs(run)
     except Exception as error:  # noqa: BLE001 - what ended the run is what is raised
-        logger.warning("MLflow could not be told that this run has ended: %s; the next start tells it", error)
+        logger.warning("MLflow could not be told that this run has ended: %.200s; the next start tells it", error)
         return False
     return True
 

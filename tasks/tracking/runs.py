@@ -162,7 +162,7 @@ class RunTracker:
             try:
                 tell()
             except Exception as trouble:  # noqa: BLE001 - what ended the run is what is raised
-                logger.warning("MLflow could not be told how run %s ended: %s", self.run_id, trouble)
+                logger.warning("MLflow could not be told how run %s ended: %.200s", self.run_id, trouble)
 
     @property
     def url(self) -> str:
