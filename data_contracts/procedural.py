@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data_contracts.errors import ContractError
@@ -19,6 +20,7 @@ from data_contracts.text import prompt_hash
 WORKED_TASK = "chain_sum"
 _ENTRY_FIELDS = ("question", "answer", "metadata")
 _RUNS_PROGRAMS = ("codeio",)  # that a model wrote, with all rights of this user
+_MAX_SHARE, _FEW = 0.9, 20  # of the problems of a task that one answer may solve; below so many nobody can tell
 _MAX_MISSES = 2_000  # problems in a row that are known or on the full side of the split
 _MANY = 10_000_000
 _TERM = re.compile(r"([+-]?)\s*(-?\d+)")
@@ -104,9 +106,25 @@ def _entries(
     for place, name in enumerate(names):
         shares = {"train": _share(num_train, place, len(names)), "eval": _share(num_eval, place, len(names))}
         streams.append(list(_different_entries(name, rng.getrandbits(32), shares, _settings_of(name, settings))))
+    for name, stream in zip(names, streams, strict=True):
+        _refuse_a_constant(name, [str(entry["answer"]) for *_, entry in stream if entry["answer"] is not None])
     # Tasks take turns, so that any first part of the rows holds all of them.
     turns = max(map(len, streams))
     return [stream[turn] for turn in range(turns) for stream in streams if turn < len(stream)]
+
+
+def _refuse_a_constant(task: str, answers: Sequence[str]) -> None:
+    """
+    Raises:
+        ContractError: a policy that always writes the same would be paid for nearly all of a task's problems.
+    """
+    answer, count = Counter(answers).most_common(1)[0] if answers else ("", 0)
+    if len(answers) >= _FEW and count > _MAX_SHARE * len(answers):
+        raise ContractError(
+            f"{task}: one answer, {answer[:40]!r}, is right for {count} of {len(answers)} problems",
+            where="options.tasks",
+            fix="leave that task out, or make its problems more varied with its settings",
+        )
 
 
 def _share(total: int, place: int, parts: int) -> int:

@@ -25,7 +25,8 @@ class Terms:
 
     ``max_tokens``: budget of one row. ``seed``: which training prompts are kept when there are more. ``is_exact``:
     every character counts where texts are compared. ``keeps_apart``: near duplicates of evaluation prompts are looked
-    for. ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place.
+    for. ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place;
+    what stands behind a colon is of that row alone, and is shown in place of the reference.
     """
 
     max_tokens: int
@@ -66,10 +67,10 @@ def judge(batch: Batch, contract: Contract, terms: Terms, *, meter: TokenMeter, 
     if terms.screen:
         left = _left(rows, broken)
         reasons = terms.screen([rows[place]["reference"] for place in left])
-        broken += [
-            RowComplaint(row=left[place], field="reference", value=rows[left[place]]["reference"], reason=reason)
-            for place, reason in reasons.items()
-        ]
+        for place, told in reasons.items():
+            reason, _, detail = told.partition(": ")
+            value = detail or rows[left[place]]["reference"]
+            broken.append(RowComplaint(row=left[place], field="reference", value=value, reason=reason))
     return Judged(refused=quarantine(broken, batch.origins), lengths=lengths)
 
 

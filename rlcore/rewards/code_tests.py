@@ -12,13 +12,15 @@ from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.rewards.answers import final_part
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sandbox.base import Limits, Outcome, Verdict
+from rlcore.sandbox.judge import MAX_REPEATS
 from rlcore.sandbox.pool import Backend, Job, SandboxPool
 from rlcore.sandbox.suite import best_constant, parse_suite
 from rlcore.types import Rollout, Score
 
 MAX_CODE_CHARACTERS = 100_000
-_FENCE = re.compile(r"^ {0,3}`{3,}+([^`\n]*+)$", re.MULTILINE)  # possessive: each line is read once
-_PYTHON = {"", "python", "py", "python3"}
+# Possessive: each line is read once.
+_FENCE = re.compile(r"^(?P<indent>[ \t]*+)(?P<mark>`{3,}+|~{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
+_PYTHON = re.compile(r"\{?\.?(?:python|py|pypy|ipython)[0-9.]*\b.*", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class CodeReward:
             return graded(self.name, 0.0)
         seconds = self._options.timeout_seconds
         # One process serves all tests of a program, so its processor time is bounded by their sum.
-        limits = Limits(wall_seconds=seconds, cpu_seconds=1 + int(seconds * len(suite.tests)))
+        limits = Limits(wall_seconds=seconds, cpu_seconds=1 + int(seconds * max(len(suite.tests), MAX_REPEATS)))
         stop_early = self._options.credit == "all"
         return Job(reference=rollout.prompt.reference, code=code, limits=limits, stop_early=stop_early)
 
@@ -93,10 +95,11 @@ def _passed_by_a_constant(reference: str) -> int:
 
 
 def find_program(text: str) -> str | None:
-    """The program of a completion: its last closed block of Python between ````` ``` ````` fences, after the thinking.
+    """The program of a completion: its last closed block of Python between fences, after the thinking.
 
-    A block whose fence names another language is none. Without any fence the whole text is the program (a base model
-    that continues a prompt); with fences of which none holds Python there is no program.
+    A block whose fence names another language is none; one without a language is one only where no fence names Python.
+    Without any fence the whole text is the program (a base model that continues a prompt); with fences of which none
+    holds Python there is no program.
     """
     part = final_part(text)
     if part is None:
@@ -104,16 +107,28 @@ def find_program(text: str) -> str | None:
     fences = list(_FENCE.finditer(part))
     if not fences:
         return part
-    program, opened = None, None
+    named, unnamed, opened = None, None, None
     for fence in fences:
         if opened is None:
             opened = fence
-        elif not _language(fence):  # a fence that names a language cannot close
-            if _language(opened) in _PYTHON:
-                program = part[opened.end() + 1 : fence.start()]
+        elif _closes(fence, opened):
+            language = opened["info"].strip().lower()
+            if _PYTHON.fullmatch(language):
+                named = _block(part, opened, fence)
+            elif not language:
+                unnamed = _block(part, opened, fence)
             opened = None
-    return program
+    return unnamed if named is None else named
 
 
-def _language(fence: re.Match[str]) -> str:
-    return (fence[1].split() or [""])[0].lower()
+def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
+    """As in Markdown: the same sign, no fewer of it, no language, and hardly further to the right."""
+    is_same = fence["mark"].startswith(opened["mark"]) and not fence["info"].strip()
+    return is_same and len(fence["indent"]) <= len(opened["indent"]) + 3
+
+
+def _block(text: str, opened: re.Match[str], closing: re.Match[str]) -> str:
+    """What stands between two fences, without the blanks that stand in front of the first."""
+    block = text[opened.end() + 1 : closing.start()]
+    width = len(opened["indent"])
+    return re.sub(rf"^[ \t]{{1,{width}}}", "", block, flags=re.MULTILINE) if width else block

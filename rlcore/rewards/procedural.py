@@ -26,11 +26,11 @@ class ProceduralOptions:
 
 
 class ProceduralReward:
-    """The scorer's value in 0..1; 1.0 exactly when it calls the answer correct (0.99 or more).
+    """1.0 for an answer that the scorer calls correct (0.99 or more), else 0.0: it pays others for their form.
 
     ``rollout.prompt.reference`` is JSON, ``{"dataset": "chain_sum", "entry": {"question": …, "answer": …,
-    "metadata": {…}}}``. Scorers give partial credit of their own (0.01 for a wrong answer is usual), and some need more
-    than JSON can hold (``arc_agi``, ``rearc``): the reward canary finds those before the first rollout.
+    "metadata": {…}}}``. Some scorers need more than JSON can hold (``arc_agi``, ``rearc``): the reward canary finds
+    those before the first rollout.
     """
 
     name = "procedural"
@@ -61,4 +61,4 @@ class ProceduralReward:
         return request | {"answers": list(dict.fromkeys((answer, clean(answer))))}
 
     def _score(self, value: Any) -> Score:
-        return graded(self.name, 1.0 if value >= CORRECT_FROM else float(value))
+        return graded(self.name, float(value >= CORRECT_FROM))

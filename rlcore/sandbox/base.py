@@ -33,12 +33,13 @@ class Limits:
     """What one program may use.
 
     ``wall_seconds`` counts for each input by itself, ``cpu_seconds`` for the life of the process. ``memory_bytes`` is
-    its address space. ``output_bytes``: the longest output of one input; what goes beyond is ``PROTOCOL``.
+    its address space, of which the stack of a thread is a part. ``output_bytes``: the longest output of one input, or
+    twice what a test expects where that is more; what goes beyond is ``PROTOCOL``.
     """
 
     wall_seconds: float = 5.0
     cpu_seconds: int = 5
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = 1 << 30
     output_bytes: int = 256 << 10
 
 

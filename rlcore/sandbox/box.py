@@ -76,14 +76,14 @@ class Box:
         self._end()
         self._close()
 
-    def ask(self, request: tuple[Any, ...], deadline: float) -> tuple[Any, ...]:
-        """Send a request and wait for the answer, a tuple of plain data that begins with a word.
+    def ask(self, request: tuple[Any, ...], deadline: float, *, most: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
+        """Send a request and wait for the answer, a tuple of plain data that begins with a word, of ``most`` bytes.
 
         Raises:
             OutOfTime, Died, Unruly: instead of an answer.
         """
         self.tell(request, deadline)
-        return self.listen(deadline)
+        return self.listen(deadline, most=most)
 
     def tell(self, request: tuple[Any, ...], deadline: float) -> None:
         """Send a request; nothing may be waiting to be read, because nothing was asked yet.
@@ -94,26 +94,26 @@ class Box:
         if _is_ready(self._out, select.POLLIN, 0.0):
             self._read(1, deadline)  # an end is no word
             raise Unruly("it spoke without having been asked")
-        data = wire.encode(request)
+        data = wire.encode(request, most=wire.MAX_REQUEST_BYTES)
         self._write(len(data).to_bytes(4, "big") + data, deadline)
 
-    def listen(self, deadline: float) -> tuple[Any, ...]:
-        """Wait for a frame.
+    def listen(self, deadline: float, *, most: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
+        """Wait for a frame of at most ``most`` bytes.
 
         Raises:
             OutOfTime, Died, Unruly: as for :meth:`ask`.
         """
         try:
-            answer = wire.decode(self._frame(deadline), lambda: _refuse_late(deadline))
+            answer = wire.decode(self._frame(deadline, most), lambda: _refuse_late(deadline))
         except wire.WireError as error:
             raise Unruly(str(error)) from error
         if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
             raise Unruly("an answer of another shape")
         return answer
 
-    def _frame(self, deadline: float) -> bytes:
+    def _frame(self, deadline: float, most: int = wire.MAX_FRAME_BYTES) -> bytes:
         size = int.from_bytes(self._read(4, deadline), "big")
-        if size > wire.MAX_FRAME_BYTES:
+        if size > most:
             raise Unruly(f"it announced {size} bytes")
         return self._read(size, deadline)
 

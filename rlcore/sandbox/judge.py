@@ -2,22 +2,38 @@
 
 Call and stdin tests take one box, which never holds an expected output. Assertions are code, so they run in a second
 box (the tester), where the program is a proxy: calls and results pass through here, decoded and encoded again as plain
-data. A verdict counts only with a nonce that the tester alone was given.
+data. A verdict counts only with a nonce that the tester alone was given. A checker is code too: its tests are
+assertions on what the program printed or returned.
+
+Where tests expect few and short answers (yes or no), a program could pass by their order and ignore its input. What has
+passed then is asked again, in an order drawn for this program: a program that answers by turns has passed no test.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rlcore.sandbox.base import Limits, Outcome, Verdict
 from rlcore.sandbox.box import Box, BoxError, Died, OutOfTime, Unruly
-from rlcore.sandbox.suite import Suite, same_text, same_value
+from rlcore.sandbox.compare import same_text, same_value, shown
+from rlcore.sandbox.suite import Suite, answers_by_turns
+from rlcore.sandbox.usual_names import USUAL_NAMES
 from rlcore.sandbox.walls import Walls
+from rlcore.sandbox.wire import MAX_FRAME_BYTES
 
 MAX_BOXES = 3  # per program: what breaks three of them is not given a fourth, and its other tests have failed
+MAX_REPEATS = 24  # tests that are asked again
+_LUCK = 1e-3  # a program that ignores its input passes them as rarely as that
 _ATTEMPTS = 3
+_PASSED = Outcome(verdict=Verdict.PASS)
+_BY_TURNS = Outcome(verdict=Verdict.FAIL, error="its answers change when the tests are asked again in another order")
 _BROKEN = {OutOfTime: Verdict.TIMEOUT, Died: Verdict.DIED, Unruly: Verdict.PROTOCOL}
 
 
@@ -27,7 +43,7 @@ def run_program(walls: Walls, code: str, stdin: str, limits: Limits) -> Outcome:
     def attempt() -> list[Outcome]:
         with Box(walls, "candidate", limits) as box:
             try:
-                return [_printed(box, code, stdin, limits)]
+                return [_printed(box, code, stdin, limits.output_bytes, _deadline(limits))]
             except (OutOfTime, Died, Unruly) as broken:
                 return [_broken(broken)]
 
@@ -53,58 +69,116 @@ def _with_retries(attempt: Callable[[], list[Outcome]], count: int) -> list[Outc
 def _check(walls: Walls, suite: Suite, code: str, limits: Limits, stop_early: bool) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for _ in range(MAX_BOXES):
-        for outcome in _session(walls, suite, code, limits, start=len(outcomes)):
+        for outcome in _session(walls, suite, code, limits, suite.tests[len(outcomes) :]):
             outcomes.append(outcome)
             if stop_early and outcome.verdict is not Verdict.PASS:
                 break
         is_over = stop_early and outcomes[-1].verdict is not Verdict.PASS
         if is_over or len(outcomes) == len(suite.tests):
             break
-    return outcomes + [outcomes[-1]] * (len(suite.tests) - len(outcomes))
+    outcomes += [outcomes[-1]] * (len(suite.tests) - len(outcomes))
+    if stop_early and outcomes[-1].verdict is not Verdict.PASS:
+        return outcomes
+    is_sure = all(
+        outcome.verdict is Verdict.PASS
+        for outcome in _session(walls, suite, code, limits, _repeats(suite, code, outcomes))
+    )
+    return outcomes if is_sure else [_BY_TURNS if one.verdict is Verdict.PASS else one for one in outcomes]
 
 
-def _session(walls: Walls, suite: Suite, code: str, limits: Limits, *, start: int) -> Iterator[Outcome]:
-    """The outcomes of the tests from ``start`` on, up to the first that breaks the box."""
+def _repeats(suite: Suite, code: str, outcomes: Sequence[Outcome]) -> list[object]:
+    """The tests to ask again, drawn for this program of those that it passed."""
+    passed = [test for test, one in zip(suite.tests, outcomes, strict=True) if one.verdict is Verdict.PASS]
+    share = answers_by_turns(suite)
+    if not share or not passed:
+        return []
+    draws = random.Random(hashlib.sha256(code.encode("utf-8", "surrogatepass")).digest())
+    return draws.choices(passed, k=min(math.ceil(math.log(_LUCK, share)), MAX_REPEATS))
+
+
+def _session(walls: Walls, suite: Suite, code: str, limits: Limits, tests: Sequence[Any]) -> Iterator[Outcome]:
+    """The outcomes of ``tests``, up to the first that breaks the box."""
+    if not tests:
+        return
     with Box(walls, "candidate", limits) as box:
         try:
-            if suite.style == "stdin":
-                yield from _stdin_tests(box, suite, code, limits, start)
+            if suite.style != "stdin":
+                names = [USUAL_NAMES] if suite.style == "call" else []
+                answer = box.ask(("load", suite.program(code), *names), _deadline(limits))
+                if answer[0] != "done":
+                    yield from [_raised(answer)] * len(tests)
+                    return
+            if suite.style == "assert" or suite.checker:
+                yield from _assertions(walls, _Asked(box, suite, code, limits), tests)
                 return
-            answer = box.ask(("load", suite.program(code)), _deadline(limits))
-            if answer[0] != "done":
-                yield from [_raised(answer)] * (len(suite.tests) - start)
-            elif suite.style == "call":
-                yield from _call_tests(box, suite, limits, start)
-            else:
-                yield from _assertions(walls, box, suite, limits, start)
+            for test in tests:
+                asked = _Asked(box, suite, code, limits)
+                yield _compared(suite, test, asked.answer(test, _deadline(limits)))
         except (OutOfTime, Died, Unruly) as broken:
             yield _broken(broken)
 
 
-def _stdin_tests(box: Box, suite: Suite, code: str, limits: Limits, start: int) -> Iterator[Outcome]:
-    for test in suite.tests[start:]:
-        outcome = _printed(box, suite.program(code), test["input"], limits)
-        is_right = outcome.verdict is not Verdict.PASS or same_text(test["output"], outcome.stdout)
-        # Without what it printed: of many tests that would be more than the caller can take.
-        yield Outcome(verdict=outcome.verdict if is_right else Verdict.FAIL, error=outcome.error)
+def _compared(suite: Suite, test: Mapping[str, Any], answer: tuple[object, ...]) -> Outcome:
+    """The outcome of a test whose expected output is known; without all that was printed, which may be much."""
+    if answer[0] == "raised":
+        return _raised(answer)
+    wanted, found = test["output"], answer[1]
+    if suite.style == "stdin":
+        verb, is_right = "printed", same_text(wanted, str(found), suite.tolerance)
+    else:
+        verb, is_right = "returned", same_value(wanted, found, suite.tolerance)
+    if is_right:
+        return _PASSED
+    return Outcome(verdict=Verdict.FAIL, error=f"it {verb} {shown(found)}, expected {shown(wanted)}")
 
 
-def _call_tests(box: Box, suite: Suite, limits: Limits, start: int) -> Iterator[Outcome]:
-    for test in suite.tests[start:]:
-        answer = _result(box, (suite.entry_point, test["args"], test.get("kwargs", {})), _deadline(limits))
-        if answer[0] == "raised":
-            yield _raised(answer)
-        else:
-            yield Outcome(verdict=Verdict.PASS if same_value(test["output"], answer[1]) else Verdict.FAIL)
+def _assertions(walls: Walls, asked: _Asked, tests: Sequence[Any]) -> Iterator[Outcome]:
+    suite, nonce = asked.suite, secrets.token_hex(16)
+    with Box(walls, "tester", asked.limits) as tester:
+        name, prelude = ("candidate", suite.checker) if suite.checker else (suite.entry_point, suite.prelude)
+        texts = [_checked(suite, test) if suite.checker else test for test in tests]
+        tester.tell((nonce, name, prelude, texts), _deadline(asked.limits))
+        relay = _Relay(tester, asked, nonce)
+        for test in tests:
+            yield relay.outcome(test, _deadline(asked.limits))
 
 
-def _assertions(walls: Walls, box: Box, suite: Suite, limits: Limits, start: int) -> Iterator[Outcome]:
-    nonce = secrets.token_hex(16)
-    with Box(walls, "tester", limits) as tester:
-        tester.tell((nonce, suite.entry_point, suite.prelude, list(suite.tests[start:])), _deadline(limits))
-        relay = _Relay(tester, box, nonce, suite.entry_point)
-        for _ in suite.tests[start:]:
-            yield relay.outcome(_deadline(limits))
+def _checked(suite: Suite, test: Mapping[str, Any]) -> str:
+    """The assertion that a task's checker takes the answer to a test."""
+    if suite.style == "stdin":
+        return f"assert check({test['input']!r}, candidate(), {test['output']!r})"
+    return f"assert check({test['args']!r}, candidate(), {test['output']!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A program in its box."""
+
+    box: Box
+    suite: Suite
+    code: str
+    limits: Limits
+
+    def answer(self, test: Mapping[str, Any], deadline: float) -> tuple[object, ...]:
+        """``("value", what the program printed or returned)``, or ``("raised", name, text)``."""
+        if self.suite.style == "call":
+            return self.call(test["args"], test.get("kwargs", {}), deadline)
+        most = max(self.limits.output_bytes, 2 * len(test["output"].encode("utf-8", "surrogatepass")))
+        outcome = _printed(self.box, self.suite.program(self.code), test["input"], most, deadline)
+        if outcome.verdict is Verdict.PASS:
+            return "value", outcome.stdout
+        return "raised", *outcome.error.split(": ", 1)
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> tuple[object, ...]:
+        """What a call of its function gives."""
+        request = ("call", self.suite.entry_point, args, kwargs, self.suite.style == "call")
+        match self.box.ask(request, deadline):
+            case ("value", _) | ("raised", str(_), str(_)) as answer:
+                return answer
+            case ("refused" | "too large", str(why)):
+                raise Unruly(f"it returned what is no plain data: {why}")
+            case _:
+                raise Unruly("an answer of another shape")
 
 
 class _Relay:
@@ -114,11 +188,11 @@ class _Relay:
     where they pass on what is no data at all, it is a fault of the tests.
     """
 
-    def __init__(self, tester: Box, box: Box, nonce: str, entry_point: str) -> None:
-        self._tester, self._box, self._nonce, self._entry_point = tester, box, nonce, entry_point
+    def __init__(self, tester: Box, asked: _Asked, nonce: str) -> None:
+        self._tester, self._asked, self._nonce = tester, asked, nonce
         self._was_called = False
 
-    def outcome(self, deadline: float) -> Outcome:
+    def outcome(self, test: Any, deadline: float) -> Outcome:
         """The tester's verdict on its next test."""
         while True:
             try:
@@ -126,7 +200,7 @@ class _Relay:
                     case ("verdict", str(word), str(verdict), str(text)) if word == self._nonce:
                         return Outcome(verdict=Verdict(verdict), error=text)
                     case ("call", list(args), dict(kwargs)):
-                        request = (self._entry_point, args, kwargs)
+                        pass
                     case ("too large", str(why)):
                         raise Unruly(f"its results made the tests send too much: {why}")
                     case other:
@@ -136,33 +210,22 @@ class _Relay:
                     raise BoxError(f"the tests broke before they called the program: {broken}") from broken
                 raise
             self._was_called = True
-            self._tester.tell(_result(self._box, request, deadline), deadline)
+            ask = self._asked
+            answer = ask.answer(test, deadline) if ask.suite.checker else ask.call(args, kwargs, deadline)
+            self._tester.tell(answer, deadline)
 
 
-def _result(box: Box, request: tuple[object, ...], deadline: float) -> tuple[object, ...]:
-    """What a call gave: ``("value", value)`` or ``("raised", name, text)``."""
-    match box.ask(("call", *request), deadline):
-        case ("value", _) | ("raised", str(_), str(_)) as answer:
-            return answer
-        case ("refused" | "too large", str(why)):
-            raise Unruly(f"it returned what is no plain data: {why}")
-        case _:
-            raise Unruly("an answer of another shape")
-
-
-def _printed(box: Box, code: str, stdin: str, limits: Limits) -> Outcome:
-    match box.ask(("script", code, stdin), _deadline(limits)):
+def _printed(box: Box, code: str, stdin: str, most: int, deadline: float) -> Outcome:
+    """What a script printed, which is at most ``most`` bytes."""
+    match box.ask(("script", code, stdin, most), deadline, most=4 * most + MAX_FRAME_BYTES):
         case ("printed", str(text)):
-            outcome = Outcome(verdict=Verdict.PASS, stdout=text)
+            return Outcome(verdict=Verdict.PASS, stdout=text)
         case ("raised", str(name), str(message), str(text)):
-            outcome = Outcome(verdict=Verdict.ERROR, stdout=text, error=f"{name}: {message}")
+            return Outcome(verdict=Verdict.ERROR, stdout=text, error=f"{name}: {message}")
         case ("refused" | "too large", str(why)):
-            raise Unruly(f"its output cannot be sent: {why}")
+            raise Unruly(why)
         case _:
             raise Unruly("an answer of another shape")
-    if len(outcome.stdout) > limits.output_bytes:
-        raise Unruly(f"it printed more than {limits.output_bytes} characters")
-    return outcome
 
 
 def _raised(answer: tuple[object, ...]) -> Outcome:

@@ -25,7 +25,7 @@ from rlcore.errors import SandboxError
 from rlcore.sandbox.base import DEFAULT_LIMITS, Limits, Outcome, Verdict
 from rlcore.sandbox.box import START_SECONDS
 from rlcore.sandbox.image import box_image
-from rlcore.sandbox.judge import MAX_BOXES
+from rlcore.sandbox.judge import MAX_BOXES, MAX_REPEATS
 from rlcore.sandbox.selftest import self_test
 from rlcore.sandbox.suite import parse_suite
 from rlcore.sandbox.supervisor import MAX_MESSAGE_BYTES
@@ -136,9 +136,13 @@ class SandboxPool:
 
     def _ask(self, request: Mapping[str, Any], count: int, limits: Limits) -> tuple[Outcome, ...]:
         """What a supervisor says; a supervisor that fails is replaced, and its failure is ours."""
+        message = json.dumps(request).encode()
+        if len(message) > MAX_MESSAGE_BYTES:
+            reason = f"the program and its tests are {len(message)} bytes as JSON, more than {MAX_MESSAGE_BYTES}"
+            return (Outcome(verdict=Verdict.INFRA, error=reason),) * count
         supervisor = self._idle.get()
         try:
-            outcomes = supervisor.ask(request, _patience(count, limits))
+            outcomes = supervisor.ask(message, _patience(count, limits))
         except (OSError, EOFError, TimeoutError) as error:
             supervisor.stop()
             with self._lock:
@@ -170,12 +174,12 @@ class _Supervisor:
         self._connection = Connection(ours.detach())
         self.stop = weakref.finalize(self, _stop, process, self._connection)
 
-    def ask(self, request: Mapping[str, Any], patience: float) -> tuple[Outcome, ...]:
+    def ask(self, message: bytes, patience: float) -> tuple[Outcome, ...]:
         """
         Raises:
             OSError, EOFError, TimeoutError: the supervisor has ended, or does not answer.
         """
-        self._connection.send_bytes(json.dumps(request).encode())
+        self._connection.send_bytes(message)
         if not self._connection.poll(patience):
             raise TimeoutError(f"no answer in {patience:g} s")
         said = json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
@@ -205,7 +209,8 @@ def _walls(backend: Backend) -> Walls:
 
 def _patience(count: int, limits: Limits) -> float:
     """Longer than a supervisor can take that works as it should: every box in vain, every test to its limit."""
-    return 30.0 + 3 * MAX_BOXES * 2 * START_SECONDS + (count + MAX_BOXES) * limits.wall_seconds
+    boxes, tests = MAX_BOXES + 1, count + MAX_BOXES + MAX_REPEATS
+    return 30.0 + 3 * boxes * 2 * START_SECONDS + tests * limits.wall_seconds
 
 
 def _library_path() -> dict[str, str]:

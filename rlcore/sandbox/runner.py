@@ -1,37 +1,39 @@
 """The program inside a box. It is never imported there: its code and that of ``wire`` arrive as bytes on descriptor 0.
 
-Bootstrap (see ``box.py``) binds ``encode`` and ``decode``, then runs this module, which limits the process, says READY
-and serves. Only posix and resource are imported: json and struct would double the time to start. Nothing here guards
-anything. A candidate may rewrite all of it, because whatever is sent from here is data, compared outside.
+Bootstrap (see ``box.py``) binds the names of ``wire`` and ``script``, then runs this module, which limits the process,
+says READY and serves. Only posix and resource are imported: json and struct would double the time to start. Nothing
+here guards anything. A candidate may rewrite all of it, because whatever is sent from here is data, compared outside.
 
 As ``candidate`` it takes requests ``(verb, …)`` and answers each with one frame:
 
-    ("load", code)                 → ("done",) | ("raised", name, text)
-    ("call", name, args, kwargs)   → ("value", value) | ("raised", name, text)
-    ("script", code, stdin)        → ("printed", stdout) | ("raised", name, text, stdout)
+    ("load", code)                          → ("done",) | ("raised", name, text)
+    ("load", code, names)                   → the same, with those of ``names`` that the code uses without an import
+    ("call", name, args, kwargs, as_json)   → ("value", value) | ("raised", name, text)
+    ("script", code, stdin, most)           → ("printed", stdout) | ("raised", name, text, stdout)
 
-What is no plain data becomes ("refused", why), what is more than fits into a frame ("too large", why).
+``most`` is the longest output in bytes. A script runs as a program of its own would: it has descriptors 0, 1 and 2,
+its threads are waited for, and its exit handlers run. What is no plain data becomes ("refused", why), what is more than
+fits into a frame ("too large", why).
+
 As ``tester`` it takes one request ``(nonce, entry_point, prelude, tests)``, asks ``("call", args, kwargs)`` as often as
 the tests do and answers each test with ``("verdict", nonce, verdict, text)``.
 """
 
 from __future__ import annotations
 
-import _thread
 import builtins
-import io
 import posix
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any, NoReturn
 
-from rlcore.sandbox.wire import MAX_FRAME_BYTES, WireError, WireLimitError, decode, encode
+from rlcore.sandbox.script import PROGRAM, clear_descriptors, described, fresh_namespace, run_script
+from rlcore.sandbox.wire import MAX_FRAME_BYTES, MAX_REQUEST_BYTES, WireError, WireLimitError, decode, encode
 
 READY = b"READY"
-PROGRAM = "<program>"
-_IN, _OUT = 30, 31  # of 32 descriptors that a box may have: out of the way of those that programs use
-_TEXT = 2_000
+_IN, _OUT = 30, 31  # of 34 descriptors that a box may have; the last two are a script's (``script.py``)
 # The first cannot be made of a text; the others would end the loop of a test that calls the program by map or iter.
 _NOT_PASSED_ON = (UnicodeError, StopIteration, StopAsyncIteration)
 
@@ -39,6 +41,8 @@ _NOT_PASSED_ON = (UnicodeError, StopIteration, StopAsyncIteration)
 def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
     """Limit this process, say READY, and serve ``role`` (``candidate`` or ``tester``) until the box is killed."""
     _take_channel()
+    sys.argv[:] = [PROGRAM]
+    sys.set_int_max_str_digits(0)
     # As the module site would, which is left out and has a class for them.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     _limit(memory_bytes, cpu_seconds)
@@ -46,23 +50,21 @@ def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
     if role == "tester":
         _serve_tests(*_receive())
     while True:
-        _send(_answer(*_receive()))
+        verb, *arguments = _receive()
+        _send(_answer(verb, *arguments), MAX_REQUEST_BYTES if verb == "script" else MAX_FRAME_BYTES)
 
 
 def _take_channel() -> None:
     posix.dup2(0, _IN)
     posix.dup2(1, _OUT)
-    null = posix.open("/dev/null", posix.O_RDWR)
-    for descriptor in (0, 1, 2):
-        posix.dup2(null, descriptor)
-    posix.close(null)
+    clear_descriptors()
 
 
 def _limit(memory_bytes: int, cpu_seconds: int) -> None:
     limits = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_FSIZE: 8 << 20,
-        resource.RLIMIT_NOFILE: 32,
+        resource.RLIMIT_NOFILE: 34,
         resource.RLIMIT_NPROC: 16,  # threads: there is no fork
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_SIGPENDING: 16,
@@ -74,72 +76,64 @@ def _limit(memory_bytes: int, cpu_seconds: int) -> None:
 
 
 def _answer(verb: str, *arguments: Any) -> tuple[Any, ...]:
-    verbs: dict[str, Callable[..., tuple[Any, ...]]] = {"load": _load, "call": _call, "script": _script}
+    verbs: dict[str, Callable[..., tuple[Any, ...]]] = {"load": _load, "call": _call, "script": run_script}
     return verbs[verb](*arguments)
 
 
-def _load(code: str) -> tuple[Any, ...]:
+def _load(code: str, names: Mapping[str, str] | None = None) -> tuple[Any, ...]:
+    namespace = fresh_namespace("program")
     try:
-        exec(compile(code, PROGRAM, "exec", dont_inherit=True), _fresh_namespace())
-    except SystemExit:
-        pass  # what it has defined by then is there: the usual last line below __name__ == "__main__"
+        compiled = compile(code, PROGRAM, "exec", dont_inherit=True)
+        namespace.update((name, _usual(name, home)) for name, home in (names or {}).items() if _uses(compiled, name))
+        exec(compiled, namespace)
+    except (SystemExit, EOFError):
+        pass  # what it has defined by then is there: its last lines end it, or read an input that calls have not
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is data
-        return ("raised", *_described(error))
+        return ("raised", *described(error))
     return ("done",)
 
 
-def _call(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _uses(code: CodeType, name: str) -> bool:
+    return name in code.co_names or any(_uses(one, name) for one in code.co_consts if isinstance(one, type(code)))
+
+
+def _usual(name: str, home: str) -> Any:
+    """A module by its name, or a name of the module ``home``."""
+    module = __import__(home or name)
+    return getattr(module, name) if home else module
+
+
+def _call(name: str, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> tuple[Any, ...]:
     try:
-        return ("value", getattr(sys.modules["__main__"], name)(*args, **kwargs))
+        value = _function(name)(*args, **kwargs)
+        return ("value", _listed(value) if as_json else value)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is data
-        return ("raised", *_described(error))
+        return ("raised", *described(error))
 
 
-def _script(code: str, stdin: str) -> tuple[Any, ...]:
-    _feed(stdin.encode("utf-8", "surrogatepass"))
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
-    sys.stdout = sys.stderr = output = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
-    error: BaseException | None = None
-    try:
-        exec(compile(code, PROGRAM, "exec", dont_inherit=True), _fresh_namespace())
-    except SystemExit:
-        pass  # the usual way to end a program early
-    except BaseException as raised:  # noqa: BLE001 - whatever a program raises is data
-        error = raised
-    printed = output.buffer.getvalue().decode("utf-8", "replace")
-    return ("printed", printed) if error is None else ("raised", *_described(error), printed)
+def _function(name: str) -> Callable[..., Any]:
+    """The program's function, or the method of its ``class Solution``."""
+    program = sys.modules["__main__"]
+    holder = program if hasattr(program, name) or not hasattr(program, "Solution") else program.Solution()
+    if not hasattr(holder, name):
+        raise NameError(f"the program defines no function {name!r}")
+    function: Callable[..., Any] = getattr(holder, name)
+    return function
 
 
-def _feed(data: bytes) -> None:
-    """Give ``data`` to whoever reads descriptor 0; what does not fit into a pipe is poured after by a thread."""
-    read_end, write_end = posix.pipe()
-    posix.dup2(read_end, 0)
-    posix.close(read_end)
-    posix.set_blocking(write_end, False)
-    if data:  # a new pipe has room for some
-        data = data[posix.write(write_end, data) :]
-    if not data:
-        posix.close(write_end)
-        return
-    posix.set_blocking(write_end, True)
-    _thread.start_new_thread(_pour, (write_end, data))
-
-
-def _pour(write_end: int, data: bytes) -> None:
-    try:
-        while data:
-            data = data[posix.write(write_end, data) :]
-    except OSError:
-        pass  # the next input has taken the place of this one, or the program has closed it
-    posix.close(write_end)
+def _listed(value: Any) -> Any:
+    """A collection of another kind (a deque, a range, the keys of a dict) as the list that JSON has."""
+    kind = type(value)
+    is_plain = isinstance(value, str | bytes | bytearray | list | tuple | set | frozenset | dict)
+    return list(value) if hasattr(kind, "__len__") and hasattr(kind, "__iter__") and not is_plain else value
 
 
 def _serve_tests(nonce: str, entry_point: str, prelude: str, tests: list[str]) -> NoReturn:
-    namespace = _fresh_namespace()
+    namespace = fresh_namespace()
     try:
         exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), namespace)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is data
-        _send(("verdict", nonce, "infra", "the prelude raised " + ": ".join(_described(error))))
+        _send(("verdict", nonce, "infra", "the prelude raised " + ": ".join(described(error))))
         tests = []
     for test in tests:
         namespace |= {entry_point: _proxy, "candidate": _proxy}
@@ -151,9 +145,9 @@ def _judged(test: str, namespace: dict[str, Any]) -> tuple[str, str]:
     try:
         exec(compile(test, "<test>", "exec", dont_inherit=True), namespace)
     except AssertionError as error:
-        return "fail", ": ".join(_described(error))
+        return "fail", ": ".join(described(error))
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is data
-        return "error", ": ".join(_described(error))
+        return "error", ": ".join(described(error))
     return "pass", ""
 
 
@@ -172,27 +166,6 @@ def _exception(name: str) -> Callable[[str], Exception]:
     return kind if is_simple else RuntimeError  # type: ignore[return-value]  # checked in the line before
 
 
-def _fresh_namespace() -> dict[str, Any]:
-    """The names of a new ``__main__``, where dataclasses and type hints look for what a program defines."""
-    module = type(sys)("__main__")
-    sys.modules["__main__"] = module
-    return module.__dict__
-
-
-def _described(error: BaseException) -> tuple[str, str]:
-    """Name and text of an exception, with the line of the program that raised it."""
-    trace, line = error.__traceback__, 0
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == PROGRAM:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    try:
-        text = str(error)[:_TEXT]
-    except BaseException:  # noqa: BLE001 - whatever a program raises is data
-        text = ""
-    return type(error).__name__[:100], f"{text} (line {line})" if line else text
-
-
 def _receive() -> Any:
     return decode(_read(int.from_bytes(_read(4), "big")))
 
@@ -208,11 +181,11 @@ def _read(count: int) -> bytes:
     return b"".join(parts)
 
 
-def _send(message: tuple[Any, ...]) -> None:
+def _send(message: tuple[Any, ...], most: int = MAX_FRAME_BYTES) -> None:
     try:
-        data = encode(message)
-        if len(data) > MAX_FRAME_BYTES:
-            raise WireLimitError(f"{len(data)} bytes are more than {MAX_FRAME_BYTES}")
+        data = encode(message, most=most)
+        if len(data) > most:
+            raise WireLimitError(f"{len(data)} bytes are more than {most}")
     except WireLimitError as error:
         data = encode(("too large", str(error)))
     except (WireError, RecursionError) as error:

@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> None:
     """Serve requests until the connection closes."""
     connection = Connection(int(arguments[0]))
     walls = Walls(bwrap=arguments[1], image=arguments[2])
+    sys.set_int_max_str_digits(0)  # tests may hold longer ones
     become_subreaper()
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     boxed_code()

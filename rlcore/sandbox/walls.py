@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from rlcore.sandbox import runner, seccomp, wire
+from rlcore.sandbox import runner, script, seccomp, wire
 from rlcore.sandbox.image import PYTHON
 
 _BOOTSTRAP = """
@@ -91,12 +91,12 @@ def _filter() -> bytes:
 
 @functools.cache
 def boxed_code() -> bytes:
-    """``wire`` and ``runner`` as one code object without the imports that only readers and type checkers need.
+    """``wire``, ``script`` and ``runner`` as one code object, without the imports that only type checkers need.
 
     Kept: the supervisor calls it once while it may still read our files.
     """
     body: list[ast.stmt] = []
-    for module in (wire, runner):
+    for module in (wire, script, runner):
         assert module.__file__ is not None
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
         body += [node for node in tree.body if not isinstance(node, ast.ImportFrom)]

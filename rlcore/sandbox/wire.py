@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-MAX_FRAME_BYTES = 1 << 20
+MAX_FRAME_BYTES = 1 << 20  # of what a program answers
+MAX_REQUEST_BYTES = 64 << 20  # of what it is asked
 MAX_DEPTH = 45
 MAX_HASHED_ITEMS = 2_000  # a set of 20,000 multiples of 2**61 - 1 took ten seconds to build
 
@@ -26,8 +27,9 @@ class WireLimitError(WireError):
     """Plain data that is too deep or too large."""
 
 
-def encode(value: Any, depth: int = 0) -> bytes:
-    """The bytes of a value. A subclass of a plain type is sent as that type (a ``Counter`` as a dict).
+def encode(value: Any, depth: int = 0, most: int = MAX_FRAME_BYTES) -> bytes:
+    """The bytes of a value, none of its texts and lists longer than ``most``. A subclass of a plain type is sent as
+    that type (a ``Counter`` as a dict).
 
     Raises:
         WireError: another type.
@@ -42,10 +44,10 @@ def encode(value: Any, depth: int = 0) -> bytes:
     if isinstance(value, float):
         return b"f" + float.hex(value).encode() + b","
     if isinstance(value, str):
-        return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"))
+        return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"), most)
     if isinstance(value, bytes | bytearray):
-        return _sized(b"b", bytes(value))
-    return _encode_many(value, depth + 1)
+        return _sized(b"b", bytes(value), most)
+    return _encode_many(value, depth + 1, most)
 
 
 def _no_look() -> None:
@@ -67,29 +69,29 @@ def decode(data: bytes, look: Callable[[], None] = _no_look) -> Any:
     return value
 
 
-def _sized(tag: bytes, data: bytes) -> bytes:
-    if len(data) > MAX_FRAME_BYTES:
-        raise WireLimitError(f"a text of {len(data)} bytes is larger than {MAX_FRAME_BYTES}")
+def _sized(tag: bytes, data: bytes, most: int) -> bytes:
+    if len(data) > most:
+        raise WireLimitError(f"a text of {len(data)} bytes is larger than {most}")
     return tag + b"%d:" % len(data) + data
 
 
-def _encode_many(value: Any, depth: int) -> bytes:
+def _encode_many(value: Any, depth: int, most: int) -> bytes:
     if isinstance(value, dict):
         items = [part for pair in dict.items(value) for part in pair]
-        return _joined(b"d", _bounded(len(items) // 2), items, depth)
+        return _joined(b"d", _bounded(len(items) // 2), items, depth, most)
     if isinstance(value, set | frozenset):
-        return _joined(b"t", _bounded(len(value)), value, depth)
+        return _joined(b"t", _bounded(len(value)), value, depth, most)
     if isinstance(value, list):
-        return _joined(b"l", len(value), value, depth)
+        return _joined(b"l", len(value), value, depth, most)
     if isinstance(value, tuple):
-        return _joined(b"u", len(value), value, depth)
+        return _joined(b"u", len(value), value, depth, most)
     raise WireError(f"a {type(value).__name__} is no plain data")
 
 
-def _joined(tag: bytes, count: int, items: Any, depth: int) -> bytes:
-    if count > MAX_FRAME_BYTES:
+def _joined(tag: bytes, count: int, items: Any, depth: int, most: int) -> bytes:
+    if count > most:
         raise WireLimitError(f"{count} items are too many")
-    return tag + b"%d:" % count + b"".join([encode(item, depth) for item in items])
+    return tag + b"%d:" % count + b"".join([encode(item, depth, most) for item in items])
 
 
 def _bounded(count: int) -> int:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from data_contracts.code_tasks import Trial, broken_tests
 from data_contracts.row_rules import Screen
-from rlcore.sandbox.base import Limits, Verdict
+from rlcore.sandbox.base import Limits, Outcome, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
 
 _LIMITS = Limits(wall_seconds=10.0, cpu_seconds=60)
@@ -21,10 +21,18 @@ def tests_screen() -> Iterator[Screen]:
         SandboxError: programs cannot be isolated on this machine.
     """
     with SandboxPool() as sandbox:
-        yield lambda references: broken_tests(references, lambda trials: _passes(sandbox, trials))
+        yield lambda references: broken_tests(references, lambda trials: _failures(sandbox, trials))
 
 
-def _passes(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[bool]:
+def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
+    """Why each program failed: the first test that it did not pass, and what came of it; nothing where it passed."""
     jobs = [Job(reference=trial.reference, code=trial.code, limits=_LIMITS, stop_early=True) for trial in trials]
     # INFRA here is a row whose tests cannot be run at all: a sandbox that does not work has refused at its start.
-    return [all(one.verdict is Verdict.PASS for one in outcome) for outcome in sandbox.check_all(jobs)]
+    return [_failure(outcomes) for outcomes in sandbox.check_all(jobs)]
+
+
+def _failure(outcomes: Sequence[Outcome]) -> str:
+    for place, one in enumerate(outcomes):
+        if one.verdict is not Verdict.PASS:
+            return f"test {place + 1} of {len(outcomes)}: {one.error or one.verdict}"
+    return ""

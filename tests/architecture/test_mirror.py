@@ -143,6 +143,7 @@ DRIVEN_BY = {
     "rlcore/sandbox/test_attacks": ("rlcore/sandbox/runner", "rlcore/sandbox/supervisor"),
     "rlcore/sandbox/test_pool": ("rlcore/sandbox/base", "rlcore/sandbox/box", "rlcore/sandbox/walls"),
     "rlcore/sandbox/test_suite": ("rlcore/sandbox/judge",),
+    "rlcore/rewards/test_honest_programs": ("rlcore/sandbox/script",),
     "rlcore/test_public": ("rlcore/__init__", "rlcore/loop/native"),
     "rlcore/test_tokenization": ("rlcore/models/scratch",),
     "rlcore/tools/test_python": ("rlcore/tools/table",),

@@ -116,3 +116,17 @@ def test_a_generator_with_too_few_problems_is_an_error_and_no_endless_search(mon
     }
     with pytest.raises(ContractError, match="too few different problems"):
         procedural.generate_prompts(random.Random(0), num_train=5000, num_eval=5, tasks="chain_sum", settings=settings)
+
+
+def test_problems_of_which_one_answer_is_right_are_refused() -> None:
+    no_island = {"largest_island.min_num_islands": 0, "largest_island.max_num_islands": 0}
+    with pytest.raises(ContractError, match="largest_island: one answer, '0', is right for 20 of 20 problems"):
+        procedural.generate_prompts(
+            random.Random(1), num_train=16, num_eval=4, tasks="largest_island", settings=no_island
+        )
+    assert (
+        len(
+            procedural.generate_prompts(random.Random(1), num_train=16, num_eval=4, tasks="largest_island", settings={})
+        )
+        == 20
+    )

@@ -61,6 +61,22 @@ def fenced(code: str) -> str:
         ("<think>\n```python\nx = 1\n```", None),
         ("<answer>\n```python\nx = 1\n```\n</answer>", "x = 1\n"),
         ("````python\nx = 1\n````", "x = 1\n"),
+        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("~~~\nx = 1\n~~~~\n", "x = 1\n"),
+        ("~~~python\nx = 1\n```\n", None),  # of another sign
+        ("1. First:\n\n   ```python\n   if x:\n       y\n   ```\n", "if x:\n    y\n"),
+        ("- a\n    - b\n\n        ```py\n        x = 1\n\n        y = 2\n        ```\n", "x = 1\n\ny = 2\n"),
+        ("\t```python\n\tx = 1\n\t```\n", "x = 1\n"),
+        ("```python\nx = 1\n```\nInput:\n```\n3 4\n```\nOutput:\n```\n7\n```\n", "x = 1\n"),
+        ("```\nx = 1\n```\nbetter:\n```\nx = 2\n```\n", "x = 2\n"),
+        ("```\n3 4\n```\n```python\nx = 1\n```\n", "x = 1\n"),
+        ("```python3.11\nx = 1\n```\n", "x = 1\n"),
+        ("```Python title=a.py\nx = 1\n```\n", "x = 1\n"),
+        ("```{.python}\nx = 1\n```\n", "x = 1\n"),
+        ("```pycon\n>>> x\n```\n", None),
+        ("```pytorch\nx\n```\n", None),
+        ("```python\ndef f():\n    '\n    ```\n    '\n```\n", "def f():\n    '\n    ```\n    '\n"),
         ("", ""),
     ],
 )
@@ -106,6 +122,37 @@ def test_a_constant_earns_nothing_of_a_share(
 ) -> None:
     reference = json.dumps({"style": style, "tests": tests} | ({} if style == "stdin" else {"entry_point": "f"}))
     assert [score.value for score in reward([make_rollout(fenced(code), reference) for code in constants])] == [0.0] * 2
+
+
+@pytest.mark.parametrize("credit", ["all", "share"])
+@pytest.mark.parametrize("style", ["call", "assert", "stdin"])
+def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], style: str, credit: Any) -> None:
+    """The tests alternate, as do programs that ignore their input."""
+    require_bubblewrap()
+    answers = [n % 2 == 0 for n in range(6)]
+    by_style: dict[str, list[Any]] = {
+        "call": [{"args": [n], "output": one} for n, one in enumerate(answers)],
+        "assert": [f"assert f({n}) is {one}" for n, one in enumerate(answers)],
+        "stdin": [{"input": f"{n}", "output": str(one)} for n, one in enumerate(answers)],
+    }
+    turns = ["k = 0\ndef f(n):\n    global k\n    k += 1\n    return k % 2 == 1"]
+    turns.append("k = [True, False] * 3\ndef f(n): return k.pop(0) if k else True")
+    right = "def f(n): return n % 2 == 0"
+    if style == "stdin":
+        count = "import builtins\nk = builtins.k = getattr(builtins, 'k', 0) + 1\n"
+        turns = [f"{count}print(k % 2 == 1)", f"{count}print(k in (1, 3, 5))"]
+        right = "print(int(input()) % 2 == 0)"
+    task = {"style": style, "tests": by_style[style]} | ({} if style == "stdin" else {"entry_point": "f"})
+    with build_rewards([RewardTerm(kind="code", options={"credit": credit})], resources=RewardResources()) as reward:
+        scores = reward([make_rollout(fenced(code), json.dumps(task)) for code in [*turns, right]])
+    assert [score.value for score in scores] == [0.0, 0.0, 1.0]
+
+
+def test_tests_larger_than_a_message_say_so(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+    task = {"style": "stdin", "tests": [{"input": "x" * (33 << 20), "output": "1"}] * 2}
+    (score,) = reward([make_rollout(fenced("print(1)"), json.dumps(task))])
+    assert score.value is None
+    assert "bytes as JSON, more than 67108864" in score.error
 
 
 def test_where_every_test_wants_the_same_only_all_of_them_count(

@@ -57,7 +57,7 @@ def test_no_way_of_calling_a_function_takes_a_raised_end_for_an_answer(
         ("print(9)", [Verdict.PASS, Verdict.FAIL]),
         ("import os\nos._exit(0)", [Verdict.DIED] * 2),
         ("import sys\nsys.exit(0)", [Verdict.FAIL] * 2),
-        ("import os\nos.write(1, b'9')", [Verdict.FAIL] * 2),
+        ("import os\nos.write(1, b'9')", [Verdict.PASS, Verdict.FAIL]),
         ("n = int(input())\nprint(n * n)\nraise ValueError", [Verdict.ERROR] * 2),
         ("print(9, 25)", [Verdict.FAIL] * 2),
     ],

@@ -16,11 +16,15 @@ PATIENT = Limits(wall_seconds=30.0)
 ONE = "def f(x):\n    "
 # By the first words of the row: programs of a function f, or scripts, that would answer 1 to an input of 1.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
-    "ends itself": tuple(
+    "ends itself with `exit()`": tuple(
         f"def f(x): return x\nif __name__ == '__main__':\n    {end}"
         for end in ("exit()", "quit()", "import sys\n    sys.exit(0)")
     ),
     "reads its input below": ("def f(x): return x\nif __name__ == '__main__':\n    print(f(int(input())))",),
+    "has its function in": (
+        "class Solution:\n    def f(self, x: List[int]): return x",
+        f"{ONE}return min(deque([x]).popleft(), inf)",
+    ),
     "`asyncio.run`": (
         f"import asyncio\nasync def g(x): return x\n{ONE}return asyncio.run(g(x))",
         f"import multiprocessing as m\n{ONE}with m.Pool(1) as pool: return pool.map(int, [x])[0]",
@@ -32,12 +36,29 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         f"{ONE}yield x",
         f"class A:\n    def __eq__(self, other): return True\n{ONE}return A()",
     ),
-    "returns a set": (f"{ONE}return set(range(2_001))", f"{ONE}return 'x' * (1 << 20)"),
+    "returns a set or dict": (f"{ONE}return set(range(2_001))", f"{ONE}return 'x' * (1 << 20)"),
+    "changes its argument": ("x = 0\ndef f(y):\n    global x\n    x = y",),
+    "needs a stack": (f"{ONE}return len(bytearray(1 << 30)) and x",),
     "uses numpy": (f"{ONE}import numpy\n    return int(numpy.int64(x))",),
     "writes a file": (f"{ONE}open('/tmp/x', 'w').write(str(x))\n    return x",),
 }
+LISTS: dict[str, tuple[str, ...]] = {  # of a function f of a list, that would answer it
+    "returns a deque": (
+        f"from collections import deque\n{ONE}return deque(x)",
+        f"{ONE}return dict.fromkeys(x).keys()",
+        f"{ONE}return range(x[0], x[-1] + 1)",
+    ),
+    "returns a set where": (f"{ONE}return set(x)", f"{ONE}return frozenset(x)"),
+}
 SCRIPTS: dict[str, tuple[str, ...]] = {
-    "ends itself": ("print(input())\nexit()", "print(input())\nquit()", "import sys\nprint(input())\nsys.exit(0)"),
+    "ends itself with `exit()`": (
+        "print(input())\nexit()",
+        "print(input())\nquit()",
+        "import sys\nprint(input())\nsys.exit(0)",
+    ),
+    "ends itself with `os._exit()`": ("import os\nprint(input(), flush=True)\nos._exit(0)",),
+    "prints more than": ("print(input())\nprint(' ' * (1 << 18))",),
+    "prints words of another": ("input('n: ')\nprint(1)", "print()\nprint(input())"),
     "reads `open(0)`": (
         "print(open(0).read(), end='')",
         "import os\nprint(os.read(0, 9).decode(), end='')",
@@ -61,8 +82,10 @@ def decided(words: str) -> bool:
 
 
 def test_each_row_of_the_page_has_a_program_and_each_program_a_row() -> None:
-    told = [words for program in documented() for words in {**FUNCTIONS, **SCRIPTS} if program.startswith(words)]
-    assert sorted(told) == sorted({**FUNCTIONS, **SCRIPTS})
+    told = [
+        words for program in documented() for words in {**FUNCTIONS, **LISTS, **SCRIPTS} if program.startswith(words)
+    ]
+    assert sorted(told) == sorted({**FUNCTIONS, **LISTS, **SCRIPTS})
     assert len(told) == len(documented())
 
 
@@ -72,6 +95,13 @@ def test_a_function_is_judged_as_the_page_says(sandbox: SandboxPool, words: str,
     (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
     assert (outcome.verdict is Verdict.PASS) is decided(words), outcome
     assert outcome.verdict is not Verdict.INFRA
+
+
+@pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in LISTS.items() for code in codes])
+def test_a_function_of_lists_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
+    reference = {"style": "call", "entry_point": "f", "tests": [{"args": [[3, 4]], "output": [3, 4]}]}
+    (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
+    assert (outcome.verdict is Verdict.PASS) is decided(words), outcome
 
 
 @pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in SCRIPTS.items() for code in codes])
