@@ -6,8 +6,9 @@
 Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m rows; that is taken off. A column has moved
 when a distance is beyond its threshold *and* beyond what chance alone gives: the values of both datasets are dealt
 anew into two heaps of the same sizes (permutation test; conditional on all values it needs no assumption but that they
-were drawn one by one), and the distance must lie among the largest of those. So the threshold says how much matters,
-and ``chance`` how often equal data are called moved, at every size and every number of names.
+were drawn one by one), and the distance must lie among the largest of those. Values that come in documents count as as
+many as were drawn one by one (the design effect of a sketch). So the threshold says how much matters, and ``chance``
+how often equal data are called moved, at every size and every number of names.
 
 Names beyond the 50 that a sketch keeps are compared by buckets, into which they fall by a hash: both sides know the
 whole count of a bucket. Few rows are compared in fewer buckets, as many as leave chance below what warns.
@@ -151,6 +152,7 @@ def num_buckets(before: float, after: float) -> int:
 
 def _judge_column(name: str, accepted: Sketch, new: Sketch, limits: DriftLimits) -> ColumnDrift:
     before, after = _aligned(accepted, new)
+    before, after = before / accepted["design_effect"], after / new["design_effect"]
     is_ordered = accepted["kind"] == "histogram"
     alone = by_chance(before, after, limits.chance)
     found = max(0.0, psi(before, after) - alone.mean_psi) if before.any() and after.any() else 0.0
@@ -241,8 +243,10 @@ def _moves(labels: list[str], p: Floats, q: Floats) -> tuple[Move, ...]:
 
 
 def _is_comparable(accepted: Sketch | None, new: Sketch | None) -> bool:
-    """Whether both are there, have the same bins, and lost no names without their buckets."""
+    """True if both are there, have the same bins and a design effect, and lost no names without their buckets."""
     if accepted is None or new is None or accepted["kind"] != new["kind"]:
+        return False
+    if "design_effect" not in accepted or "design_effect" not in new:
         return False
     is_whole = all(not side.get("others") or "buckets" in side for side in (accepted, new))
     return is_whole and accepted.get("edges") == new.get("edges")

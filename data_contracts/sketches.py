@@ -1,8 +1,9 @@
 """Sketches of columns: histograms and counts, small enough to keep in every report, from which drift is measured.
 
 Every prompt weighs 1: what describes it is counted once, and its rows (the pairs of a ranked list, say) share the
-weight between them, so counts may be fractions. The counts are then of things that were drawn one by one, or vary less
-than those, which is what the bounds of chance in :mod:`data_contracts.drift` suppose.
+weight between them, so counts may be fractions. Prompts that come in documents were not drawn one by one: each sketch
+has its *design effect* (:func:`data_contracts.documents.design_effect`), with which the bounds of chance in
+:mod:`data_contracts.drift` count.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from data_contracts.documents import design_effect
 from data_contracts.fields import Messages
 from data_contracts.remembered import Remembered
 from data_contracts.text import normalise, words_of
@@ -51,7 +53,8 @@ def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
     probability. Names of tasks and sources as they stand.
 
     A histogram has ``edges``, ``counts``, ``mean`` and ``max``. Names have the ``counts`` of the 50 most frequent, and
-    ``others`` in all; where there are others, ``buckets`` has the counts of all names by :func:`bucket_of`.
+    ``others`` in all; where there are others, ``buckets`` has the counts of all names by :func:`bucket_of`. Both have
+    ``design_effect``.
     """
     weights = _weights(frame)
     prompts = frame.drop_duplicates("prompt_hash") if "prompt_hash" in frame.columns else frame
@@ -127,9 +130,9 @@ def _histogram(values: pd.Series, edges: Sequence[float], weights: Floats) -> Sk
     numbers = values.to_numpy(dtype=np.float64)
     places = np.searchsorted(edges, numbers, side="left")
     counts = _counts(places, weights, len(edges) + 1)
-    summary = {"mean": 0.0, "max": 0.0}
+    summary = {"mean": 0.0, "max": 0.0, "design_effect": design_effect(places, weights)}
     if len(numbers):
-        summary = {"mean": float(np.average(numbers, weights=weights)), "max": float(numbers.max())}
+        summary |= {"mean": float(np.average(numbers, weights=weights)), "max": float(numbers.max())}
     return {"kind": "histogram", "edges": list(edges), "counts": counts, **summary}
 
 
@@ -137,7 +140,8 @@ def _categories(values: Sequence[object], weights: Floats) -> Sketch:
     names, places = np.unique([str(value) for value in values], return_inverse=True)
     counts = dict(zip(names.tolist(), _counts(places, weights, len(names)), strict=True))
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    sketched = {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": 0}
+    effect = design_effect(places, weights)
+    sketched = {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": 0, "design_effect": effect}
     if len(ranked) <= MAX_CATEGORIES:
         return sketched
     others = round(sum(count for _, count in ranked[MAX_CATEGORIES:]), _DECIMALS)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlcore.evaluation import accuracy, independent_values
+import numpy as np
+
+from rlcore.evaluation import accuracy, finite, independent_values
 from rlcore.paired import lowest_share
 
 
@@ -39,16 +41,29 @@ def at_least(
 ) -> Check:
     """A share of one model alone, verdicts [N] in 0..1: its exact interval's lower end must reach ``limit``.
 
-    A true share of exactly ``limit`` passes with chance (1 - ``confidence``) / 2 at most. The upper end is Wilson's.
-    ``clusters`` as in :func:`rlcore.evaluation.accuracy`.
+    A true share of exactly ``limit`` passes with chance (1 - ``confidence``) / 2 at most: exactly so for independent
+    values; for ``clusters``, as in :func:`rlcore.evaluation.accuracy`, in simulations. The upper end is Wilson's.
     """
     share = accuracy(values, clusters=clusters, confidence=confidence)
-    n = share.n if clusters is None else math.floor(independent_values(values, clusters) + 1e-9)
+    n = share.n if clusters is None else math.floor(_surely_independent(values, clusters) + 1e-9)
     low = lowest_share(math.floor(share.mean * n + 1e-9), n, (1.0 - confidence) / 2.0)
     passed = low >= limit
     sentence = f"{name} is at least {low:.3f}, {'which reaches' if passed else 'which does not reach'} {limit:g}"
     bounds = {"estimate": share.mean, "low": low, "high": share.high}
     return Check(name=name, **bounds, p_value=None, limit=limit, passed=passed, sentence=sentence)
+
+
+def _surely_independent(values: Sequence[float], clusters: Sequence[int]) -> float:
+    """As :func:`rlcore.evaluation.independent_values`, with one more cluster imagined, the largest and all wrong.
+
+    Few wrong values cannot show that those of a cluster go together. Without the imagined ones a share of exactly the
+    limit passed in up to 7.7 % in place of 2.5 %.
+    """
+    places = np.unique(np.asarray(clusters), return_inverse=True)[1]
+    sizes = np.bincount(places)
+    data, imagined = finite(values), int(sizes.max())
+    longer = np.append(data, np.zeros(imagined)), np.append(places, np.full(imagined, len(sizes)))
+    return independent_values(*longer) * len(data) / (len(data) + imagined)
 
 
 def at_most(name: str, value: float, limit: float) -> Check:

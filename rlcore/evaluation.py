@@ -49,11 +49,12 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
 
 
 def independent_values(values: ArrayLike, clusters: ArrayLike) -> float:
-    """How many independent values tell as much of the mean as these [N] in C clusters [N]: C at least, N at most.
+    """Number of independent values that tell as much of the mean as these [N] in clusters [N] of m_c values each.
 
     N over the design effect (Kish 1965), the variance of the mean with whole clusters drawn over the variance with
-    single values drawn: ``C / (C - 1) · Σ_c (Σ_{i in c} (y_i - ȳ))² / Σ_i (y_i - ȳ)²``. Where no value differs, nothing
-    tells whether those of a cluster go together, and they count as one.
+    single values drawn: ``C / (C - 1) · Σ_c (Σ_{i in c} (y_i - ȳ))² / Σ_i (y_i - ȳ)²``, 1 at least, and at most that of
+    clusters whose values are all alike, ``Σ_c m_c² / N``. Where no value differs, nothing tells whether those of a
+    cluster go together, and it is the latter.
 
     Raises:
         DataError: another number of clusters than of values.
@@ -61,12 +62,12 @@ def independent_values(values: ArrayLike, clusters: ArrayLike) -> float:
     data, places = finite(values), np.unique(np.asarray(clusters), return_inverse=True)[1]
     if places.shape != data.shape:
         raise DataError(f"{len(places)} clusters of {len(data)} values", fix="give the cluster of each value")
-    count, centred = int(places.max()) + 1, data - data.mean()
-    single = float((centred**2).sum())
-    if count == 1 or single < 1e-12:
-        return float(count)
-    together = float((np.bincount(places, weights=centred) ** 2).sum()) * count / (count - 1)
-    return len(data) / min(max(together / single, 1.0), len(data) / count)
+    sizes, centred = np.bincount(places), data - data.mean()
+    single, alike = float((centred**2).sum()), float((sizes**2).sum()) / len(data)
+    if len(sizes) == 1 or single < 1e-12:
+        return len(data) / alike
+    together = float((np.bincount(places, weights=centred) ** 2).sum()) * len(sizes) / (len(sizes) - 1)
+    return len(data) / min(max(together / single, 1.0), alike)
 
 
 def pair_accuracy(margins: ArrayLike, *, prompts: ArrayLike | None = None, confidence: float = 0.95) -> Interval:

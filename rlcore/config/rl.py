@@ -23,7 +23,7 @@ class SamplingConfig:
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded at the same time
     max_replacements: NonNegativeInt = 0  # rounds of dynamic sampling: groups without signal are replaced; 0: off
-    revisit: Fraction = 1.0  # chance that a prompt keeps its turn after a group without signal; after n: to the power n
+    revisit: Fraction = 1.0  # chance that a prompt keeps its turn after n groups without signal: to the power n
     staleness: NonNegativeInt = 0  # iterations that are sampled ahead of the update; rollouts are as many updates old
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     engine: EngineConfig | None = None  # left out: the run's engine

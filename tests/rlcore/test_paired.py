@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import DataError
 from rlcore.evaluation import accuracy
-from rlcore.paired import chance_of_score, fewest, loss_p, mcnemar_p, paired_difference, score_interval
+from rlcore.paired import _score, chance_of_score, fewest, loss_p, mcnemar_p, paired_difference, score_interval
 
 counts = st.integers(1, 40).flatmap(
     lambda n: st.integers(0, n).flatmap(lambda won: st.tuples(st.just(won), st.integers(0, n - won), st.just(n)))
@@ -146,6 +146,25 @@ def _fewest_won(lost: int, n: int, margin: float, alpha: float) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if loss_p(middle, lost, n, margin) <= alpha else (middle + 1, high)
     return low if low <= n - lost else n + 1
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "n", "margin", "peak"),
+    [
+        (33, 28, 200, 0.05, 0.52152),
+        (16, 33, 300, 0.1, 0.5476),
+        (53, 45, 400, 0.03, 0.51048),
+        (56, 41, 250, 0.02, 0.50739),
+    ],
+)
+def test_no_narrow_peak_is_larger_than_the_p_value(won: int, lost: int, n: int, margin: float, peak: float) -> None:
+    """Chances that a fine grid found: one of 64 even steps of √ missed up to 5 % of them."""
+    first, second = (each.ravel() for each in np.meshgrid(np.arange(n + 1), np.arange(n + 1)))
+    possible = first + second <= n
+    first, second = first[possible], second[possible]
+    as_good = _score(first, second, n, -margin) >= float(_score(won, lost, n, -margin)) - 1e-9
+    largest = chances(peak, -margin, first[as_good], second[as_good], n).sum()
+    assert largest <= loss_p(won, lost, n, margin) * 1.001
 
 
 @given(counts, st.sampled_from([0.0, 0.02, 0.1, 0.4]))
