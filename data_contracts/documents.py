@@ -30,8 +30,8 @@ def design_effect(places: Places, weights: Floats) -> float:
     against bins is about its degrees of freedom; documents multiply it by their number of values (overdispersion:
     McCullagh & Nelder 1989, section 5.5). The largest factor of all lengths counts, where it is no accident, and what
     it has beyond 1 counts half as much again. Neighbours, so that one source after another, or a file that was sorted
-    by something else, is next to no document. A column by which the file is sorted, or that changes fewer than 16 times, says
-    nothing of documents; nor do those that the file scatters.
+    by something else, is next to no document. A column by which the file is sorted, or that changes fewer than 16
+    times, says nothing of documents; nor do those that the file scatters.
     """
     steps, longest = np.diff(places), len(places) // (2 * _MIN_PAIRS)
     if np.count_nonzero(steps) < _MIN_CHANGES or (steps >= 0).all() or (steps <= 0).all():
