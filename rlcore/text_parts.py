@@ -109,7 +109,15 @@ class PartEncoder:
         names = _names(self.controls, mark)
         text = "".join(self._patterns[part.author].sub(lambda found: names[found.group()], part.text) for part in parts)
         ids = tuple(self._copies[mark].encode(text, add_special_tokens=False).ids)
-        if self._count(ids) != self._expected(parts):
+        found, expected = self._count(ids), self._expected(parts)
+        if found < expected:
+            raise ModelError(
+                f"the tokenizer reads {found} of the {expected} control tokens that the chat template writes in "
+                f"{whole[-80:]!r}",
+                where=str(self.backend.name_or_path),
+                fix='let its control tokens be "normalized": false and "single_word": false in tokenizer.json',
+            )
+        if found > expected:
             controls = sorted(self._numbers.intersection(ids))
             raise ModelError(
                 f"the tokenizer makes the control tokens {controls} of plain text: {whole[-80:]!r}",

@@ -19,12 +19,13 @@ Conversation = Sequence[Message]
 
 
 def encode_all(tokenizer: ChatTokenizer, texts: Sequence[str]) -> list[Ids]:
-    """Token ids of each answer by itself, in which nothing is a control token.
+    """Token ids of each answer by itself, with what the template puts before it; no control token comes from the text.
 
     Raises:
         ModelError: a control token came out all the same.
     """
-    return tokenizer.encoder.encode_all([[Part(text, "assistant")] for text in texts])
+    opening = Part(tokenizer.turn.opening, "template")
+    return tokenizer.encoder.encode_all([[opening, Part(text, "assistant")] for text in texts])
 
 
 def prompt_lengths(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:

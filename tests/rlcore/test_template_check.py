@@ -10,8 +10,9 @@ import pytest
 from rlcore.errors import ModelError
 from rlcore.template_check import require_same_tokens
 from rlcore.text_parts import Ids, Part, PartEncoder
+from rlcore.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tests.chat_shapes import KINDS, SHAPES, library_ids, load_tokenizer
+from tests.chat_shapes import KINDS, SHAPES, library_ids, load_tokenizer, write_tokenizer
 
 CONVERSATIONS = [
     [("user", "What is 12 + 30?")],
@@ -54,6 +55,16 @@ def test_texts_encoded_apart_are_refused_with_the_first_token_that_differs(kind:
         require_same_tokens(apart)
     assert "token 7 is ['▁What'], there ['Wh']" in refused.value.what
     assert "model.chat_template" in refused.value.fix
+
+
+@pytest.mark.parametrize("name", ["Zephyr", "Mistral v1", "Llama 2"])
+def test_control_tokens_that_the_tokenizer_does_not_read_are_refused(name: str, tmp_path: Path) -> None:
+    """The normaliser writes ▁ before such a token, and looks for it with ▁: behind a word there is none."""
+    path = write_tokenizer(tmp_path, "prepending", SHAPES[name]) / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"normalized": false', '"normalized": true'), "utf-8")
+    with pytest.raises(ModelError, match=r"reads \d of the \d control tokens that the chat template writes") as refused:
+        ChatTokenizer.load(tmp_path)
+    assert "tokenizer.json" in refused.value.fix
 
 
 def test_other_tokens_are_refused_where_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
