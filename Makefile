@@ -132,7 +132,7 @@ $(VENV)/.services: $(VENV)/.installed
 	$(INSTALL) '.[services]'
 	@touch $@
 
-test-services: $(VENV)/.services  ## real servers: deployments through the worker, kills of each process (under 20 minutes)
+test-services: $(VENV)/.services  ## real servers: deployments, schedules, kills of each process, a lost database (40 minutes)
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m services tests/integration
 

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -70,18 +69,19 @@ def judge(record: Record, *, lives: bool) -> Verdict:
 
 
 def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
-    """Reconcile for ever. A server that does not answer is asked again at the next look."""
-    from httpx import HTTPError
+    """Reconcile for ever. After a look that failed, for want of a server or else, comes the next."""
     from prefect.client.orchestration import get_client
-    from prefect.exceptions import PrefectException
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
     started = datetime.now(UTC)
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # else a look could take minutes
         while True:
-            with suppress(HTTPError, PrefectException, OSError, RuntimeError), get_client(sync_client=True) as client:
-                for line in reconcile(client, home, pool=pool, worker=worker, started=started):
-                    logger.warning("%s", line)
+            try:
+                with get_client(sync_client=True) as client:
+                    for line in reconcile(client, home, pool=pool, worker=worker, started=started):
+                        logger.warning("%s", line)
+            except Exception as error:  # noqa: BLE001 - whatever it is, runs that die later have to be found
+                logger.warning("the runs were not looked at: %s: %s", type(error).__name__, error)
             time.sleep(LOOK_SECONDS)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import prefect.server.services as known
@@ -107,6 +108,19 @@ def test_a_run_that_alone_is_killed_goes_on_within_a_minute(services: Services) 
     services.cancel(run)
 
 
+def test_a_run_outlives_its_worker(services: Services) -> None:
+    run = start_long_run(services)
+    (process, *_) = services.flow_processes()
+    known = steps(services)
+    psutil.Process(services.number("worker")).kill()
+    wait_until(lambda: not known & steps(services), seconds=END, what="some checkpoints further")
+    assert process.is_running()
+    assert is_running(services, run, 1)
+    process.kill()  # and the new worker, which did not start it, finds it dead
+    wait_until(lambda: is_running(services, run, 2), seconds=BOUND, what="back at work")
+    services.cancel(run)
+
+
 def test_a_server_that_was_away_finds_a_healthy_run_running_and_its_slot_taken(services: Services) -> None:
     run, waiting = start_long_run(services), services.submit("online-rl/grpo", *LONG, preset="tiny")
     supervisor = psutil.Process(services.number("supervisor"))
@@ -181,12 +195,15 @@ def slot(run: dict[str, Any]) -> float:
 def start_long_run(services: Services) -> str:
     """A run of `grpo` that has a checkpoint and lasts until it is cancelled."""
     services.forget("grpo")
-    known = set(services.home.glob("work/*/checkpoints/step-*"))
+    known = steps(services)
     run = services.submit("online-rl/grpo", *LONG, preset="tiny")
-    wait_until(
-        lambda: bool(set(services.home.glob("work/*/checkpoints/step-*")) - known), seconds=END, what="at a checkpoint"
-    )
+    wait_until(lambda: bool(steps(services) - known), seconds=END, what="at a checkpoint")
     return run
+
+
+def steps(services: Services) -> set[Path]:
+    """The checkpoints in the home now; older ones of a run are removed."""
+    return set(services.home.glob("work/*/checkpoints/step-*"))
 
 
 def cut_power(services: Services) -> None:
