@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,10 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import Artifact, State, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.events.schemas.automations import AutomationCore
 from prefect.states import Crashed, Pending, Running
 
+from infra.services import automations
 from rlcore.errors import CanaryError, ConfigError, TrainingError
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
@@ -276,3 +279,18 @@ def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
     assert reconciled(home, run)[0] == "AwaitingRetry"
     never_began = pool(Pending(), Crashed())
     assert reconciled(home, never_began) == ("Crashed", [])
+
+
+def test_a_server_loses_the_automations_that_called_living_runs_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (rule, *_) = automations.read_automations()
+    monkeypatch.setattr(automations, "read_automations", lambda: [rule])
+    (old, *_) = automations._REPLACED
+
+    async def tell() -> list[str]:
+        async with get_client() as client:
+            for name in (old, "mine"):
+                await client.create_automation(AutomationCore.model_validate({**rule, "name": name}))
+            await automations.tell_automations(client)
+            return [each.name for each in await client.read_automations()]
+
+    assert sorted(asyncio.run(tell())) == sorted(["mine", rule["name"]])
