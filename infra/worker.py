@@ -1,17 +1,19 @@
 """A worker of Prefect that also keeps Prefect's records true: ``python -m infra.worker`` with ``PREFECT_API_URL`` set.
 
 It takes the options of ``prefect worker start``. Beside it, :func:`tasks.pipeline.reconciliation.watch` finds runs that
-died and queues them again. A worker of each machine needs its own ``--name``, which stays the same.
+died and queues them again. It judges the runs that a worker of its ``--name`` has taken, so each machine needs its own,
+which stays the same (default: the machine's).
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 import threading
 from collections.abc import Sequence
 
-POOL, NAME = "rlcore", "local"
+POOL = "rlcore"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -23,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--pool", default=POOL)
-    parser.add_argument("--name", default=NAME)
+    parser.add_argument("--name", default=socket.gethostname())
     known, others = parser.parse_known_args(arguments)
     options = {"pool": known.pool, "worker": known.name}
     threading.Thread(target=watch, args=(find_home(),), kwargs=options, name="reconciliation", daemon=True).start()

@@ -59,7 +59,7 @@ def _mlflow_is_ready(layout: Layout) -> bool:
 
 
 def _worker_command(layout: Layout) -> list[str]:
-    return [sys.executable, "-m", "infra.worker", "--type", "process"]
+    return [sys.executable, "-m", "infra.worker", "--type", "process", "--name", "local"]
 
 
 def _worker_is_ready(layout: Layout) -> bool:
