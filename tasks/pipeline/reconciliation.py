@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -36,7 +37,7 @@ _PROCESS = "process"  # the kind of worker whose runs are processes of its machi
 _ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process, and of all that it starts
 _ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # what a worker starts
 
-Verdict = Literal["", "goes on", "has crashed", "runs"]
+Verdict = Literal["", "goes on", "has crashed", "runs", "is cancelled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,8 @@ def judge(record: Record, *, lives: bool) -> Verdict:
     """What the record should say instead; empty: it is right, or may still become right by itself."""
     if record.seconds < SETTLED_SECONDS and (lives or record.state != "CRASHED"):
         return ""
+    if record.state == "CANCELLING":  # after a server was away, Prefect's worker no longer hears of it
+        return "is cancelled" if record.ours else ""
     if lives:
         return "runs" if record.state == "CRASHED" else ""
     if record.state == "CRASHED":
@@ -91,20 +94,22 @@ def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, 
     ``worker`` began at ``started``: what it has taken before that, an earlier one of its name has left.
     """
     unsettled = list(_unsettled(client, pool))
-    living = living_runs(home) if unsettled else frozenset()  # one that has ended since has told its end before
+    living = living_runs(home) if unsettled else {}  # one that has ended since has told its end before
     for run in unsettled:
         verdict = judge(_record(run, worker, started), lives=str(run.id) in living)
         now = client.read_flow_run(run.id).state if verdict else None
         if now is not None and run.state is not None and now.id == run.state.id:
             client.set_flow_run_state(run.id, _state(verdict), force=True)
+            if verdict == "is cancelled" and (process := living.get(str(run.id))):
+                with suppress(psutil.Error):
+                    process.kill()  # after the state, so that this is no crash
             yield f"flow run {run.name} ({run.id}) was {run.state.name}, and {verdict}"
 
 
-def living_runs(home: Home) -> frozenset[str]:
-    """The flow runs whose lease is held or whose process is on this machine."""
-    leased = {lease.flow_run_id for lease in held_leases(home)}
-    here = {_flow_run_of(process) for process in psutil.process_iter()}
-    return frozenset(leased | here) - {""}
+def living_runs(home: Home) -> Mapping[str, psutil.Process | None]:
+    """The flow runs whose lease is held or whose process is on this machine, with the process if it is."""
+    leased: dict[str, psutil.Process | None] = {lease.flow_run_id: None for lease in held_leases(home)}
+    return leased | {run: process for process in psutil.process_iter() if (run := _flow_run_of(process))}
 
 
 def _flow_run_of(process: psutil.Process) -> str:
@@ -127,7 +132,7 @@ def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
     from prefect.client.schemas.sorting import FlowRunSort
 
     pools = filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[pool]))
-    for types in ([StateType.PENDING, StateType.RUNNING], [StateType.CRASHED]):
+    for types in ([StateType.PENDING, StateType.RUNNING, StateType.CANCELLING], [StateType.CRASHED]):
         state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=types))
         yield from client.read_flow_runs(
             flow_run_filter=filters.FlowRunFilter(state=state), work_pool_filter=pools, sort=FlowRunSort.END_TIME_DESC
@@ -157,6 +162,8 @@ def _state(verdict: Verdict) -> State[Any]:
 
     if verdict == "runs":
         return states.Running(message="Its process lives.")
+    if verdict == "is cancelled":
+        return states.Cancelled()
     if verdict == "has crashed":
         return states.Crashed(message="Its process died.")
     return states.AwaitingRetry(message="Its process died; it goes on from the cache and its newest checkpoint.")

@@ -21,7 +21,7 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFi
 from prefect.client.schemas.objects import Artifact, State, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
-from prefect.states import Crashed, Pending, Running
+from prefect.states import Cancelling, Crashed, Pending, Running
 
 from infra.services import automations
 from rlcore.errors import CanaryError, ConfigError, TrainingError
@@ -265,6 +265,8 @@ def test_a_run_that_an_earlier_worker_has_left_goes_on_and_that_of_another_is_le
     assert (state, "was Running, and goes on" in line) == ("AwaitingRetry", True)
     assert reconciled(home, lost) == ("AwaitingRetry", [])  # by the same look
     assert reconciled(home, unhealed)[0] == "Crashed"
+    unheard = pool(Pending(), Running(), Cancelling())
+    assert reconciled(home, unheard)[0] == "Cancelled"
     assert [reconciled(home, each) for each in (other, job)] == [("Running", [])] * 2
 
 

@@ -47,6 +47,14 @@ def test_a_run_without_a_process_goes_on_or_ends(record: Record, verdict: str) -
     assert judge(record, lives=False) == verdict
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_run_whose_cancellation_nobody_heard_is_cancelled(lives: bool) -> None:
+    asked = replace(DEAD, state="CANCELLING")
+    assert judge(asked, lives=lives) == "is cancelled"
+    assert judge(replace(asked, ours=False), lives=lives) == ""
+    assert judge(replace(asked, seconds=SETTLED_SECONDS - 1), lives=lives) == ""  # its worker may be about to do it
+
+
 @pytest.mark.parametrize(
     ("record", "verdict"),
     [
