@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_contracts.errors import ContractError
+from data_contracts.parquet_rows import read_batches
 from data_contracts.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
 from data_contracts.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
 _READERS = "a JSONL file (one JSON object a line, ending .jsonl) or a Parquet file (ending .parquet)"
-_PARQUET_ROWS, _PARQUET_BYTES = 1_024, 2**20  # read at a time
 Item = SourceRow | Quarantined
 Wanted = NDArray[np.bool_]
 Items = Generator[tuple[int, Item], None, int]
@@ -187,22 +187,23 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes, bool]]:
 
 def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
     start = 0
-    with (
-        _readable(path),
-        path.open("rb") as file,
-        pq.ParquetFile(file, pre_buffer=False, buffer_size=_PARQUET_BYTES) as table,
-    ):
-        for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
-            mask = np.ones(len(batch), dtype=bool) if wanted is None else wanted[start : start + len(batch)]
-            if mask.any():
-                batch.validate(full=True)
-                values = batch.to_pylist()
-                for place in np.flatnonzero(mask).tolist():
-                    number = start + place
-                    origin = Origin(line=number + 1, digest=_row_digest(values[place]))
-                    yield number, SourceRow(origin=origin, values=values[place])
-            start += len(batch)
+    with _readable(path), path.open("rb") as file:
+        for batch in read_batches(path, file, MAX_LINE_BYTES):
+            is_long = batch.sizes > MAX_LINE_BYTES
+            mask = np.ones(len(is_long), dtype=bool) if wanted is None else wanted[start : start + len(is_long)]
+            rows = batch.rows(np.flatnonzero(mask & ~is_long))
+            for place in np.flatnonzero(mask).tolist():
+                values = None if is_long[place] else next(rows)
+                yield start + place, _parquet_item(start + place + 1, values)
+            start += len(is_long)
     return start
+
+
+def _parquet_item(line: int, values: dict[str, Any] | None) -> Item:
+    if values is None:
+        reason = f"longer than {MAX_LINE_BYTES} bytes"
+        return Quarantined(origin=Origin(line=line), field="", excerpt="", reason=reason)
+    return SourceRow(origin=Origin(line=line, digest=_row_digest(values)), values=values)
 
 
 def _row_digest(values: dict[str, Any]) -> str:

@@ -1,0 +1,120 @@
+"""Rows of a Parquet file within bounds: a file of 1 kB can stand for 20 GB of text.
+
+Texts stay dictionary-encoded until their rows are measured: a long text that a million rows share is in memory once. A
+row beyond the bound of a JSONL line is set aside by the caller, like such a line. What the file's own description says
+of a row group is checked before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data_contracts.errors import ContractError
+
+_ROWS, _READ_BYTES = 1_024, 2**20  # at a time
+_BATCH_VALUES, _PLAIN_BYTES = 4_000_000, 2**26
+_GROUP_VALUES = 200_000_000  # of one column of a row group
+_VALUE_BYTES = 8  # that a number counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Some rows: how many bytes each has, ``sizes`` [N], and their values."""
+
+    table: pa.RecordBatch
+    sizes: NDArray[np.int64]
+
+    def rows(self, places: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+        """The rows at these places as plain values, few at a time where they are long."""
+        chunks = np.cumsum(self.sizes[places]) // _PLAIN_BYTES
+        for chunk in np.unique(chunks):
+            yield from self.table.take(pa.array(places[chunks == chunk])).to_pylist()
+
+
+def read_batches(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[Batch]:
+    """The rows in order; ``max_row_bytes``: of the average row of a group, as its description has it.
+
+    Raises:
+        ContractError: a row group is described as larger than rows can be.
+        pyarrow.ArrowInvalid: the file is damaged.
+    """
+    with pq.ParquetFile(file) as table:
+        texts = [column.path for column in _columns(table) if column.physical_type == "BYTE_ARRAY"]
+        num_values = _require_bounds(path, table.metadata, max_row_bytes)
+    file.seek(0)
+    options = {"pre_buffer": False, "buffer_size": _READ_BYTES, "read_dictionary": texts}
+    with pq.ParquetFile(file, **options) as table:
+        for group, most in enumerate(num_values):
+            rows = max(1, min(_ROWS, _BATCH_VALUES // max(1, most)))
+            for batch in table.iter_batches(batch_size=rows, row_groups=[group]):
+                batch.validate(full=True)
+                sizes = sum((_sizes(column) for column in batch.columns), np.zeros(len(batch), dtype=np.int64))
+                yield Batch(table=batch, sizes=sizes)
+
+
+def _columns(table: pq.ParquetFile) -> list[Any]:
+    return [table.schema.column(place) for place in range(len(table.schema))]
+
+
+def _require_bounds(path: Path, described: pq.FileMetaData, max_row_bytes: int) -> list[int]:
+    """Values of the longest column in a row of each group, on average."""
+    found = []
+    for place in range(described.num_row_groups):
+        group = described.row_group(place)
+        columns = [group.column(each) for each in range(group.num_columns)]
+        values = max((column.num_values for column in columns), default=0)
+        size = max((column.total_uncompressed_size for column in columns), default=0)
+        rows = max(1, group.num_rows)
+        if values > _GROUP_VALUES or size > rows * max_row_bytes:
+            raise ContractError(
+                f"row group {place + 1} of {group.num_rows} rows has {values} values and {size} bytes in one column",
+                where=str(path),
+                fix=f"write it in smaller groups, of rows with at most {max_row_bytes} bytes",
+            )
+        found.append(-(-values // rows))
+    return found
+
+
+def _sizes(column: pa.Array) -> NDArray[np.int64]:
+    """Bytes of each value [N], those of its parts together; 8 for a number."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        entries = np.append(_sizes(column.dictionary), 0)  # the last is that of null
+        return np.take(entries, _plain(pc.fill_null(column.indices, len(entries) - 1)))
+    if _is_text(kind):
+        return _plain(pc.fill_null(pc.binary_length(column), 0))
+    if pa.types.is_fixed_size_list(kind):
+        return _sizes(column.cast(pa.list_(kind.value_type)))
+    if pa.types.is_map(kind):
+        return _sizes_of_lists(column, pa.StructArray.from_arrays([column.keys, column.items], ["key", "item"]))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _sizes_of_lists(column, column.values)
+    if pa.types.is_struct(kind):
+        return sum((_sizes(each) for each in column.flatten()), np.zeros(len(column), dtype=np.int64))
+    return np.full(len(column), _VALUE_BYTES, dtype=np.int64)
+
+
+def _sizes_of_lists(column: pa.Array, values: pa.Array) -> NDArray[np.int64]:
+    ends = np.concatenate([[0], np.cumsum(_sizes(values))]).astype(np.int64)
+    return np.diff(np.take(ends, _plain(column.offsets)))
+
+
+def _plain(numbers: pa.Array) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = numbers.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+    )
