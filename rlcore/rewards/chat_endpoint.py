@@ -1,23 +1,27 @@
-"""One request to a server with the OpenAI protocol, by the standard library, with a deadline and retries."""
+"""Requests to a server with the OpenAI protocol: a kept client with its pool, a deadline for each try, and retries."""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import secrets
-import socket
 import threading
 import time
-import urllib.parse
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
+import httpx
+
 _RETRIED_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
+_REFUSED_STATUS = frozenset((400, 422))
 _MAX_REPLY_BYTES = 1 << 20
 _JITTER = secrets.SystemRandom()  # it moves times alone, and no seeded generator
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _LONGEST_ASKED_SECONDS = 0.5, 30.0, 300.0
+_LIMIT, _OLD_LIMIT = "max_completion_tokens", "max_tokens"
 
 
 class EndpointError(Exception):
@@ -34,89 +38,135 @@ class Reply:
 
 
 class _TransientError(EndpointError):
-    """What the next try may mend."""
+    """What the next try may mend; ``seconds``: how long the server asks to be left alone."""
+
+    def __init__(self, what: str, seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.seconds = seconds
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChatEndpoint:
     """``base_url`` up to the version (``http://127.0.0.1:8000/v1``). ``timeout_seconds`` bounds each try as a whole.
 
-    Redirects and proxies are not followed: the key goes to this host alone. An echo of it is blotted out.
+    Proxies are those of the environment (``HTTPS_PROXY``, ``NO_PROXY``). Redirects are not followed: the key goes to
+    this server alone. An echo of it is blotted out. Safe to call from several threads.
     """
 
-    base_url: str
-    key: str = field(repr=False)
-    timeout_seconds: float
-    retries: int
+    def __init__(self, *, base_url: str, key: str, timeout_seconds: float, retries: int) -> None:
+        self._url, self._key = f"{base_url.rstrip('/')}/chat/completions", key
+        self._seconds, self._retries = timeout_seconds, retries
+        self._lock, self._limit = threading.Lock(), _LIMIT
+        self._kept: tuple[httpx.AsyncClient, asyncio.AbstractEventLoop] | None = None
 
     def complete(self, body: Mapping[str, Any]) -> Reply:
-        """The server's reply.
+        """The server's reply. A server that does not know ``max_completion_tokens`` is sent ``max_tokens``.
 
         Raises:
             EndpointError: refused, too slow, or no chat completion, after all retries.
         """
-        for attempt in range(self.retries + 1):
+        for attempt in range(self._retries + 1):
             try:
                 return self._try(body)
             except _TransientError as error:
-                if attempt == self.retries:
+                if attempt == self._retries:
                     tries = f"{attempt + 1} tries: " if attempt else ""
                     raise EndpointError(f"{tries}{error}") from error
                 # Half of the wait is random, or requests that failed together would come back together.
-                wait = min(_FIRST_WAIT_SECONDS * 2**attempt, _LONGEST_WAIT_SECONDS)
-                time.sleep(wait * _JITTER.uniform(0.5, 1.0))
+                wait = min(_FIRST_WAIT_SECONDS * 2**attempt, _LONGEST_WAIT_SECONDS) * _JITTER.uniform(0.5, 1.0)
+                time.sleep(wait + min(error.seconds, _LONGEST_ASKED_SECONDS))
         raise AssertionError("unreachable")
 
+    def close(self) -> None:
+        """End the connections; the next request makes new ones."""
+        with self._lock:
+            if self._kept is not None:
+                self._end()
+                self._kept = None
+
     def _try(self, body: Mapping[str, Any]) -> Reply:
+        sent = {self._limit if name == _LIMIT else name: value for name, value in body.items()}
         try:
-            status, content = self._post(json.dumps(body).encode())
-        except (OSError, http.client.HTTPException) as error:
-            text = str(error).replace(self.key, "***") if self.key else str(error)  # it may quote what the server said
-            raise _TransientError(f"the endpoint cannot be reached: {type(error).__name__}: {text}") from None
+            status, headers, content = self._post(json.dumps(sent).encode())
+        except TimeoutError:
+            raise _TransientError(
+                f"the endpoint cannot be reached: no whole reply within {self._seconds:g} s"
+            ) from None
+        except (OSError, httpx.HTTPError) as error:
+            text = self._blotted(f"{_name(error)}: {error}")  # it may quote what the server said
+            raise _TransientError(f"the endpoint cannot be reached: {text}") from None
         if status in _RETRIED_STATUS:
-            raise _TransientError(f"the endpoint answered with status {status}")
+            raise _TransientError(f"the endpoint answered with status {status}", _asked_for(headers))
+        if status in _REFUSED_STATUS and _LIMIT in sent and _LIMIT.encode() in content:
+            self._limit = _OLD_LIMIT
+            return self._try(body)
         if status != 200:
             raise EndpointError(f"the endpoint refused with status {status}: {content[:200]!r}")
         return _reply(content)
 
-    def _post(self, body: bytes) -> tuple[int, bytes]:
-        url = urllib.parse.urlsplit(self.base_url)
-        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        with closing(kind(url.hostname or "", url.port, timeout=self.timeout_seconds)) as connection:
-            connection.connect()
-            with _cut_off(connection.sock, self.timeout_seconds):
-                connection.request("POST", f"{url.path.rstrip('/')}/chat/completions", body, headers)
-                response = connection.getresponse()
-                content = response.read(_MAX_REPLY_BYTES + 1)
-        if len(content) > _MAX_REPLY_BYTES:
-            raise EndpointError("the reply is larger than 1 MiB")
-        return response.status, content.replace(self.key.encode(), b"***") if self.key else content
+    def _post(self, body: bytes) -> tuple[int, httpx.Headers, bytes]:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        client, loop = self._client()
+        asked = asyncio.wait_for(_answer(client, self._url, body, headers), self._seconds)
+        status, said, content = asyncio.run_coroutine_threadsafe(asked, loop).result()
+        return status, said, self._blotted(content.decode("utf-8", "replace")).encode()
+
+    def _client(self) -> tuple[httpx.AsyncClient, asyncio.AbstractEventLoop]:
+        """The client, in a loop of its own: there a deadline holds for a whole request, however its bytes drip."""
+        with self._lock:
+            if self._kept is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=loop.run_forever, name="judge", daemon=True)
+                thread.start()
+                # A judge may have any number of connections: what asks at a time is bounded by the caller.
+                client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=64))
+                client.headers.clear()  # no reply is asked for packed: it could grow as it is read
+                self._kept = client, loop
+                self._end = weakref.finalize(self, _end, client, loop, thread)
+            return self._kept
+
+    def _blotted(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
 
 
-@contextmanager
-def _cut_off(connected: socket.socket, seconds: float) -> Iterator[None]:
-    """End the connection after ``seconds``: its own timeout would let a server drip a byte at a time for ever."""
-    expired = threading.Event()
+async def _answer(
+    client: httpx.AsyncClient, url: str, body: bytes, headers: Mapping[str, str]
+) -> tuple[int, httpx.Headers, bytes]:
+    async with client.stream("POST", url, content=body, headers=headers) as response:
+        parts, size = [], 0
+        async for part in response.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > _MAX_REPLY_BYTES:
+                raise EndpointError("the reply is larger than 1 MiB")
+        return response.status_code, response.headers, b"".join(parts)
 
-    def cut() -> None:
-        expired.set()
-        with suppress(OSError):  # it has just ended by itself
-            connected.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, cut)
-    timer.daemon = True
-    timer.start()
+def _end(client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    asyncio.run_coroutine_threadsafe(client.aclose(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def _name(error: BaseException) -> str:
+    """The type of what went wrong first, which a client wraps: ``ConnectionRefusedError``."""
+    name, cause = type(error).__name__, error.__cause__ or error.__context__
+    while cause is not None:
+        name = type(cause).__name__ if isinstance(cause, OSError) else name
+        cause = cause.__cause__ or cause.__context__
+    return name
+
+
+def _asked_for(headers: httpx.Headers) -> float:
+    """Seconds of a ``Retry-After``, which says them or a date; 0 where there is none that can be read."""
+    said = headers.get("retry-after", "").strip()
+    if said.isdecimal() and len(said) < 9:
+        return float(said)
     try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        if expired.is_set():
-            raise TimeoutError(f"no whole reply within {seconds:g} s") from error
-        raise
-    finally:
-        timer.cancel()
-    if expired.is_set():
-        raise TimeoutError(f"no whole reply within {seconds:g} s")
+        until = parsedate_to_datetime(said)
+        return max((until - datetime.now(UTC)).total_seconds(), 0.0)
+    except (ValueError, TypeError):  # a date without a zone is none
+        return 0.0
 
 
 def _reply(content: bytes) -> Reply:

@@ -2,8 +2,8 @@
 
 The completion is untrusted text that would like a good mark. It stands between two fences that carry a number which the
 completion cannot know, for it is made from a hash of the completion; so it can close neither. The verdict has to carry
-the same number, so that text of the completion that the judge repeats is no verdict. What this cannot prevent is a
-judge that is talked into a mark.
+the same number, so that text of the completion that the judge repeats is no verdict. Control words of chat formats in
+it become text (:mod:`rlcore.rewards.control_words`). What this cannot prevent is a judge that is talked into a mark.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 from rlcore.config import NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import graded, ungraded
-from rlcore.rewards.chat_endpoint import ChatEndpoint, EndpointError
+from rlcore.rewards.chat_endpoint import ChatEndpoint, EndpointError, Reply
+from rlcore.rewards.control_words import as_text
 from rlcore.types import Message, Rollout, Score
 
 QUESTION = """\
@@ -94,7 +96,7 @@ class EndpointOptions:
             "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
             "seed": self.seed,
-            "max_tokens": self.max_tokens,
+            "max_completion_tokens": self.max_tokens,
         }
         return body | ({"structured_outputs": {"regex": form}} if form else {})
 
@@ -115,7 +117,9 @@ class JudgeReward:
     """The judge's mark over ``scale``, 0..1; None where the endpoint failed or its reply holds no single mark.
 
     A completion of more than 100,000 characters is not sent: it is worth 0.
-    Equal questions with equal answers are judged once in a run. Replies are asked for at temperature 0.
+    Equal questions with equal answers are judged once in a run. Replies are asked for at temperature 0. Where the
+    server counts tokens, the parts ``judge_prompt_tokens`` and ``judge_completion_tokens`` are those of a batch,
+    unusable replies among them, over the rollouts that have a mark.
     """
 
     name = "judge"
@@ -126,6 +130,7 @@ class JudgeReward:
         self._endpoint = options.endpoint()
         self._marks: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._used = Counter[str]()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         by_digest = {_digest(rollout): rollout for rollout in rollouts}
@@ -139,12 +144,33 @@ class JudgeReward:
                         self._marks[digest] = outcome
                 else:
                     failed[digest] = outcome
-        return [self._score(_digest(rollout), failed) for rollout in rollouts]
+        digests = [_digest(rollout) for rollout in rollouts]
+        used = self._per_mark(sum(digest not in failed for digest in digests))
+        return [self._score(digest, failed, used) for digest in digests]
 
-    def _score(self, digest: str, failed: Mapping[str, str]) -> Score:
+    def close(self) -> None:
+        """End the connections to the server."""
+        self._endpoint.close()
+
+    def _score(self, digest: str, failed: Mapping[str, str], used: Mapping[str, float]) -> Score:
         if digest in failed:  # not kept: the next batch asks again
             return ungraded(failed[digest])
-        return graded(self.name, self._marks[digest])
+        score = graded(self.name, self._marks[digest])
+        return replace(score, parts={**score.parts, **used})
+
+    def _per_mark(self, num_marks: int) -> dict[str, float]:
+        """The tokens since the last mark, shared by the marks of this batch; what none can carry waits for the next."""
+        with self._lock:
+            if not num_marks:
+                return {}
+            shares = {f"{self.name}_{name}": count / num_marks for name, count in self._used.items()}
+            self._used = Counter(dict.fromkeys(self._used, 0))
+            return shares
+
+    def _count(self, reply: Reply) -> None:
+        if reply.prompt_tokens or reply.completion_tokens:
+            with self._lock:
+                self._used.update(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
 
     def _judge(self, rollout: Rollout) -> float | str:
         """The reward, or why there is none."""
@@ -153,25 +179,28 @@ class JudgeReward:
         nonce = _nonce(rollout, self._options.seed)
         form = mark_form(nonce, scale=int(self._options.scale)) if self._options.enforce_form else ""
         try:
-            reply = self._endpoint.complete(self._options.request(self._prompt(rollout, nonce), form)).text
+            reply = self._endpoint.complete(self._options.request(self._prompt(rollout, nonce), form))
         except EndpointError as error:
             return str(error)
-        mark = parse_mark(reply, nonce, scale=self._options.scale)
-        return mark / self._options.scale if mark is not None else f"the judge gave no single mark: {reply[:120]!r}"
+        self._count(reply)
+        mark = parse_mark(reply.text, nonce, scale=self._options.scale)
+        if mark is None:
+            return f"the judge gave no single mark: {reply.text[:120]!r}"
+        return mark / self._options.scale
 
     def _prompt(self, rollout: Rollout, nonce: str) -> str:
         return self._template.substitute(
             nonce=nonce,
             scale=f"{self._options.scale:g}",
             question=conversation(rollout.prompt.messages),
-            reference=rollout.prompt.reference or "(none)",
-            answer=rollout.text,
+            reference=as_text(rollout.prompt.reference) or "(none)",
+            answer=as_text(rollout.text),
         )
 
 
 def conversation(messages: Sequence[Message]) -> str:
     """The turns of a prompt as a judge reads them."""
-    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in messages)
+    return "\n\n".join(f"{turn.role}: {as_text(turn.content)}" for turn in messages)
 
 
 def mark_form(nonce: str, *, scale: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -139,6 +140,9 @@ def scores_of(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
     return scores
 
 
+_OF_A_PART = re.compile(r"_(?:std|prompt_tokens|completion_tokens)$")  # what a part says beside its value
+
+
 def part_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> dict[str, float]:
     """Per part: mean, population std and share of zeros over ``scored``, share without a value over ``all_scores``.
 
@@ -152,7 +156,7 @@ def part_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> 
         metrics[f"reward/part/{name}"] = mean
         metrics[f"reward/part_std/{name}"] = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
         metrics[f"reward/part_zero/{name}"] = values.count(0.0) / len(values)
-        asked = [score for score in all_scores if name.removesuffix("_std") not in score.skipped]
+        asked = [score for score in all_scores if _OF_A_PART.sub("", name) not in score.skipped]
         metrics[f"reward/part_unscored/{name}"] = sum(name not in score.parts for score in asked) / len(asked)
     return metrics
 

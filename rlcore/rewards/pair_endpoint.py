@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rlcore.config.bounds import NonNegativeFloat
 from rlcore.rewards.chat_endpoint import EndpointError
+from rlcore.rewards.control_words import as_text
 from rlcore.rewards.judge import MAX_CHARACTERS, QUESTION, EndpointOptions, conversation, load_template
 from rlcore.rewards.pairs import Judgement, Pair
 
@@ -73,9 +74,9 @@ class EndpointPairJudge:
         prompt = self._template.substitute(
             nonce=nonce,
             question=conversation(pair.messages),
-            reference=pair.reference or "(none)",
-            first=pair.first,
-            second=pair.second,
+            reference=as_text(pair.reference) or "(none)",
+            first=as_text(pair.first),
+            second=as_text(pair.second),
         )
         form = verdict_form(nonce) if self._options.enforce_form else ""
         try:

@@ -40,7 +40,7 @@ _LISTED = {"type": "mcp", "data": {"jsonrpc": "2.0", "method": "tools/list", "pa
 
 
 class OpenEnv:
-    """A session with the server at ``url``. An episode is worth the sum of the rewards of its steps.
+    """A session with the server at ``url``. An episode is worth the sum of the rewards of its steps, 0 without a step.
 
     ``reset``: arguments of the server's ``reset``, beside ``seed``. ``from_row``: arguments of it that are a field of
     the prompt's row, by their names (``prompt_id``, ``reference`` or ``task``).
@@ -55,7 +55,7 @@ class OpenEnv:
         self._url, self._fixed, self._from_row = url, dict(reset or {}), dict(from_row or {})
         self._socket: ClientConnection | None = None
         self._reward: float | None = None
-        self._done = False
+        self._done = self._was_stepped = False
 
     @staticmethod
     def tool_schemas(
@@ -90,8 +90,8 @@ class OpenEnv:
         return _shown(said["observation"])
 
     def get_reward(self) -> float | None:
-        """The sum of the rewards of the steps; None where the server gave none."""
-        return self._reward
+        """The sum of the rewards of the steps; None where the server gave none, 0 where there was no step to reward."""
+        return self._reward if self._was_stepped else 0.0
 
     async def close(self) -> None:
         """End the session."""
@@ -113,6 +113,7 @@ class OpenEnv:
             if error.code in _POLICY:
                 raise CallError(str(error)) from error
             raise
+        self._was_stepped = True
         if said["reward"] is not None:
             self._reward = (self._reward or 0.0) + float(said["reward"])
         self._done = bool(said["done"])

@@ -126,7 +126,7 @@ DRIVEN_BY = {
     "rlcore/models/test_lora": ("rlcore/models/adapter_targets",),
     "rlcore/models/test_importing": ("rlcore/models/starting_tokenizer",),
     "rlcore/rewards/test_grader_pool": ("rlcore/rewards/grader_process",),
-    "rlcore/rewards/test_judge": ("rlcore/rewards/chat_endpoint",),
+    "rlcore/rewards/test_judge": ("rlcore/rewards/chat_endpoint", "rlcore/rewards/control_words"),
     "rlcore/rewards/test_math_verdicts": ("rlcore/rewards/math_verifier", "rlcore/rewards/units"),
     "rlcore/rewards/test_mix": ("rlcore/rewards/__init__", "rlcore/rewards/base"),
     "rlcore/rewards/test_pair_judge": ("rlcore/rewards/pair_endpoint", "rlcore/rewards/pairs"),

@@ -103,10 +103,10 @@ def test_reset_is_told_the_seed_the_options_and_the_row(address: Callable[[str],
 
 def test_an_episode_is_worth_the_sum_of_its_rewards_and_ends(address: Callable[[str], str]) -> None:
     with playing(address("action"), "a", "b", **OPTIONS) as worlds:
-        assert worlds.rewards(["a", "b"]) == {"a": None, "b": None}
+        assert worlds.rewards(["a", "b"]) == {"a": 0.0, "b": 0.0}  # nobody gets out of a score by doing nothing
         assert worlds.answer({"a": call("step", number=9)}) == {"a": ToolOutput(text="wrong")}
         worlds.answer({"a": call("step", number=WANTED)})
-        assert worlds.rewards(["a", "b"]) == {"a": 0.75, "b": None}
+        assert worlds.rewards(["a", "b"]) == {"a": 0.75, "b": 0.0}
         over = worlds.answer({"a": call("step", number=WANTED)})
         assert over == {"a": ToolOutput(text="error: the episode is over", is_error=True)}
         assert worlds.rewards(["a"]) == {"a": 0.75}
@@ -118,6 +118,7 @@ def test_what_the_server_refuses_is_told_and_the_episode_goes_on(address: Callab
         assert raised == {"a": ToolOutput(text="error: the board has nine fields", is_error=True)}
         (unfit,) = worlds.answer({"a": call("step", number="x")}).values()
         assert unfit == ToolOutput(text="error: step: number must be of type integer", is_error=True)
+        assert worlds.rewards(["a"]) == {"a": 0.0}
         assert worlds.answer({"a": call("step", number=WANTED)}) == {"a": ToolOutput(text="right")}
 
 

@@ -1,0 +1,24 @@
+"""Control words of chat formats in a text that a judge is to read: they become text, whatever its tokenizer does.
+
+A server encodes a message with its control words in place, so that ``<|im_end|>`` in an answer would end the question,
+and what stands behind it would speak as the user or the judge.
+"""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = re.compile(
+    r"<(?=[|｜][^<>\n]{0,80}[|｜]>)"  # <|im_start|>, <|eot_id|>, <｜User｜>
+    r"|<(?=</?SYS>>)"
+    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sop|eop|think|tool_call|tool_response|seed:\w{1,20})>)"
+    r"|<(?=(?:start|end)_of_(?:turn|text|image)>|extra_id_[0-9]{1,4}>|unused[0-9]{1,5}>|\[BOS_never_used\w{0,80}\]>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|IMG|THINK)\])"
+    r"|\[(?=[gs]?MASK\])",
+    re.IGNORECASE,
+)
+
+
+def as_text(text: str) -> str:
+    """The text with a blank behind the first sign of each control word: ``< |im_end|>``, ``[ INST]``."""
+    return _WORDS.sub(lambda found: f"{found[0]} ", text)
