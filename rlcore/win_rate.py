@@ -8,7 +8,7 @@ the answer in front gives ½.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -187,7 +187,7 @@ def audit_judge(
             confidence=confidence,
         ),
         at_most("share of verdicts that depend on the order", order.mean, bounds.max_position_bias),
-        at_most("preference for the longer answer beyond that of people", bias.mean, bounds.max_length_bias),
+        _unbiased(bias, bounds.max_length_bias),
     )
     return JudgeAudit(
         agreement=agreement,
@@ -202,6 +202,15 @@ def audit_judge(
         beyond_length=_beyond_length(kept, of_prompt, seed=seed, confidence=confidence),
         checks=checks,
     )
+
+
+def _unbiased(bias: Interval, limit: float) -> Check:
+    """Whether a judge prefers longer answers no more than people do; not passed where no pair could show it."""
+    name = "preference for the longer answer beyond that of people"
+    if bias.n or limit >= 1.0:
+        return at_most(name, bias.mean, limit)
+    sentence = f"{name} is not known: no human pair that was judged has answers of different lengths"
+    return replace(at_most(name, 1.0, limit), sentence=sentence)
 
 
 def _differ(verdicts: Verdicts) -> NDArray[np.bool_]:

@@ -117,8 +117,14 @@ def require_labels(noise: Noise, bound: float) -> None:
     for nothing.
 
     Raises:
-        DataError: more do.
+        DataError: more do, or no judge is sure of any label.
     """
+    if bound < 1.0 and not noise.num_sure:
+        raise DataError(
+            f"max_label_noise = {bound:g} asks how many labels look wrong, and no judge is sure of any",
+            where=f"{noise.num_pairs} training pairs",
+            fix="set audit_folds, give more pairs, or leave max_label_noise out",
+        )
     if binom.sf(noise.num_against - 1, noise.num_sure, bound) <= _FALSE_ALARMS:
         raise DataError(
             f"{noise.share:.0%} of the labels look wrong to judges that never saw them (bound {bound:.0%})",

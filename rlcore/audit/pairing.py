@@ -140,10 +140,17 @@ def require_pairing(pairing: Pairing, least: float) -> None:
     certainty in practice where its error is an eighth of ``least``.
 
     Raises:
-        DataError: the model tells own from other answers less than a preset asks for.
+        DataError: the model tells own from other answers less than a preset asks for, or there are too few to tell.
     """
+    if least and pairing.num_rows < _LEAST_ROWS:
+        raise DataError(
+            f"min_pairing = {least:g} compares held-out answers of different prompts: {_LEAST_ROWS} at least, and not "
+            "all the same",
+            where=f"{pairing.num_rows} held-out demonstrations",
+            fix="hold out more demonstrations (num_eval), or leave min_pairing out",
+        )
     most = pairing.gap + _SIGMAS * pairing.error
-    if pairing.num_rows >= _LEAST_ROWS and most < least:
+    if least and not most >= least:
         raise DataError(
             f"{pairing}; the preset asks for {least:g}, and chance explains {most:.3f}",
             where=f"{pairing.num_rows} held-out demonstrations",

@@ -133,7 +133,7 @@ def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[
         ConfigError: a stage cannot fit on the GPU. On a CPU what is free changes, and a line says that it may not fit.
     """
     if total is None:
-        return [f"memory: {need}" for need in needs]
+        return [f"memory: {need}; what the device has is not known" for need in needs]
     has = f"the card has {readable(total)}" if is_cuda else f"{readable(total)} are free"
     too_large = [need for need in needs if need.held > total]
     if too_large and is_cuda:

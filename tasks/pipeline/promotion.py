@@ -14,7 +14,7 @@ from tasks.preset.run import RunConfig
 from tasks.steps.promote import model_name
 from tasks.tracking import registry
 from tasks.tracking.described import refresh_cards
-from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion
+from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
 from tasks.tracking.runs import Tracker, open_tracker
 
 
@@ -24,8 +24,22 @@ def registered_name(config: RunConfig) -> str:
 
 
 def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
-    """The champion that the challenger is judged against, or None before the first promotion."""
-    return registry.find_version(open_tracker(home), registered_name(config), CHAMPION)
+    """The champion that the challenger is judged against, or None before the first promotion.
+
+    Raises:
+        PromotionError: there was a champion, and no version is it now.
+    """
+    tracker, name = open_tracker(home), registered_name(config)
+    champion = registry.find_version(tracker, name, CHAMPION)
+    if champion is None and (last := registry.last_champion(tracker, name)):
+        raise PromotionError(
+            f"no version has the alias {CHAMPION!r}, and version {last} was champion last: there is nothing to judge "
+            "against",
+            where=f"registered model {name}",
+            fix=f"give a version that alias again in MLflow, or delete the model's tag {CHAMPION!r} and the alias "
+            f"{PREVIOUS!r} to begin without a champion",
+        )
+    return champion
 
 
 def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:

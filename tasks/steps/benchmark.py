@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 
 from data_contracts.benchmark_records import NAME, check_benchmark_records
+from rlcore.audit.seals import require_sealed
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation import accuracy, mean_share
-from rlcore.tokenization import ChatTokenizer
 from tasks.home.artifacts import file_sha256
 from tasks.home.storage import write_json, write_table
 from tasks.preset.sections import Sections
@@ -38,8 +38,9 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
             fix="pip install 'rlcore[benchmarks]'",
         ) from error
     folder = context.inputs[policy] / MODEL
+    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        model = HarnessModel(runtime.load_frozen(folder), ChatTokenizer.load(folder), config, seed=context.seed)
+        model = HarnessModel(runtime.load_frozen(folder), tokenizer, config, seed=context.seed)
         records = evaluate(model, config, cache=context.work / "tables")
     table = pd.DataFrame(records)
     check_benchmark_records(table)

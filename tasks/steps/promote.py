@@ -26,6 +26,7 @@ from tasks.steps.promotion_figures import (
     comparison_digest,
     greedy_rows,
     limits_of,
+    require_tasks,
     trust,
     wins_of,
 )
@@ -78,6 +79,7 @@ def run_promote(
             where="promotion",
             fix="evaluate on data with references (evaluation.data), or decide by a win rate (promotion.win_rate)",
         )
+    require_tasks(answers["challenger"], settings)
     wins = read_json(context.inputs[WINS] / "win_rate.json") if WINS in context.inputs else None
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
     rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)

@@ -23,9 +23,42 @@ Values = NDArray[np.float64]
 
 
 def greedy_rows(folder: Path) -> pd.DataFrame:
-    """The greedy answers of one checkpoint to all held-out problems, in the order of the problems."""
+    """The greedy answers of one checkpoint to all held-out problems, in the order of the problems.
+
+    Raises:
+        DataError: there are none.
+    """
     table = read_table(folder / "answers.parquet")
-    return table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
+    found = table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
+    if found.empty:
+        raise DataError(
+            "the evaluation has no answer, so there is nothing to judge by",
+            where=str(folder),
+            fix="evaluate on data with held-out prompts (num_eval)",
+        )
+    return found
+
+
+def in_favour(answers: pd.DataFrame) -> pd.DataFrame:
+    """The champion's answers, those that were not measured taken for right ones that end.
+
+    What an engine or a grader failed on counts as wrong for the challenger. If it did so for the champion, a broken
+    evaluation of the champion would promote whatever comes.
+    """
+    is_lost = answers["has_reference"] & answers["value"].isna()
+    return answers.assign(
+        correct=answers["correct"] | is_lost, finish_reason=answers["finish_reason"].mask(is_lost, "stop")
+    )
+
+
+def require_tasks(answers: pd.DataFrame, settings: PromotionConfig) -> None:
+    """Every safety task has held-out problems with references.
+
+    Raises:
+        DataError: one has none, so that nothing stands guard over it.
+    """
+    if missing := sorted(set(settings.safety_tasks) - set(_with_reference(answers)["task"])):
+        raise DataError(f"no held-out problem is of the safety task {missing[0]!r}", where="promotion.safety_tasks")
 
 
 def compared(
@@ -34,10 +67,10 @@ def compared(
     """Accuracy and the guards, from the greedy answers of both to the same problems that have a reference.
 
     Raises:
-        DataError: they did not answer the same problems, or a safety task has none.
+        DataError: they did not answer the same problems.
     """
     _same_problems(champion, challenger)
-    old, new = _with_reference(champion), _with_reference(challenger)
+    old, new = _with_reference(in_favour(champion)), _with_reference(challenger)
     return _paired("accuracy", old["correct"], new["correct"], 0.0), [
         *_skills(old, new, settings),
         *_manners(old, new, settings),
@@ -63,6 +96,7 @@ def compared_by_wins(
     """
     _same_problems(champion, challenger)
     primary = Paired(name="win rate", champion=np.full(len(wins), 0.5), challenger=wins)
+    champion = in_favour(champion)
     old, new = _with_reference(champion), _with_reference(challenger)
     guards = _skills(old, new, settings)
     if len(new) >= settings.min_task_problems:
@@ -74,8 +108,10 @@ def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: floa
     """A guard for each task and metric of a benchmark, from the records of both sides.
 
     Raises:
-        DataError: they were not asked the same documents.
+        DataError: they were not asked the same documents, or none.
     """
+    if challenger.empty:
+        raise DataError("a benchmark that stands guard has no records", where="promotion.benchmarks", fix="ask it anew")
     keys = ["task", "metric", "doc_id"]
     old, new = (table.sort_values(keys).reset_index(drop=True) for table in (champion, challenger))
     if not old[[*keys, "doc_sha256"]].equals(new[[*keys, "doc_sha256"]]):
@@ -147,9 +183,6 @@ def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:
 def _skills(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
     """Accuracy in every large task and in every safety task."""
     tasks = challenger["task"]
-    missing = sorted(set(settings.safety_tasks) - set(tasks))
-    if missing:
-        raise DataError(f"no held-out problem is of the safety task {missing[0]!r}", where="promotion.safety_tasks")
     large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
     slices = dict.fromkeys(large, settings.task_margin) if tasks.nunique() > 1 else {}
     slices |= dict.fromkeys(settings.safety_tasks, settings.safety_margin)

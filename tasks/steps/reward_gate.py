@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.checks import Check, at_least
-from rlcore.errors import DataError, TrainingError
+from rlcore.errors import DataError, NonFiniteError, TrainingError
 from rlcore.evaluation import independent_values
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.models.runtime import Runtime
@@ -76,7 +76,12 @@ def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: Retra
     """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one.
 
     ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt go together and count as fewer.
+
+    Raises:
+        NonFiniteError: a margin is no finite number.
     """
+    if lost := sum(int((~np.isfinite(each)).sum()) for each in margins):
+        raise NonFiniteError(f"{lost} margins of held-out pairs are no finite numbers", where="the reward models")
     new, confidence = margins[0], settings.confidence
     right = np.heaviside(new, 0.5)
     name = "held-out accuracy"

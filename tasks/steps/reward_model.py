@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from rlcore.audit.data import label_noise, require_anchors, require_labels
+from rlcore.audit.seals import require_sealed
 from rlcore.config import RewardModelConfig
 from rlcore.errors import TrainingError
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.packing import TokenSequence
-from rlcore.tokenization import ChatTokenizer
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
@@ -36,7 +36,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
-    tokenizer = ChatTokenizer.load(checkpoint)
+    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
     data, anchors = read_pair_data(context, tokenizer), read_anchors(context, tokenizer)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
@@ -136,7 +136,7 @@ def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
 
 
 def _require_accuracy(found: float, wanted: float, *, where: str) -> None:
-    if found < wanted:
+    if not found >= wanted:  # what is no number reaches nothing
         raise TrainingError(
             f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
             where=where,

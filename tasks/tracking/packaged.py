@@ -110,8 +110,8 @@ def checkpoint_in(folder: Path) -> Path:
     return checkpoint
 
 
-def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path) -> Path:
-    """The checkpoint in the downloaded files of a version of ours, each of them as it was registered.
+def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path, uri: str) -> Path:
+    """The checkpoint in the downloaded files of ``uri``, a version of ours, each of them as it was registered.
 
     ``sha256``: the artifact's, from the version's tags; ``manifest``: where a copy lies in case that the downloaded
     files have none.
@@ -125,7 +125,7 @@ def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path) -> Path:
     except StorageError as error:
         raise ModelError(
             f"its files cannot be compared with the digest {sha256[:12]} that was registered: {error.what}",
-            where=error.where,
+            where=f"{uri}: {error.where}",
             fix="bring the folder of that artifact back, or set RLCORE_HOME to the home that trained it",
         ) from error
     prefix = f"{_CHECKPOINT}/"
@@ -134,6 +134,7 @@ def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path) -> Path:
     if faults := file_faults(checkpoint, own):
         raise ModelError(
             f"the registered model is not what was registered: {'; '.join(faults[:4])}",
+            where=uri,
             fix="restore MLflow's files of this version from a backup, or take another version",
         )
     return checkpoint

@@ -71,12 +71,8 @@ def download_model(uri: str, folder: Path) -> Path:
     if "sha256" not in tags:
         logger.warning("%s was not registered by this pipeline: there is no digest to compare its files with", uri)
         return checkpoint_in(files)
-    try:
-        return verified_checkpoint(
-            files, sha256=tags["sha256"], manifest=home.root / tags.get("artifact", "") / MANIFEST
-        )
-    except ModelError as error:
-        raise ModelError(error.what, where=error.where or uri, fix=error.fix) from error
+    manifest = home.root / tags.get("artifact", "") / MANIFEST
+    return verified_checkpoint(files, sha256=tags["sha256"], manifest=manifest, uri=uri)
 
 
 def _resolved(tracker: Tracker, uri: str) -> tuple[str, Mapping[str, str]]:
@@ -95,6 +91,12 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     model = or_none(tracker.client.get_registered_model, name)
     version = model.aliases.get(alias) if model else None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
+
+
+def last_champion(tracker: Tracker, name: str) -> str:
+    """The version that was made champion last, whether or not the alias is there; empty where none ever was."""
+    model = or_none(tracker.client.get_registered_model, name)
+    return model.tags.get(CHAMPION) or model.aliases.get(PREVIOUS, "") if model else ""
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
@@ -209,7 +211,7 @@ def promote(
         set_tags(tracker, version, {**tags, _PROMOTED_OVER: str(over.version) if over else _FIRST})
         if over is not None:
             set_alias(tracker, over, PREVIOUS)
-        set_alias(tracker, version, CHAMPION)
+        _crown(tracker, version)
         _remove_alias(tracker, version, CHALLENGER)
     return True
 
@@ -237,7 +239,7 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
         if previous is None or previous == champion:
             raise PromotionError(f"version {version} is the first champion: there is none before it", where=where)
         set_tags(tracker, down, {_ROLLED_BACK: reason})
-        set_alias(tracker, previous, CHAMPION)
+        _crown(tracker, previous)
         _finish_roll_back(tracker, previous)
     return previous
 
@@ -255,6 +257,12 @@ def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[st
             return None
         query = "SELECT key, value FROM model_version_tags WHERE name = ? AND version = ?"
         return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
+
+
+def _crown(tracker: Tracker, version: ModelVersion) -> None:
+    """Make a version the champion, and note at the model that it has one, so that a lost alias is noticed."""
+    set_alias(tracker, version, CHAMPION)
+    tracker.client.set_registered_model_tag(version.name, CHAMPION, str(version.version))
 
 
 def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:

@@ -82,10 +82,9 @@ DRIVEN_BY = {
         "tasks/steps/evaluate",
         "tasks/steps/import_sft",
         "tasks/steps/prepare_sampled",
-        "tasks/steps/reward_model",
         "tasks/steps/sft",
     ),
-    "flows/test_dpo": ("tasks/steps/dpo", "tasks/steps/pair_data"),
+    "flows/test_dpo": ("tasks/steps/dpo",),
     "flows/test_curriculum": ("data_contracts/difficulties", "tasks/report/difficulty_page"),
     "flows/test_skills": ("tasks/report/benchmark_page",),
     "flows/test_win_rate": (

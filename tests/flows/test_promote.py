@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -19,7 +20,16 @@ from tasks.home.storage import read_json, write_table
 from tasks.pipeline.pages import page_folder
 from tasks.preset.promotion import PromotionConfig
 from tasks.steps.promote import prompt_set
-from tasks.steps.promotion_figures import compared, compared_by_wins, comparison_digest, limits_of, trust, wins_of
+from tasks.steps.promotion_figures import (
+    compared,
+    compared_by_wins,
+    comparison_digest,
+    greedy_rows,
+    limits_of,
+    require_tasks,
+    trust,
+    wins_of,
+)
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
@@ -118,6 +128,7 @@ def answers(correct: list[bool], tasks: list[str], tokens: int = 10) -> pd.DataF
             "task": tasks,
             "has_reference": True,
             "correct": correct,
+            "value": [float(each) for each in correct],
             "finish_reason": "stop",
             "num_tokens": tokens,
         }
@@ -178,9 +189,41 @@ def test_models_that_answered_other_problems_are_not_compared() -> None:
     settings = PromotionConfig(challenger="grpo")
     with pytest.raises(DataError, match="the same problems"):
         compared(answers([True], ["a"]), answers([True, True], ["a", "a"]), settings)
+
+
+def test_a_safety_task_without_held_out_problems_is_refused_for_a_first_champion_too() -> None:
+    frame = answers([True, True], ["a", "harm"])
+    settings = PromotionConfig(challenger="grpo", safety_tasks=("harm",))
+    require_tasks(frame, settings)
+    for missing in (frame[:1], frame.assign(has_reference=[True, False])):
+        with pytest.raises(DataError, match="safety task 'harm'"):
+            require_tasks(missing, settings)
     with pytest.raises(DataError, match="safety task 'harm'"):
-        one = answers([True], ["a"])
-        compared(one, one, PromotionConfig(challenger="grpo", safety_tasks=("harm",)))
+        run_promotion("tiny", (*SMALL, "stages.sft.num_steps=1", "promotion.safety_tasks=['harm']"))
+
+
+def test_an_evaluation_without_answers_judges_nothing(tmp_path: Path) -> None:
+    write_table(answers([True], ["a"]).assign(mode="sampled"), tmp_path / "answers.parquet")
+    with pytest.raises(DataError, match="the evaluation has no answer"):
+        greedy_rows(tmp_path)
+
+
+def test_what_was_not_measured_of_the_champion_counts_for_it_and_of_the_challenger_against_it() -> None:
+    """An engine or a grader that fails on the champion must not make room for whatever comes."""
+    old, new = answers([False] * 10, ["sums"] * 10), answers([True] * 10, ["sums"] * 10)
+    lost = {"value": [float("nan")] * 10, "finish_reason": "length", "num_tokens": 0}
+    primary, guards = compared(old.assign(**lost), new, PromotionConfig(challenger="grpo"))
+    assert primary.champion.tolist() == [1.0] * 10
+    assert guards[0].name == "answers that end"
+    assert guards[0].champion.tolist() == [1.0] * 10
+    primary, _ = compared(old, old.assign(**lost), PromotionConfig(challenger="grpo"))
+    assert primary.challenger.tolist() == [0.0] * 10
+    settings = PromotionConfig(challenger="grpo", win_rate="wins", min_task_problems=3)
+    _, guards = compared_by_wins(np.ones(10), old.assign(**lost), new, settings)
+    assert {guard.name: guard.champion.mean() for guard in guards if "tokens" not in guard.name} == {
+        "accuracy on all tasks": 1.0,
+        "answers that end": 1.0,
+    }
 
 
 WINNING = """
@@ -198,6 +241,9 @@ reference = "base"
 data = ["prompts"]
 human_pairs = ["preferences"]
 judge = { kind = "likes_seven:judge" }
+
+[stages.wins.bounds]
+max_length_bias = 1.0  # all answers here are equally long
 
 [stages.wins.sampling]
 max_new_tokens = 8

@@ -152,6 +152,9 @@ reference = "sft"
 data = ["prompts"]
 human_pairs = ["preferences"]
 
+[stages.wins.bounds]
+max_length_bias = 1.0  # all answers here are equally long
+
 [stages.wins.sampling]
 max_new_tokens = 8
 """

@@ -99,6 +99,15 @@ def test_between_its_bounds_a_rule_warns_and_leaves_every_checkpoint_sound(
     assert verdict.sound == (last if rule == "gaming" else last - 1)
 
 
+@pytest.mark.parametrize("rule", [name for name in STOPS if name not in ("gaming", "length")])
+def test_what_is_no_number_is_within_no_bound(rule: str) -> None:
+    (metric,) = {each.metric for each in RULES if each.name == rule}
+    rows = [{"iteration": place + 1, metric: float("nan")} for place in range(20)]
+    verdict = judge(rows, HealthConfig())
+    assert verdict.stop is not None
+    assert (verdict.stop.rule, verdict.stop.since, verdict.sound) == (rule, 1, 0)
+
+
 def test_a_reading_within_the_bound_ends_the_row() -> None:
     rows = history(kl__ref=[3.0, 3.0, 0.1, 3.0, 3.0])
     verdict = judge(rows, HealthConfig())

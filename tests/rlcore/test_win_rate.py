@@ -140,6 +140,14 @@ def test_a_judge_that_agrees_by_chance_or_goes_by_the_place_does_not_pass() -> N
     assert not found["agreement with people"]
 
 
+def test_without_answers_of_different_lengths_nobody_knows_whether_a_judge_goes_by_length() -> None:
+    ones, name = np.ones(100), "preference for the longer answer beyond that of people"
+    found = audit_judge(verdicts(ones, ones, ones * 0.0), np.arange(100), JudgeBounds(), seed=0)
+    assert {check.name: check.passed for check in found.checks}[name] is False
+    assert found.checks[-1].sentence.endswith("no human pair that was judged has answers of different lengths")
+    assert judged(ones, ones, ones * 0.0, max_length_bias=1.0)[name]  # nothing is asked
+
+
 def test_a_judge_of_length_is_found_where_people_do_not_prefer_the_longer() -> None:
     """People take the longer in half of the pairs, the judge in all: 1 - ½. It agrees in half of them."""
     gaps = np.tile([10.0, -10.0], 50)

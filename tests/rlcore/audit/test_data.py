@@ -92,10 +92,16 @@ def test_label_noise_is_the_share_of_sure_judgements_against_the_label() -> None
 
 def test_labels_are_refused_beyond_chance_alone() -> None:
     some, many = label_noise([2.2] * 6 + [-2.3] * 2), label_noise(([2.2] * 6 + [-2.3] * 2) * 50)
-    for noise, bound in ((some, 0.1), (many, 0.25), (many, 1.0), (label_noise([]), 0.1)):
+    for noise, bound in ((some, 0.1), (many, 0.25), (many, 1.0), (label_noise([]), 1.0)):
         require_labels(noise, bound)
     with pytest.raises(DataError, match="25% of the labels look wrong"):
         require_labels(many, 0.15)
+
+
+@pytest.mark.parametrize("margins", [[], [float("nan")] * 50], ids=["no audit", "no numbers"])
+def test_a_bound_on_labels_that_nobody_has_judged_is_not_kept(margins: list[float]) -> None:
+    with pytest.raises(DataError, match="no judge is sure of any"):
+        require_labels(label_noise(margins), 0.3)
 
 
 def test_judges_that_guess_are_said_to_and_stop_nothing() -> None:

@@ -112,7 +112,17 @@ def test_a_gap_is_refused_where_its_interval_excludes_what_is_asked_for() -> Non
     assert str(found).startswith("held-out answers cost 0.035 [0.008, 0.062] nats per token more")
     with pytest.raises(DataError, match=r"the preset asks for 0\.1, and chance explains 0\.091"):
         require_pairing(found, 0.1)
-    require_pairing(dataclasses.replace(found, num_rows=15), 0.1)
+
+
+def test_what_cannot_be_compared_is_refused_where_a_gap_is_asked_for() -> None:
+    few = Pairing(gap=0.5, error=0.01, num_rows=15)
+    require_pairing(few, 0.0)
+    with pytest.raises(DataError, match=r"min_pairing = 0\.1 compares held-out answers of different prompts: 16"):
+        require_pairing(few, 0.1)
+    lost = Pairing(gap=float("nan"), error=0.01, num_rows=100)
+    require_pairing(lost, 0.0)
+    with pytest.raises(DataError, match=r"the preset asks for 0\.1"):
+        require_pairing(lost, 0.1)
 
 
 def test_one_answer_to_everything_has_no_gap() -> None:

@@ -12,7 +12,7 @@ from rlcore.errors import PromotionError
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.settings import Home
 from tasks.home.storage import write_json
-from tasks.pipeline.promotion import settle
+from tasks.pipeline.promotion import current_champion, settle
 from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion, find_version, promote, read_tags, roll_back
@@ -68,6 +68,26 @@ def test_a_version_that_lost_a_race_says_so_and_is_the_challenger(
     assert tags["verdict"].startswith("Not promoted: version 3 was judged against version 1, but version 2 is champion")
     assert tags["judged_over"] == "1"
     assert "promoted_over" not in tags
+
+
+def test_a_champion_whose_alias_was_lost_is_no_beginning(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    config = open_preset("tiny", ["promotion.challenger=grpo"])
+    assert current_champion(tracked_home, config) == versions[0]
+    tracker.client.delete_registered_model_alias(NAME, CHAMPION)
+    with pytest.raises(PromotionError, match="version 1 was champion last"):
+        current_champion(tracked_home, config)
+    tracker.client.delete_registered_model_tag(NAME, CHAMPION)
+    assert current_champion(tracked_home, config) is None
+
+
+def test_a_champion_that_was_deleted_in_mlflow_is_no_beginning(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    tracker.client.delete_model_version(NAME, "1")
+    with pytest.raises(PromotionError, match="version 1 was champion last"):
+        current_champion(tracked_home, open_preset("tiny", ["promotion.challenger=grpo"]))
 
 
 def test_a_version_that_was_taken_down_is_not_said_to_be_promoted_again(

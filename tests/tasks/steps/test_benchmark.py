@@ -13,7 +13,7 @@ import pytest
 from data_contracts.benchmark_records import check_benchmark_records
 from data_contracts.errors import ContractError
 from rlcore.config.benchmark import BenchmarkConfig
-from rlcore.errors import ConfigError, DataError
+from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation import accuracy
 from rlcore.promotion import Paired, Rule, judge
 from tasks.steps.benchmark import account, figures, run_benchmark, task_files
@@ -78,6 +78,11 @@ def test_other_documents_are_refused(other: pd.DataFrame) -> None:
         asked_both(records(1.0, 1.0), other, margin=0.05)
 
 
+def test_a_benchmark_without_records_stands_guard_over_nothing_and_is_refused() -> None:
+    with pytest.raises(DataError, match="has no records"):
+        asked_both(records(), records(), margin=0.05)
+
+
 def test_a_share_has_wilsons_interval_and_another_figure_a_bootstrap() -> None:
     table = pd.concat([records(1.0, 0.0, 1.0, 1.0), records(0.5, 0.2, 0.8, task="words")])
     shares, others = account(table, seed=0, confidence=0.95)
@@ -125,6 +130,13 @@ def test_a_key_follows_the_files_of_the_tasks(tmp_path: Path) -> None:
     second = task_files(sections(tmp_path))
     (tmp_path / "rows.jsonl").rename(tmp_path / "other.jsonl")
     assert len({first, second, task_files(sections(tmp_path))}) == 3
+
+
+def test_a_checkpoint_that_is_not_the_sealed_one_is_not_asked(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    context: Any = SimpleNamespace(config=sections(tmp_path), stage="skills", inputs={"grpo": tmp_path})
+    with pytest.raises(StorageError, match="no seal"):
+        run_benchmark(context, policy="grpo")
 
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

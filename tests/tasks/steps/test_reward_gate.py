@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlcore.errors import DataError, StorageError
+from rlcore.errors import DataError, NonFiniteError, StorageError
 from rlcore.types import Message
 from tasks.home.settings import Home
 from tasks.home.storage import write_table
@@ -99,6 +99,12 @@ def test_the_page_shows_the_pairs_on_which_the_two_disagree_the_furthest_apart_f
     assert page.index("| b | good b | bad \\| worse | -2.00 | +2.00 |") < page.index("| d | good d")
     assert "2 of 4." in page
     assert "| a |" not in page
+
+
+def test_a_reward_model_without_numbers_passes_no_gate() -> None:
+    for margins in ([np.full(100, np.nan)], [np.ones(100), np.full(100, np.inf)]):
+        with pytest.raises(NonFiniteError, match="100 margins"):
+            compared(margins, range(100), RetrainConfig())
 
 
 def test_pairs_that_the_previous_model_was_trained_on_are_left_out(tmp_path: Path) -> None:
