@@ -250,15 +250,14 @@ class _Course:
         self._stop, self._warn = _Row(limit.stop), _Row(limit.warn)
 
     def read(self, history: History, place: int) -> None:
-        """Take the reading at the next place; what is no number is within no bound."""
+        """Take the reading at the next place."""
         reading = self._reading(history, place)
         if reading is None:
             return
         row = history[place]
         self._value, self.seen = reading, self.seen or 0
         for bound in (self._stop, self._warn):
-            is_beyond = math.isnan(reading) or self._limit.exceeds(reading, bound.bound)
-            bound.add(int(row["iteration"]), is_beyond=is_beyond)
+            bound.add(int(row["iteration"]), is_beyond=self._limit.exceeds(reading, bound.bound))
         if not self._stop.count:
             self.seen = _seen(self.rule, row)
 

@@ -29,8 +29,8 @@ class Limit:
         return self.stop > self.warn
 
     def exceeds(self, reading: float, bound: float) -> bool:
-        """Whether a reading is beyond one of the two bounds; one that equals it is within."""
-        return reading > bound if self.is_upper else reading < bound
+        """Whether a reading is beyond one of the two bounds; one that equals it is within, and NaN within none."""
+        return not (reading <= bound if self.is_upper else reading >= bound)
 
 
 # Several times what the committed presets show: at most 0.15 nats, 0.8 % clipped, 2.7 times the length; entropy 0.016.
