@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +13,7 @@ from flows.command.parameters import Overrides, open_home
 from rlcore.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tasks.pipeline.data_check import References
     from tasks.preset.data import DatasetConfig
 
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
@@ -41,10 +42,10 @@ def data(
     home = open_home()
     from tasks.pipeline.data_check import check_data
 
-    sets, seed = _data_sets(source, contract, adapter, overrides)
+    sets, seed, references = _data_sets(source, contract, adapter, overrides)
     passed = True
     for name, config in sets.items():
-        check = check_data(name, config, seed=seed, folder=home.root / "checks" / name)
+        check = check_data(name, config, seed=seed, folder=home.root / "checks" / name, references=references(name))
         sys.stdout.write("\n".join(check.lines) + "\n")
         passed &= check.passed
     return 0 if passed else 1
@@ -52,18 +53,20 @@ def data(
 
 def _data_sets(
     source: str, contract: Contract, adapter: str, overrides: Overrides
-) -> tuple[Mapping[str, DatasetConfig], int]:
-    """The data sets of a preset and its seed; or the one file."""
+) -> tuple[Mapping[str, DatasetConfig], int, Callable[[str], References]]:
+    """The data sets of a preset, its seed, and what becomes of a data set's references; or the one file."""
     from flows.presets import open_preset
     from tasks.pipeline.data_check import whole_file
+    from tasks.preset.graph import math_data
 
     if not source.endswith((".jsonl", ".parquet")):
         config = open_preset(source, overrides)
-        return config.data, config.seed
+        compared = math_data(config)
+        return config.data, config.seed, lambda name: "compared" if name in compared else "unused"
     if not contract:
         raise ConfigError(
             f"it is not said what the rows of {source} are",
             where="--contract",
             fix="name one of prompts, code_tasks, demonstrations, preference_pairs",
         )
-    return {Path(source).stem: whole_file(source, contract, adapter)}, 0
+    return {Path(source).stem: whole_file(source, contract, adapter)}, 0, lambda _: "unknown"

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.errors import DataError
-from tasks.home.storage import read_json
+from tasks.home.storage import read_column, read_json
 from tasks.preset.data import DatasetConfig
-from tasks.steps.data import TokenView, prepare_dataset
+from tasks.steps.data import TokenView, Use, prepare_dataset
 from tasks.steps.prepare import DATASET_KINDS
+from tasks.steps.references import unusable
 
+References = Literal["compared", "unused", "unknown"]
 ContractName = Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
 OWN_ADAPTERS: Mapping[ContractName, str] = {
     "prompts": "prompts",
@@ -58,8 +60,13 @@ def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetC
     )
 
 
-def check_data(name: str, config: DatasetConfig, *, seed: int, folder: Path) -> Check:
+def check_data(
+    name: str, config: DatasetConfig, *, seed: int, folder: Path, references: References = "unused"
+) -> Check:
     """Gate one data set; the account (``report.json``, ``quarantine.jsonl``) and the rows stay in ``folder``.
+
+    ``references``: whether ``math`` grades by them, so that those which grade nobody are refused. Where that is not
+    known, they are named.
 
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
@@ -72,10 +79,26 @@ def check_data(name: str, config: DatasetConfig, *, seed: int, folder: Path) -> 
         (folder / old).unlink(missing_ok=True)
     unbounded = replace(config, max_tokens=_ANY_LENGTH)
     try:
-        prepare_dataset(DATASET_KINDS[config.contract], unbounded, seed=seed, tokens=_TOKENS, folder=folder)
+        kind, use = DATASET_KINDS[config.contract], Use(is_graded=references == "compared")
+        prepare_dataset(kind, unbounded, seed=seed, tokens=_TOKENS, folder=folder, use=use)
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_account(folder)))
-    return Check(passed=True, lines=(f"{name}: {_sentence(read_json(folder / 'report.json'))}", *_account(folder)))
+    named = _unusable(folder) if references == "unknown" and config.contract == "prompts" else ()
+    sentence = _sentence(read_json(folder / "report.json"))
+    return Check(passed=True, lines=(f"{name}: {sentence}", *_account(folder), *named))
+
+
+def _unusable(folder: Path) -> Iterator[str]:
+    """The rows by whose references nobody could be graded, should ``math`` grade them."""
+    known: dict[str, str] = {}
+    found: list[str] = []
+    for split in ("train", "eval"):
+        columns = [read_column(folder / f"{split}.parquet", name) for name in ("prompt_id", "reference")]
+        for names, references in zip(*columns, strict=True):
+            found += [f"{names[place]}: {reason}" for place, reason in unusable(references, known).items()]
+    if found:
+        yield f"  warning: {len(found):,} references grade no answer, should the reward `math` compare with them"
+        yield from (f"    row {each}" for each in found[:_EXAMPLES])
 
 
 def _sentence(report: Mapping[str, Any]) -> str:

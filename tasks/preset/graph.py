@@ -20,6 +20,7 @@ from tasks.preset.stages import (
     human_pairs_of,
     reference_of,
     reward_models_of,
+    rewards_of,
 )
 
 if TYPE_CHECKING:
@@ -129,6 +130,14 @@ def prompt_data(config: RunConfig) -> tuple[str, ...]:
 def evaluated_data(config: RunConfig) -> tuple[str, ...]:
     """The data sets whose held-out problems are asked in evaluations."""
     return config.evaluation.data or prompt_data(config)
+
+
+def math_data(config: RunConfig) -> frozenset[str]:
+    """The data sets by whose references ``math`` grades: in the reward of a stage, or as a verifier that names them."""
+    terms = [(term, data_of(stage)) for stage in config.stages.values() for term in rewards_of(stage)]
+    rewarded = {name for term, names in terms if term.kind == "math" for name in names if name in (term.data or names)}
+    named = {name for verifier in config.evaluation.verifiers if verifier.kind == "math" for name in verifier.data}
+    return frozenset((rewarded | named) & config.data.keys())
 
 
 def rl_stages(config: RunConfig) -> dict[str, RlStage]:

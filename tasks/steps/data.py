@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from data_contracts.fields import Messages
 from data_contracts.gate import GateLimits, GateReport, GateResult
 from data_contracts.overlap import SharedWords
 from data_contracts.reading import Source, joined, read_source, require_file, source_of
+from data_contracts.row_rules import Screen
 from data_contracts.stream import RowStream
 from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
@@ -28,6 +29,7 @@ from tasks.home.artifacts import file_sha256
 from tasks.home.storage import table_writer, write_bytes, write_json
 from tasks.preset.data import HUB, POLICY, DatasetConfig
 from tasks.steps.code_tasks import tests_screen
+from tasks.steps.references import references_screen
 
 DatasetKind = Kind
 GENERATED = "generated"
@@ -52,6 +54,19 @@ class TokenView:
     special_tokens: Sequence[str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What the rest of a preset does with a data set, or with others.
+
+    ``evaluated``: prompts that another data set evaluates on. Where we divide the rows they are held out; a source that
+    has them in its own ``train`` split is refused. ``is_graded``: answers are compared with the references, and rows by
+    which nobody can be graded are refused.
+    """
+
+    evaluated: Sequence[Messages] = ()
+    is_graded: bool = False
+
+
 def prepare_dataset(
     kind: DatasetKind,
     config: DatasetConfig,
@@ -59,12 +74,9 @@ def prepare_dataset(
     seed: int,
     tokens: TokenView,
     folder: Path,
-    evaluated: Sequence[Messages] = (),
+    use: Use | None = None,
 ) -> GateReport:
     """Rows, gated: ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
-
-    ``evaluated``: prompts that another dataset evaluates on. Where we divide the rows they are held out; a source that
-    has them in its own ``train`` split is refused.
 
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
@@ -72,7 +84,7 @@ def prepare_dataset(
         StorageError: the folder cannot be written.
     """
     check_options(kind, config)
-    adapter = resolve_adapter(config)
+    use, adapter = use or Use(), resolve_adapter(config)
     # Made-up problems are all different, and like each other.
     keeps_apart = config.comparison.near_duplicates == "apart" and not convert.is_generator(adapter)
     limits = GateLimits(
@@ -80,7 +92,7 @@ def prepare_dataset(
         num_eval=config.num_eval,
         max_tokens=config.max_tokens,
         max_quarantined=config.max_quarantined,
-        evaluated=evaluated,
+        evaluated=use.evaluated,
         seed=seed,
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
@@ -90,7 +102,9 @@ def prepare_dataset(
         source = _source(kind, adapter, config, seed)
         contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
         stream = convert.stream_of(source, kind, adapter=adapter, system=config.system)
-    return _prepare(stream, contract, limits, tokens=tokens, folder=folder)
+    graded = references_screen if use.is_graded and config.contract == "prompts" else nullcontext
+    screen = tests_screen if contract is code_tasks.CONTRACT else graded
+    return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
 def prepare_source(
@@ -100,7 +114,8 @@ def prepare_source(
     with _contract_errors():
         stream = convert.stream_of(source, kind, adapter=adapter)
         contract = convert.contract_of(adapter, kind)
-    return _prepare(stream, contract, limits, tokens=tokens, folder=folder)
+    screen = tests_screen if contract is code_tasks.CONTRACT else nullcontext
+    return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
 def is_exact(config: DatasetConfig) -> bool:
@@ -110,18 +125,24 @@ def is_exact(config: DatasetConfig) -> bool:
 
 
 def _prepare(
-    stream: RowStream, contract: Contract, limits: GateLimits, *, tokens: TokenView, folder: Path
+    stream: RowStream,
+    contract: Contract,
+    limits: GateLimits,
+    *,
+    tokens: TokenView,
+    folder: Path,
+    screen: Callable[[], AbstractContextManager[Screen | None]],
 ) -> GateReport:
     """Write the snapshot as its rows go by; the report and the refused rows always, the rows if the gate has passed."""
     with ExitStack() as stack, _contract_errors():
-        screen = stack.enter_context(tests_screen()) if contract is code_tasks.CONTRACT else None
+        looked = stack.enter_context(screen())
         add = {split: stack.enter_context(table_writer(folder / f"{split}.parquet")) for split in ("train", "eval")}
 
         def sink(frame: pd.DataFrame) -> None:
             for split, write in add.items():
                 write(frame[frame["split"] == split])
 
-        result = gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=screen)
+        result = gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=looked)
         _write_account(result, folder, where=stream.source.name)
     return result.report
 

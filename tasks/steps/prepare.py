@@ -18,7 +18,7 @@ from tasks.home.storage import read_column
 from tasks.preset.data import DatasetConfig
 from tasks.preset.sections import Sections
 from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.data import DatasetKind, TokenView, is_exact, prepare_dataset, source_digest
+from tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset, source_digest
 
 LATER = "take other rows for one of the two, or name this data set before the other"
 DATASET_KINDS: Mapping[str, DatasetKind] = {
@@ -29,29 +29,38 @@ DATASET_KINDS: Mapping[str, DatasetKind] = {
 }
 
 
-def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...]) -> StageResult:
+def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...], is_graded: bool) -> StageResult:
     """Gate the data set ``name``; none of its prompts may be one that the stages ``held_out`` keep for evaluation.
+
+    ``is_graded``: answers are compared with its references, which are tried first.
 
     Raises:
         DataError: the gate refuses it, or prompts that it evaluates on are trained on by one of ``held_out``.
     """
     folder = context.inputs["import_sft"] / MODEL
     config: DatasetConfig = context.config.data[name]
-    done = prepare(context, config, tokenizer=folder, held_out=held_out)
+    done = prepare(context, config, tokenizer=folder, held_out=held_out, is_graded=is_graded)
     if config.has_prompts:
         _refuse_leaks(context, name, held_out)
     return done
 
 
-def prepare(context: StageContext, config: DatasetConfig, *, tokenizer: Path, held_out: tuple[str, ...]) -> StageResult:
+def prepare(
+    context: StageContext,
+    config: DatasetConfig,
+    *,
+    tokenizer: Path,
+    held_out: tuple[str, ...],
+    is_graded: bool = False,
+) -> StageResult:
     """Gate a data set into a snapshot; the prompts that the stages ``held_out`` evaluate on are kept out of it."""
-    evaluated = evaluated_prompts(context, held_out)
+    use = Use(evaluated=evaluated_prompts(context, held_out), is_graded=is_graded)
     kind = DATASET_KINDS[config.contract]
     view = token_view(ChatTokenizer.load(tokenizer))
     # In the work folder first: when the gate refuses, quarantine and report stay where the error says.
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
-    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, evaluated=evaluated)
+    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     record(context, report)
     return StageResult(

@@ -60,6 +60,36 @@ def test_refused_rows_are_shown_with_line_field_and_reason_and_counted(
     assert "\n  1 x malformed JSON" in said
 
 
+def ungradable(count: int) -> list[str]:
+    """Lines of prompts whose reference is a placeholder or a paragraph."""
+    references = ["proof", "notfound", r"\\frac{3}{0}", "Because it is even, and every even number of this kind works."]
+    return [
+        f'{{"prompt_id": "bad{n}", "messages": [{{"role": "user", "content": "Show {n}."}}],'
+        f' "reference": "{references[n % 3]}", "task": "s"}}'
+        for n in range(count)
+    ]
+
+
+def test_references_that_grade_nobody_are_named_where_it_is_not_known_who_grades(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", *ungradable(3)), "--contract", "prompts")
+    assert code == 0
+    assert "warning: 3 references grade no answer" in said
+    for number, reason in enumerate(("is no answer: 'proof'", "is no answer: 'notfound'", "has no value")):
+        assert f"row bad{number}: nobody can be graded by it: it {reason}" in said
+
+
+def test_where_math_compares_with_them_they_are_quarantined(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "mine.jsonl", *ungradable(3), count=400)
+    own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
+    code, said = checked(capsys, "tiny", "--set", own)
+    assert (code, "3 quarantined" in said) == (0, True), said
+    assert "nobody can be graded by it: it is no answer: 'proof'" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

@@ -14,7 +14,7 @@ from data_contracts.gate import GateReport
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.preset.data import DatasetConfig
-from tasks.steps.data import DatasetKind, prepare_dataset, resolve_adapter, source_digest
+from tasks.steps.data import DatasetKind, Use, prepare_dataset, resolve_adapter, source_digest
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
 from tests.tasks.steps.token_views import words_view
@@ -35,7 +35,7 @@ def config(**changes: Any) -> DatasetConfig:
 
 def prepare(kind: DatasetKind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
     prompts = [[{"role": turn.role, "content": turn.content} for turn in row.messages] for row in evaluated]
-    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, evaluated=prompts)
+    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, use=Use(evaluated=prompts))
 
 
 def pairs_file(path: Path, num_prompts: int, **extra: Any) -> Path:
