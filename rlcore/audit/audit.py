@@ -27,7 +27,8 @@ from rlcore.audit.rewards import RewardAudit
 from rlcore.audit.sampling import SamplingTest
 from rlcore.audit.seals import digest_of_prompts
 from rlcore.canaries import known_answers_canary
-from rlcore.canaries.rewards import VERIFIERS, prompts_for
+from rlcore.canaries.known_answers import prompts_for
+from rlcore.canaries.rewards import VERIFIERS
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.packing import TokenSequence
 from rlcore.sampling.base import members_of

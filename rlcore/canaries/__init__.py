@@ -1,9 +1,9 @@
 """Run-time checks that stop a silently broken run: a reward stuck at one value, stale weights, a masked-out EOS."""
 
+from rlcore.canaries.known_answers import known_answer
 from rlcore.canaries.masks import mask_canary, sample_canary
 from rlcore.canaries.rewards import (
     check_probes,
-    known_answer,
     known_answers_canary,
     reward_canary,
     reward_probes,

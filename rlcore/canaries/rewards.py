@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
+from rlcore.canaries.known_answers import known_answer, prompts_for
 from rlcore.errors import CanaryError, RlcoreError
-from rlcore.rewards.answers import closing, find_reference
+from rlcore.rewards.answers import closing
 from rlcore.rewards.base import RewardFn, known_as
 from rlcore.rewards.environment import EnvironmentReward
 from rlcore.rewards.format import FormatReward
@@ -21,7 +20,6 @@ from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score, is_correct
 
 WRONG_UP_TO = 0.5
-NUM_PROMPTS = 4  # whose answers are asked for, of each term
 NUM_SAMPLES = 4  # completions whose order is asked for: a term may be a paid service
 VERIFIERS = ("math", "code", "procedural")
 _NO_ANSWER = "this is no answer"
@@ -133,43 +131,6 @@ def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
             + "\n    ".join(faults),
             fix="check that the reward's kind fits the prompts' references; nothing has been trained",
         )
-
-
-def known_answer(prompt: Prompt) -> str | None:
-    """The right answer: a code task's ``solution`` in a fenced block, a procedural problem's ``entry.answer``, else the
-    reference's own answer. None for a code task that states no solution.
-    """
-    if prompt.reference.startswith("{"):
-        try:
-            problem = json.loads(prompt.reference)
-            if "solution" in problem:
-                return f"\n```python\n{problem['solution']}\n```\n"
-            return None if "tests" in problem else str(problem["entry"]["answer"])
-        except (ValueError, KeyError, TypeError):
-            pass  # mathematics may start with a brace too: {1, 2}
-    return find_reference(prompt.reference)
-
-
-def kind_of(prompt: Prompt) -> str:
-    """The verifier that a prompt's reference is for; empty where there is none."""
-    if not prompt.reference.strip():
-        return ""
-    try:
-        problem = json.loads(prompt.reference) if prompt.reference.startswith("{") else {}
-    except ValueError:
-        problem = {}  # {1, 2} is a set
-    if "entry" in problem:
-        return "procedural"
-    return "code" if "tests" in problem or "solution" in problem else "math"
-
-
-def prompts_for(kind: str, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Prompts to probe a verifier with: of its own kind, else of any that has a reference; of every task one first."""
-    fitting = [prompt for prompt in prompts if kind_of(prompt) == kind] or [p for p in prompts if kind_of(p)]
-    first = {prompt.task: prompt for prompt in reversed(fitting)}
-    chosen = sorted(first.values(), key=fitting.index)[:NUM_PROMPTS]
-    rest = (prompt for prompt in fitting if prompt not in chosen)
-    return [*chosen, *islice(rest, NUM_PROMPTS - len(chosen))]
 
 
 def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:

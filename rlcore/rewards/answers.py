@@ -43,11 +43,17 @@ _ONE_VARIABLE = re.compile(r"[A-Za-z]")
 _UNSEEN = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
 _LAYOUT = re.compile(
     r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|bb|cal|sf|tt)|[mhf]?box|boxed|displaystyle|left|right|q?quad|[hv]space)"
-    r"(?![A-Za-z])|\\[,;:! ]|[{}$]|</?(?:answer|think)>"
+    r"(?![A-Za-z])|\\[,;:! ]|[{}$~^`]|</?(?:answer|think)>"
 )
 MAX_ANSWER_CHARACTERS = 1_500
 MAX_ANSWER_DEPTH = 25
 """How large an answer may be before any parser sees it, and how deeply nested."""
+# LaTeX that takes room and shows nothing of what it is given.
+_ROOM = re.compile(
+    r"\\(?:[hv]?phantom|[hv]space\*?|rule|color|label|tag|kern|[hv]skip|textcolor|raisebox) ?(?:\[[^\]]*\])?"
+    r"(?: ?\{[^{}]*\}){0,2}|(?<!\\)%[^\n]*|</?[a-z]{1,10}/?>"
+    r"|\\(?:null|relax|hfill|hline|newline|par|dots|[lc]dots)(?![A-Za-z])"
+)
 _MAX_UNWRAPS = 4  # a bound, because each round reads the text again
 # What stands between boxes that are one list: commas, "and", a few words before it; no word that takes one back.
 _BETWEEN = re.compile(r"\s*(?:[,;]|(?:[A-Za-z0-9_=()]+ +){0,6}(?:and|or)\b[A-Za-z0-9_= ()]*|)[\s,;]*", re.IGNORECASE)
@@ -134,8 +140,9 @@ def is_blank(text: str) -> bool:
 
 
 def has_content(text: str) -> bool:
-    r"""Whether there is something to read in a text besides its layout: not so in ``\text{}`` and ``\boxed{}``."""
-    return not is_blank(_LAYOUT.sub("", text))
+    r"""Whether there is something to read in a text besides layout and punctuation: not in ``\text{}`` and ``...``."""
+    shown = _LAYOUT.sub("", _ROOM.sub("", _UNSEEN.sub("", text)))
+    return any(unicodedata.category(each)[0] in "LNS" or each == "-" for each in shown)
 
 
 def clean(answer: str) -> str:

@@ -51,6 +51,7 @@ DRIVEN_BY = {
         "flows/command/servers",
         "flows/command/settings",
     ),
+    "rlcore/canaries/test_rewards": ("rlcore/canaries/known_answers",),
     "rlcore/rewards/test_answers": ("rlcore/rewards/last_number",),
     "rlcore/rewards/test_math_kinds": tuple(
         f"rlcore/rewards/mathematics/{name}"

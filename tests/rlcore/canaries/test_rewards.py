@@ -19,7 +19,7 @@ from rlcore.canaries import (
     reward_probes,
     terms_canary,
 )
-from rlcore.canaries.rewards import prompts_for
+from rlcore.canaries.known_answers import prompts_for
 from rlcore.errors import CanaryError, RewardError
 from rlcore.rewards.base import RewardFn, graded, ungraded
 from rlcore.rewards.format import FormatOptions, FormatReward
@@ -143,10 +143,25 @@ def test_prompts_are_probed_of_the_terms_own_kind_and_of_every_task_one_first() 
     code = replace(prompt('{"tests": [], "solution": "x"}'), prompt_id="code", task="code")
     bare = replace(prompt(""), prompt_id="bare", task="chat")
     mixed = [bare, code, *sums, other]
-    assert [p.prompt_id for p in prompts_for("math", mixed)] == ["sum0", "other", "sum1", "sum2"]
+    drawn = prompts_for("math", mixed)
+    assert len(drawn) == 4
+    assert {p.task for p in drawn[:2]} == {"sum", "other"}
+    assert {p.task for p in drawn[2:]} == {"sum"}
     assert [p.prompt_id for p in prompts_for("code", mixed)] == ["code"]
     assert [p.prompt_id for p in prompts_for("procedural", [bare, code])] == ["code"]  # wrong kind: it will be stopped
     assert prompts_for("math", [bare]) == []
+
+
+def test_the_order_of_the_rows_decides_nothing_and_a_reference_that_grades_nobody_is_passed_over(
+    math: MathReward,
+) -> None:
+    sums = [replace(prompt(str(n)), prompt_id=f"sum{n}") for n in range(12)]
+    rows = [*sums, *(replace(prompt("proof"), prompt_id=f"proof{n}") for n in range(30))]
+    drawn = prompts_for("math", rows)
+    for order in (rows[::-1], rows[20:] + rows[:20], sorted(rows, key=lambda row: row.reference)):
+        assert prompts_for("math", order) == drawn
+        reward_canary(math, prompts_for("math", order))
+    assert prompts_for("math", rows[12:]) == []
 
 
 class Broken:
