@@ -87,7 +87,8 @@ def test_where_math_compares_with_them_they_are_quarantined(
     own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
     code, said = checked(capsys, "tiny", "--set", own)
     assert (code, "3 quarantined" in said) == (0, True), said
-    assert "nobody can be graded by it: it is no answer: 'proof'" in said
+    assert "3 x nobody can be graded by it" in said
+    assert "is no answer: 'proof'" in said.replace("\\'", "'")
 
 
 @pytest.mark.parametrize(
