@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 from contextlib import aclosing
 from pathlib import Path
 
@@ -92,15 +93,24 @@ def test_a_model_that_the_library_decodes_says_the_same(long_winded: Path, monke
 
 
 def test_a_job_that_nobody_waits_for_gives_way_to_the_next(long_winded: Path) -> None:
-    engine = engine_of(long_winded)
+    engine, steps, left = engine_of(long_winded), [0], threading.Event()
+
+    def count(*_: object) -> None:
+        steps[0] += 1
+        if steps[0] == 5:  # the engine waits here until its client has gone
+            left.wait(60)
+
+    engine._model.register_forward_hook(count)
 
     async def leave_and_ask_again() -> list[Piece]:
         async with aclosing(engine.generate(dataclasses.replace(JOB, max_tokens=500, num_samples=16))) as pieces:
             async for _ in pieces:
                 break
+        left.set()
         return [piece async for piece in engine.generate(dataclasses.replace(JOB, max_tokens=3))]
 
     assert sum(each.num_tokens for each in asyncio.run(leave_and_ask_again())) == 3
+    assert steps[0] <= 8  # five of the first job, up to three of the second
 
 
 def test_a_model_that_computes_nan_is_an_error_and_no_text(long_winded: Path) -> None:
