@@ -22,12 +22,12 @@ from rlcore.errors import ModelError
 
 Author = Literal["template", "assistant", "other"]
 Ids = tuple[int, ...]
-_THOUGHT = re.compile("think", re.IGNORECASE)
+_WORD = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # a mark that rewards look for
 _PRIVATE = 0xF0000  # the first character of a plane for private use
 
 
 class Part(NamedTuple):
-    """A piece of a text and whose it is; an assistant writes the marks of its thoughts as a template does."""
+    """A piece of a text and whose it is; an assistant writes the marks of thoughts and answers as a template does."""
 
     text: str
     author: Author
@@ -37,8 +37,8 @@ class Part(NamedTuple):
 class PartEncoder:
     """A tokenizer for texts in parts.
 
-    ``controls``: its control tokens, and the marks of thoughts that it counts among them, text to id. The latter are
-    words that rewards look for: they stay in what is decoded.
+    ``controls``: its control tokens, and the marks of thoughts and answers that it counts among them, text to id. The
+    latter are words that rewards look for: they stay in what is decoded.
     """
 
     backend: PreTrainedTokenizerBase
@@ -129,7 +129,7 @@ class PartEncoder:
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """The control tokens alone, text to id."""
-        return {token: number for token, number in self.controls.items() if not _THOUGHT.search(token)}
+        return {token: number for token, number in self.controls.items() if not _WORD.search(token)}
 
     @cached_property
     def _copies(self) -> dict[str, Tokenizer]:
@@ -145,12 +145,12 @@ class PartEncoder:
 
     @cached_property
     def _patterns(self) -> dict[Author, re.Pattern[str]]:
-        thoughts = self.controls.keys() - self.special_tokens.keys()
-        return {"template": _any_of(self.controls), "assistant": _any_of(thoughts), "other": _any_of(())}
+        words = self.controls.keys() - self.special_tokens.keys()
+        return {"template": _any_of(self.controls), "assistant": _any_of(words), "other": _any_of(())}
 
 
 def control_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The control tokens of a tokenizer and the marks of thoughts that it counts among them, text to id."""
+    """The control tokens of a tokenizer and the marks that it counts among them, text to id."""
     named = dict(zip(backend.all_special_tokens, backend.all_special_ids, strict=True))
     return named | {token.content: number for number, token in backend.added_tokens_decoder.items() if token.special}
 

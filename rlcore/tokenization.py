@@ -86,7 +86,7 @@ class ChatTokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The control tokens, text to id; the marks of thoughts are words."""
+        """The control tokens, text to id; the marks of thoughts and answers are words."""
         return self.encoder.special_tokens
 
     def encode(self, text: str, author: Author = "other") -> Ids:

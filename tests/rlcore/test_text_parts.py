@@ -73,16 +73,22 @@ def test_what_joins_the_last_token_so_far_gets_tokens_of_its_own(tmp_path: Path)
         assert tokenizer.spell([*prompt, *answer]).endswith("[/INST](b)</s>")
 
 
-def test_a_mark_of_thoughts_that_is_a_special_token_stays_in_the_text_that_rewards_see(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("begin", "end"), [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<answer>", "</answer>")]
+)
+def test_a_mark_of_thoughts_or_answers_that_is_a_special_token_stays_in_the_text_that_rewards_see(
+    begin: str, end: str, tmp_path: Path
+) -> None:
     chatml = SHAPES["ChatML"]
-    thinking = Shape(chatml.template, (*chatml.controls, "<think>", "</think>"), chatml.eos)
-    tokenizer = load_tokenizer(tmp_path, "byte-level", thinking)
-    marks = {tokenizer.encoder.controls[each] for each in ("<think>", "</think>")}
-    prompt, answer = tokenizer.render_demonstration([Message(role="user", content="<think>?")], "<think>Hm</think>7")
-    assert tokenizer.decode(answer) == "<think>Hm</think>7"
+    tokenizer = load_tokenizer(
+        tmp_path, "byte-level", Shape(chatml.template, (*chatml.controls, begin, end), chatml.eos)
+    )
+    marks = {tokenizer.encoder.controls[each] for each in (begin, end)}
+    prompt, answer = tokenizer.render_demonstration([Message(role="user", content=f"{begin}?")], f"{begin}Hm{end}7")
+    assert tokenizer.decode(answer) == f"{begin}Hm{end}7"
     assert marks <= set(answer)
     assert not marks & set(prompt)  # a person's are text
-    assert "</think>" not in tokenizer.special_tokens
+    assert end not in tokenizer.special_tokens
 
 
 def test_a_tokenizer_that_cannot_spell_a_text_refuses_it() -> None:

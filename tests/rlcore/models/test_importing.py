@@ -181,6 +181,16 @@ def test_a_template_that_asks_for_the_date_writes_the_day_of_the_import_from_the
     assert (tmp_path / "exported" / "chat_template.jinja").read_bytes() == template
 
 
+@pytest.mark.parametrize("asks", ["strftime_now('%d %b %Y')", "'26 Jul 2024'"])
+def test_a_date_that_is_a_variable_of_the_template_is_an_argument(asks: str, damaged: Path, tmp_path: Path) -> None:
+    """As Llama 3.2's, and 3.1's."""
+    path = damaged / "chat_template.jinja"
+    said = f"{{% if not date_string is defined %}}{{% set date_string = {asks} %}}{{% endif %}}"
+    path.write_text(said + "{{ date_string ~ '\\n' }}" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    import_folder(damaged, tmp_path / "imported", template_arguments={"date_string": "3 May 2026"})
+    assert first_line(tmp_path / "imported") == "3 May 2026"
+
+
 def test_a_date_for_a_template_that_asks_for_none_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not ask for the date") as caught:
         import_folder(damaged, tmp_path / "imported", template_date="2026-11-25")
