@@ -24,6 +24,7 @@ Turn = Mapping[str, Any]
 TEMPLATE_FIX = "name a Jinja file of a chat template that fits the model in model.chat_template"
 _PLACEHOLDER = re.compile("\ue000\\d+\ue001")
 _OPEN_THOUGHT = re.compile(r"<think>(?!.*</think>).*\Z", re.DOTALL)
+_CHANCE = re.compile(r"\|\s*random\b|\blipsum\s*\(")  # what Jinja has
 _CLOSED_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 
 
@@ -109,12 +110,14 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
     """What the template writes around an assistant's words.
 
     Raises:
-        ModelError: there is no generation prompt, it does not begin the turn as the template does, or the turn ends
-            with no EOS id.
+        ModelError: the template draws by chance, there is no generation prompt, it does not begin the turn as the
+            template does, or the turn ends with no EOS id.
     """
     user = Message(role="user", content=_placeholder(0))
     assistant = Message(role="assistant", content=_placeholder(1))
     prompt = render(backend, [user], add_generation_prompt=True)
+    if _CHANCE.search(template_of(backend)):
+        raise _untrainable(backend, "it draws by chance, so that a conversation would have other tokens in each stage")
     is_ignored = prompt == render(backend, [user], add_generation_prompt=False)
     demonstration = render(backend, [user, assistant], add_generation_prompt=False)
     head, _, tail = demonstration.partition(assistant.content)

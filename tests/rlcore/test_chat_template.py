@@ -60,3 +60,10 @@ def test_a_thought_in_an_earlier_turn_is_named_and_not_the_last_message(name: st
     with pytest.raises(ModelError, match="rewrites the text of a message: number 2, assistant, '<think>") as refused:
         tokenizer.render_prompt(messages)
     assert "leave the thoughts out of earlier turns" in refused.value.fix
+
+
+@pytest.mark.parametrize("drawn", ["{{ ['Hi.', 'Hello.'] | random }}", "{{ lipsum(1) }}"])
+def test_a_template_that_draws_by_chance_is_refused(drawn: str, tmp_path: Path) -> None:
+    shape = SHAPES["ChatML"]
+    with pytest.raises(ModelError, match="draws by chance"):
+        load_tokenizer(tmp_path, "byte-level", replace(shape, template=drawn + shape.template))
