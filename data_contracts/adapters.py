@@ -10,6 +10,7 @@ from data_contracts import (
     arithmetic,
     code_tasks,
     demonstrations,
+    livecodebench,
     preference_pairs,
     procedural,
     products,
@@ -144,6 +145,9 @@ ADAPTERS: Mapping[str, Adapter] = {
     "code_tasks": Adapter(rows={"prompts": own_code_tasks}, contracts={"prompts": code_tasks.CONTRACT}),
     "humaneval": Adapter(
         rows={"prompts": public_adapters.humaneval_prompts}, contracts={"prompts": code_tasks.CONTRACT}
+    ),
+    "livecodebench": Adapter(
+        rows={"prompts": livecodebench.livecodebench_prompts}, contracts={"prompts": code_tasks.CONTRACT}
     ),
     "demonstrations": Adapter(rows={"demonstrations": own_demonstrations}),
     "preferences": Adapter(rows={"preferences": own_preferences}),

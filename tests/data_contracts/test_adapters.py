@@ -43,10 +43,19 @@ HUMANEVAL = {
     "test": "def check(candidate):\n    assert candidate() == 1\n",
     "entry_point": "one",
 }
+LIVECODEBENCH = {
+    "question_id": "q",
+    "question_content": "Why?",
+    "starter_code": "",
+    "public_test_cases": json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}]),
+    "private_test_cases": "[]",
+    "metadata": "{}",
+}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "prompts": {"prompt_id": "1", "messages": ASK, "reference": "", "task": "why"},
     "code_tasks": {"prompt_id": "1", "messages": ASK, "reference": json.dumps(CODE_TASK), "task": "code"},
     "humaneval": HUMANEVAL,
+    "livecodebench": LIVECODEBENCH,
     "demonstrations": {"demonstration_id": "1", "messages": ASK, "completion": "x", "reference": "", "task": "why"},
     "preferences": PAIR,
     "ranked_sets": {"set_id": "1", "messages": ASK, "completions": ["bad", "good"], "ranks": [1, 0]},
