@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_DRAWN = "[0-9a-f]{8}"
 
 
 @contextmanager
@@ -33,11 +36,11 @@ def unfinished_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
-    """The folders of a prefix that nobody writes in any more; none other can take it while it is looked at."""
-    named = [each for each in parent.iterdir() if each.name.startswith(prefix)] if parent.is_dir() else []
-    for folder in named:
+    """The folders of a prefix, or of just that name, that nobody writes in; nobody else can take one meanwhile."""
+    ours = re.compile(f"{re.escape(prefix)}({_DRAWN})?")
+    for folder in [each for each in parent.iterdir() if ours.fullmatch(each.name)] if parent.is_dir() else ():
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:  # gone, a file, or not ours
             continue
         try:

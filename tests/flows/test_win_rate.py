@@ -68,6 +68,7 @@ def again(home: Path, copy: Path, *overrides: str) -> Path:
 
 
 def test_a_reward_model_judges_and_is_audited_and_the_pages_say_so(home: Path) -> None:
+    assert list((home / "work").iterdir()) == []  # nothing of the work is left
     metrics = record(home, "win_rate")["metrics"]
     check_names(metrics)
     assert metrics["win_rate/prompts"] == 8.0

@@ -27,12 +27,13 @@ def test_a_renamed_folder_stays(tmp_path: Path) -> None:
 
 
 def test_folders_without_a_writer_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    for name in (".tmp-out-1", ".tmp-out-2", ".tmp-other-1", "out"):
+    theirs = (".tmp-other-0123abcd", ".tmp-out-mine", "out")
+    for name in (".tmp-out-", ".tmp-out-0123abcd", ".tmp-out-4567cdef", *theirs):
         (tmp_path / name).mkdir()
-    (tmp_path / ".tmp-out-file").touch()
-    (tmp_path / ".tmp-out-link").symlink_to(tmp_path / "out")
+    (tmp_path / ".tmp-out-00000000").touch()
+    (tmp_path / ".tmp-out-11111111").symlink_to(tmp_path / "out")
     remove_abandoned(tmp_path, ".tmp-out-")
-    left = {".tmp-other-1", "out", ".tmp-out-file", ".tmp-out-link"}
+    left = {*theirs, ".tmp-out-00000000", ".tmp-out-11111111"}
     assert {path.name for path in tmp_path.iterdir()} == left
     remove_abandoned(tmp_path / "nowhere", ".tmp-")
 
@@ -44,7 +45,7 @@ def test_on_a_disk_without_locks_a_folder_can_be_written_and_counts_as_somebodys
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    (tmp_path / ".tmp-old").mkdir()
+    (tmp_path / ".tmp-0123abcd").mkdir()
     with unfinished_folder(tmp_path, ".tmp-") as folder:
         remove_abandoned(tmp_path, ".tmp-")
-        assert {path.name for path in tmp_path.iterdir()} == {".tmp-old", folder.name}
+        assert {path.name for path in tmp_path.iterdir()} == {".tmp-0123abcd", folder.name}

@@ -48,10 +48,10 @@ def test_what_a_killed_command_has_left_in_the_home_and_elsewhere_goes_with_the_
 
 def test_what_a_living_command_works_in_stays_and_is_gone_when_it_ends(home: Home, tmp_path: Path) -> None:
     with scratch_folder(home.work) as folder, announced(home.work, tmp_path, ".tmp-x-"):
-        (tmp_path / ".tmp-x-1").mkdir()
+        (tmp_path / ".tmp-x-0123abcd").mkdir()
         remove_left(home.work)
         assert folder.is_dir()
-        assert (tmp_path / ".tmp-x-1").is_dir()
+        assert (tmp_path / ".tmp-x-0123abcd").is_dir()
     assert [*home.work.iterdir()] == []
 
 
