@@ -199,6 +199,31 @@ def test_what_is_wrong_is_refused_in_the_form_of_openai(running: Running, name: 
     assert TOKEN not in str(error)
 
 
+REASONS: Mapping[str, str] = {
+    "a key twice": "twice",
+    "NaN": "NaN is no number",
+    "infinity": "too large",
+    "a number of 5,000 digits": "no valid JSON",
+    "40 levels": "levels deep",
+    "200,000 levels": "no valid JSON",
+    "half of a surrogate pair": "surrogate pair",
+    "no UTF-8": "utf-8",
+    "no model": "model is missing",
+    "more messages than positions": "500 messages",
+    "an answer longer than the model": "positions",
+    "top-p": "top_p is supported as 1 alone",
+    "a parameter that is not there": "generation_config is not supported",
+    "a token that is not there": "ids outside",
+    "a length and chunks": "exclude each other",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_refusal_says_what_is_wrong(running: Running, name: str) -> None:
+    _, _, body = exchange(running.port, MALFORMED[name][1])
+    assert REASONS[name] in json.loads(body)["error"]["message"]
+
+
 def test_the_server_answers_after_all_that(running: Running) -> None:
     status, _, body = exchange(running.port, chat(temperature=0))
     assert (status, json.loads(body)["object"]) == (200, "chat.completion")
