@@ -29,7 +29,16 @@ def equal_relations(equals: Equal, reference: Relation, answer: Relation) -> boo
             reference.operators[0] in ("=", "ne") and equal_in_order(equals, reference.sides, answer.sides[::-1])
         )
     nodes = [side.node for side in sides if isinstance(side, Value)]
+    if not free_symbols(difference(*nodes[:2])) or equal_values(nodes[0], nodes[1]):
+        return _same_texts(reference, answer)  # it says nothing of a variable: all true equations would be one
     return _proportional(difference(*nodes[:2]), difference(*nodes[2:]), reference.operators[0])
+
+
+def _same_texts(reference: Relation, answer: Relation) -> bool:
+    texts = [
+        [side.text.replace(" ", "") for side in one.sides if isinstance(side, Value)] for one in (reference, answer)
+    ]
+    return texts[0] == texts[1]
 
 
 def _proportional(first: Node, second: Node, operator: str) -> bool:
@@ -59,6 +68,8 @@ def _ratio_at(first: Node, second: Node, point: dict[str, Fraction]) -> Fraction
 def _placed(node: Node, point: dict[str, Fraction]) -> Node:
     if node.kind == "symbol":
         return number(point[str(node.value)])
+    if node.kind == "big":
+        return node
     return Node(node.kind, node.value, tuple(_placed(argument, point) for argument in node.args))
 
 

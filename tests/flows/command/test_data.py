@@ -40,7 +40,7 @@ def test_a_sound_file_is_accepted_and_a_tenth_of_it_held_out(
     code, said = checked(capsys, path, "--contract", "prompts")
     assert (code, said) == (
         0,
-        f"my rows: 45 for training, 5 held out, 0 over, 0 quarantined (prompts/v1 from {path})\n",
+        f"my rows: 45 for training, 5 held out, 0 over, 0 quarantined (prompts/v1 from {path.name})\n",
     )
 
 
@@ -128,6 +128,6 @@ def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
     code, said = checked(capsys, "tiny", "--set", f"{own} {small} {sampled}")
     assert code == 0
     lines = said.splitlines()
-    assert lines[0] == f"prompts: 60 for training, 10 held out, 30 over, 0 quarantined (prompts/v1 from {path})"
+    assert lines[0] == f"prompts: 60 for training, 10 held out, 30 over, 0 quarantined (prompts/v1 from {path.name})"
     assert lines[1].startswith("demonstrations: 20 for training, 4 held out, 0 over")
     assert lines[-1] == "preferences: sampled from the policy 'sft' in the run"

@@ -151,6 +151,11 @@ NAMES: Table = [
     (r"f(x)=x^2+1", "x^2+1", R),
     ("8", "2x=16", W),
     ("8", "8=8", W),
+    (r"\log_3(81)=4", r"\log_2(16)=4", W),  # both are true
+    (r"\log_3(81)=4", "5=5", W),
+    (r"\log_3(81)=4", r"\log_3(81) = 4", R),
+    (r"\sin 0=0, \cos 0=1", r"\sin \pi=0, \cos \pi=-1", W),
+    (r"\frac{6xy}{2x}=3y", r"\frac{5xy}{5x}=y", W),
 ]
 INTERVALS: Table = [
     ("1 < x < 6.5", "(1, 6.5)", R),
