@@ -81,8 +81,10 @@ def find_layout(home: Path) -> Layout:
 def save_layout(layout: Layout) -> None:
     """Make the folders and note the ports, so that later commands find the services that run."""
     try:
-        for folder in (layout.root, layout.logs, layout.artifacts):
-            folder.mkdir(parents=True, exist_ok=True)
+        layout.root.mkdir(parents=True, exist_ok=True)
+        for folder in (layout.logs, layout.artifacts):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)  # where PostgreSQL has a user of its own, others may enter the folder above
         write_private(layout.root / "layout.json", json.dumps(asdict(layout), default=str), mode=0o644)
     except OSError as error:
         raise StorageError(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,8 @@ def make_cluster(layout: Layout) -> None:
     Raises:
         ServiceError: PostgreSQL is not installed, or its user may not enter the folder.
     """
+    if not os.geteuid():
+        _let_through(layout)
     if (layout.cluster / "PG_VERSION").exists():
         return
     shutil.rmtree(layout.cluster, ignore_errors=True)  # what a killed start has left
@@ -123,6 +126,12 @@ def _binary(name: str) -> str:
     if found is None:
         raise ServiceError("PostgreSQL is not installed", fix="run infra/install_postgres.sh as root")
     return str(Path(found).resolve())
+
+
+def _let_through(layout: Layout) -> None:
+    """Let PostgreSQL's user through the home, which is its owner's alone, to its cluster; it may list nothing there."""
+    for folder in (layout.home, layout.root) if layout.root.is_relative_to(layout.home) else ():
+        folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
 
 
 def _refuse_closed_folders(cluster: Path) -> None:

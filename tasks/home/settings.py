@@ -165,7 +165,7 @@ def configure_logging() -> None:
 def _make_writable(home: Home) -> None:
     try:
         home.root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        for folder in (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts):
+        for folder in _folders(home):
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home.root) as probe:
             probe.write(b"0")
@@ -181,11 +181,23 @@ def _make_writable(home: Home) -> None:
 def _tighten(home: Home) -> None:
     """Let the owner alone into the home, and read its databases: they hold what models wrote, and passwords.
 
-    A volume that belongs to somebody else, such as the platform that mounts it, stays as that has made it.
+    A volume that belongs to somebody else, such as the platform that mounts it, stays as that has made it. Where
+    PostgreSQL runs in the home as a user of its own, others may pass through it and see nothing of it.
     """
     private_file(home.prefect / "prefect.db")  # Prefect's server would make it for everybody
-    for path in (home.root, *home.root.glob("*.db"), *home.root.glob("*/*.db")):
+    for path in (home.root, *_folders(home), *home.root.glob("*.db"), *home.root.glob("*/*.db")):
         mode = path.stat().st_mode
-        if mode & 0o077 and not mode & stat.S_ISVTX:  # such as /tmp, which is everybody's
+        allowed = _PRIVATE | stat.S_IXOTH if path == home.root and _is_passed(home) else _PRIVATE
+        if mode & 0o077 & ~allowed and not mode & stat.S_ISVTX:  # such as /tmp, which is everybody's
             with suppress(PermissionError):
-                path.chmod(mode & _PRIVATE)
+                path.chmod(mode & allowed)
+
+
+def _folders(home: Home) -> tuple[Path, ...]:
+    return (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts)
+
+
+def _is_passed(home: Home) -> bool:
+    """Whether a cluster of ``make services`` lies in the home that belongs to another user than the home does."""
+    cluster = home.root / "services" / "postgres"
+    return cluster.exists() and cluster.stat().st_uid != home.root.stat().st_uid

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, StorageError
+from tasks.home import settings
 from tasks.home.settings import Home, configure_environment, engine_name, find_home
 from tasks.tracking.runs import open_tracker
 
@@ -107,3 +108,15 @@ def test_stages_and_engine_import_neither_prefect_nor_mlflow() -> None:
     code = f"import sys, tasks.pipeline.run; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_where_postgresql_has_a_user_of_its_own_others_pass_through_a_home_and_see_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "_is_passed", lambda _: True)
+    folders = (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts)
+    for folder in (home.root, *folders):
+        folder.chmod(0o755)
+    configure_environment(home)
+    assert home.root.stat().st_mode & 0o777 == 0o701
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
