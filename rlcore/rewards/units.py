@@ -18,7 +18,7 @@ _STYLED = r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mathrm|mbox|hbox|operatorname
 _HAN = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _UNIT = re.compile(
     rf"{_SPACE}(?:{_STYLED}|(?:\^ ?(?:\\circ|\{{ ?\\circ ?\}})|°)[CF]?|[€£¥₹₩₽¢]|\\?\$"
-    rf"|(?<=[ ~,])([A-Za-z][A-Za-z ,/]{{1,60}})|([{_HAN}][{_HAN}/]{{0,7}}))"
+    rf"|(?<=[ ~,])((?:[A-Za-z]{{2}}|[A-Za-z]/)[A-Za-z ,/]{{0,60}})|([{_HAN}][{_HAN}/]{{0,7}}))"
     r"(?:\^(?:[23]|\{[23]\}))?"
 )
 _NUMBER_END = re.compile(r"[0-9}](?![0-9.,/}])")

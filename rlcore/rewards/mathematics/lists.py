@@ -37,8 +37,8 @@ def equal_lists(equals: Equal, reference: Items, answer: Item) -> bool:
 
 
 def _without_indices(ours: Items, theirs: Item) -> tuple[Items, Item]:
-    """Both without names, where the reference's are one letter with indices (``x_1``, ``x_2``) or one name."""
-    names = {_INDEX.sub("", item.name) if isinstance(item, Named) else "" for item in ours.items}
+    """Both without names, where the reference's are one name, and the answer's that name with indices (``x_1``)."""
+    names = {item.name if isinstance(item, Named) else "" for item in ours.items}
     if len(names) != 1 or not isinstance(theirs, Items):
         return ours, theirs
     others = {_INDEX.sub("", item.name) if isinstance(item, Named) else "" for item in theirs.items}

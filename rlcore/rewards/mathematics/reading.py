@@ -32,6 +32,8 @@ from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.units import apart, parse_quantity, scale_words
 
 _AND_OR = re.compile(r"(?:,? ?(?:\\text\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])),?)")
+_LIST = re.compile(rf"{_AND_OR.pattern}|[,;]")
+_SEMICOLON = re.compile(";")
 _ORDER = re.compile(r"\\(?:le|ge|ne|in|approx)(?![a-z])|[<>=]")
 _SET_SIGN = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
 _CONDITION = re.compile(r"\\mid(?![a-z])|\||:")
@@ -66,17 +68,12 @@ def split_top(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]
             found.append(match.group())
             start = place = match.end()
             continue
-        character = text[place]
-        if character == "\\" and text[place + 1 : place + 2] not in "{}":
+        if (character := text[place]) == "\\" and text[place + 1 : place + 2] not in "{}":
             place += 2
             continue
         depth = max(depth + (character in "([{") - (character in ")]}"), 0)
         place += 1
     return [*parts, text[start:]], found
-
-
-_LIST = re.compile(rf"{_AND_OR.pattern}|[,;]")
-_SEMICOLON = re.compile(";")
 
 
 class _Reading:
@@ -231,7 +228,10 @@ class _Reading:
         ends = [_end(item) for item in items]
         if len(items) != 2 or any(end is False for end in ends):
             return pair or Text(_key(text))
-        low, high = (None if end is None or isinstance(end, bool) else end for end in ends)
+        low, high = (None if isinstance(end, bool) else end for end in ends)
+        signs = [isinstance(item, Value) and item.text.lstrip().startswith("-") for item in items]
+        if (low is None and (not signs[0] or opening == "[")) or (high is None and (signs[1] or closing == "]")):
+            return Text(_key(text))  # (infinity, 1], and infinity with a bracket
         return Span(low, high, opening == "[", closing == "]", pair)
 
     def _grid(self, inside: str) -> Item:

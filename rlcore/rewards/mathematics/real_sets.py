@@ -84,7 +84,8 @@ def _is_one_way(operators: Sequence[str]) -> bool:
 def _half_line(bound: Item, sign: str) -> Item | None:
     node = _bound(bound)
     if node is None:
-        return Known("reals") if sign in _CLOSED else None  # x < infinity
+        is_below = isinstance(bound, Value) and bound.text.lstrip().startswith("-")
+        return Known("reals") if sign == ("<" if not is_below else ">") else None  # x < infinity
     if sign == "ne":
         return Combined("-", Known("reals"), Items("set", (Value(node, ""),)))
     closed = _CLOSED[sign]
