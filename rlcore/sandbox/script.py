@@ -10,7 +10,7 @@ import _thread
 import posix
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 PROGRAM = "<program>"
 # Out of the way of the descriptors that programs use: what a script is still to read, and what it has printed.
@@ -23,11 +23,7 @@ def run_script(code: str, stdin: str, most: int) -> tuple[Any, ...]:
     _thread.stack_size(0)  # the last script's own would hold for our threads too
     sys.modules.pop("fileinput", None)  # it refuses to begin anew
     fed, printed = _feed(stdin.encode("utf-8", "surrogatepass")), _catch(most)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115 - the program's
-    sys.stdout, sys.stderr = (
-        open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        for number in (1, 2)
-    )
+    _set_streams(_opened(0), _opened(1), _opened(2))
     namespace, error = fresh_namespace("__main__"), None
     try:
         exec(compile(code, PROGRAM, "exec", dont_inherit=True), namespace)
@@ -47,12 +43,13 @@ def run_script(code: str, stdin: str, most: int) -> tuple[Any, ...]:
 
 def _end_script(namespace: dict[str, Any]) -> None:
     """What Python does at the end of a program: wait for threads, call exit handlers, write out what is buffered."""
-    threading, atexit = sys.modules.get("threading"), sys.modules.get("atexit")
+    threading, atexit, signal = (sys.modules.get(name) for name in ("threading", "atexit", "_signal"))
     steps: list[Callable[[], object]] = [
         lambda: _join_all(threading) if threading else None,
         lambda: atexit._run_exitfuncs() if atexit else None,
         lambda: sys.stdout.flush(),
         lambda: sys.__stdout__.flush() if sys.__stdout__ else None,
+        lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN) if signal else None,  # we write to it after the program
         namespace.clear,  # files that it left open are written out
     ]
     for step in steps:
@@ -60,9 +57,21 @@ def _end_script(namespace: dict[str, Any]) -> None:
             step()
         except BaseException:  # noqa: BLE001 - as at the end of a program, nobody is told
             pass
-    sys.stdin = sys.stdout = sys.stderr = None  # one that the program made closes its descriptor as it goes
+    _set_streams(None, None, None)  # one that the program made closes its descriptor as it goes
     clear_descriptors()
     posix.closerange(3, _FIRST_OF_OURS)
+
+
+def _opened(descriptor: int) -> IO[Any]:
+    mode, errors = ("w", "backslashreplace") if descriptor else ("r", "surrogateescape")
+    return open(descriptor, mode, encoding="utf-8", errors=errors, closefd=False)
+
+
+def _set_streams(*streams: IO[Any] | None) -> None:
+    """Under both of their names: a program that wraps the buffer of one lets go of the first."""
+    for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _join_all(threading: Any) -> None:

@@ -122,6 +122,16 @@ RIGHT_TOTALS = {
     "stdin is another text": "import io, sys\nsys.stdin = io.StringIO(sys.stdin.read())\ninput()\nprint(sum(map(int, input().split())))",
     "stdin is reconfigured": "import sys\nsys.stdin.reconfigure(encoding='utf-8')\nsys.stdout.reconfigure(line_buffering=True)\n"
     "input()\nprint(sum(map(int, input().split())))",
+    "the buffers are wrapped anew": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')\n"
+    "sys.stdin = io.TextIOWrapper(sys.stdin.buffer)\ninput()\nprint(sum(map(int, input().split())))",
+    "a writer of another encoding": "import codecs, sys\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.buffer)\n"
+    "input()\nprint(sum(map(int, input().split())))",
+    "the usual end of a pipe": "from signal import SIG_DFL, SIGPIPE, signal\nsignal(SIGPIPE, SIG_DFL)\ninput()\n"
+    "print(sum(map(int, input().split())))",
+    "stdin through fdopen": "import os\nlines = os.fdopen(0)\nlines.readline()\nprint(sum(map(int, lines.readline().split())))",
+    "an exit with a number": "import sys\ninput()\nprint(sum(map(int, input().split())))\nsys.exit(1)",
+    "a daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\ninput()\n"
+    "print(sum(map(int, input().split())))",
     "redirect_stdout": "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    input()\n"
     "    print(sum(map(int, input().split())))\nprint(out.getvalue(), end='')",
     "a thread pool": "from concurrent.futures import ThreadPoolExecutor\ninput()\nwith ThreadPoolExecutor(4) as pool:\n"

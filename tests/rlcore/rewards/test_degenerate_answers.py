@@ -7,18 +7,25 @@ number as near to it as the scorer allows.
 from __future__ import annotations
 
 import json
+import random
+import tomllib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
+from data_contracts.procedural import generate_prompts
+from rlcore.config import RewardTerm
+from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.procedural import ProceduralReward
 from rlcore.rewards.procedural_scorer import grade
 from rlcore.types import CORRECT_FROM, Rollout
 
+PRESETS = Path(__file__).parents[3] / "flows" / "presets"
 NOT_MADE = {"codeio", "composite"}  # one runs programs, the other needs a configuration
 NUM_PROBLEMS = 2
 SLOW_TO_MAKE = {"knight_swap", "rubiks_cube"}
@@ -127,3 +134,26 @@ def test_a_probability_a_truth_and_a_complex_number_have_to_be_right(make_rollou
 def test_an_answer_that_holds_the_right_one_earns_no_part_of_it(make_rollout: Callable[..., Rollout]) -> None:
     entry = {"question": "What is 40 + 2?", "answer": "42", "metadata": {}}
     assert paid(make_rollout, "chain_sum", entry, ["42", "42 or 43", "40 41 42 43", "142"]) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_countdown_of_the_committed_preset_pays_its_answers_and_nothing_that_only_looks_like_them(
+    make_rollout: Callable[..., Rollout],
+) -> None:
+    preset = tomllib.loads((PRESETS / "countdown_3b.toml").read_text("utf-8"))
+    options = dict(preset["data"]["prompts"]["options"])
+    tasks = options.pop("tasks")
+    rows = generate_prompts(random.Random(3), num_train=16, num_eval=4, tasks=tasks, settings=options)
+    terms = [RewardTerm(**term) for term in preset["stages"]["grpo"]["rewards"]]
+    rollouts = []
+    for row in rows:
+        entry = json.loads(row["reference"])["entry"]
+        target, numbers = entry["metadata"]["target"], "+".join(map(str, entry["metadata"]["numbers"]))
+        answers = (entry["answer"], f"0e0*({numbers})+{target}e0", f"{target}+0*({numbers})", numbers)
+        texts = [f"<think>x</think><answer>{answer}</answer>" for answer in answers]
+        rollouts += [make_rollout(text, row["reference"]) for text in texts]
+    with build_rewards(terms, resources=RewardResources()) as reward:
+        paid = [score.parts["procedural"] for score in reward(rollouts)]
+    sums = [json.loads(row["reference"])["entry"]["metadata"] for row in rows]
+    assert paid[0::4] == [1.0] * len(rows)
+    assert paid[1::4] == paid[2::4] == [0.0] * len(rows)
+    assert paid[3::4] == [float(sum(one["numbers"]) == one["target"]) for one in sums]

@@ -59,6 +59,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "ends itself with `os._exit()`": ("import os\nprint(input(), flush=True)\nos._exit(0)",),
     "prints more than": ("print(input())\nprint(' ' * (1 << 18))",),
     "prints words of another": ("input('n: ')\nprint(1)", "print()\nprint(input())"),
+    "writes a file": ("print(open('/dev/stdin').read())", "print(1, file=open('x', 'w'))"),
     "reads `open(0)`": (
         "print(open(0).read(), end='')",
         "import os\nprint(os.read(0, 9).decode(), end='')",
