@@ -105,7 +105,8 @@ def _sizes(column: pa.Array) -> NDArray[np.int64]:
 
 def _sizes_of_lists(column: pa.Array, values: pa.Array) -> NDArray[np.int64]:
     ends = np.concatenate([[0], np.cumsum(_sizes(values))]).astype(np.int64)
-    return np.diff(np.take(ends, _plain(column.offsets)))
+    found = np.take(ends, _plain(column.offsets))
+    return found[1:] - found[:-1]
 
 
 def _plain(numbers: pa.Array) -> NDArray[np.int64]:
