@@ -36,7 +36,11 @@ def preset_path(preset: str) -> Path:
         ConfigError: there is none.
     """
     path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        is_there = False
+    if not is_there:
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.toml")))
         raise ConfigError(
             f"there is no preset {preset!r}", where=str(path), fix=f"name one of {known}, or the path of a .toml file"

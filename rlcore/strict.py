@@ -12,6 +12,7 @@ import difflib
 import functools
 import math
 import operator
+import sys
 import tomllib
 import types
 import typing
@@ -144,7 +145,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
 def _override_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or a number or nesting beyond Python's bounds
         return text.strip()  # a bare word is a string: data.prompts.path=data/my.jsonl
 
 
@@ -276,7 +277,7 @@ def _build_mapping(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
 def _build_scalar(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if float in allowed and int not in allowed and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) not in allowed:  # not isinstance: True is no integer
         expected = " or ".join(map(_name, allowed))
         faults.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")

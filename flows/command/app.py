@@ -16,6 +16,7 @@ from flows.command import data, delivery, machine, models, runs, servers, settin
 from rlcore.errors import ConfigError, RlcoreError
 
 USAGE_ERROR, FAILURE = 2, 1
+_MAX_NAME = 200  # characters of a path in a message
 
 HELP = """Improve a language model with online reinforcement learning.
 
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
     except RlcoreError as error:
         return _refuse(type(error).__name__, str(error), USAGE_ERROR if isinstance(error, ConfigError) else FAILURE)
+    except OSError as error:  # a full disk, a name that is too long, no permission
+        named = f": {str(error.filename)[:_MAX_NAME]}" if error.filename else ""
+        return _refuse("the operating system", f"{error.strerror or error}{named}", FAILURE)
     except KeyboardInterrupt as error:
         from tasks.pipeline.interrupts import end_interrupted
 
@@ -94,5 +98,6 @@ def _see_modules_here() -> None:
 
 
 def _refuse(kind: str, text: str, code: int) -> int:
-    sys.stderr.write(f"\nerror ({kind}): {text}\n")
+    shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    sys.stderr.write(f"\nerror ({kind}): {shown}\n")  # names and values of other people, without a terminal's codes
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from tasks.preset.retrain import RetrainConfig
 from tasks.preset.stages import AnyStage, DpoStage, RewardModelStage, RlStage, SftStage, StageConfig
 
 Section = TypeVar("Section")
+_PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +144,8 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     if not any(override.startswith("model.licence=") for override in overrides):
         _drop_old_licence(document, changed)
     document = changed
-    _leave_out(document, document.pop("without", []), where=str(path))
-    _require(document, document.pop("requires", []), where=str(path))
+    _leave_out(document, _key_list(document, "without", path), where=str(path))
+    _require(document, _key_list(document, "requires", path), where=str(path))
     return build(RunConfig, document, source=str(path))
 
 
@@ -154,7 +156,7 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     base = document.pop("extends", None)
     if base is None:
         return _located(document, path, library, document)
-    if not isinstance(base, str) or Path(base).name != base:
+    if not isinstance(base, str) or not _PRESET_NAME.fullmatch(base):
         raise ConfigError(
             f"extends = {base!r} is not the name of a preset",
             where=str(path),
@@ -163,12 +165,21 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     beside = path.with_name(f"{base}.toml")
     base_path = beside if beside.is_file() or library is None else library / beside.name
     inherited = _read_with_bases(base_path, library, (*above, path))
-    _leave_out(inherited, document.pop("without", []), where=str(path))
+    _leave_out(inherited, _key_list(document, "without", path), where=str(path))
     merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
     own = document.get("model")
     if not isinstance(own, Mapping) or "licence" not in own:
         _drop_old_licence(inherited, merged)
     return merged
+
+
+def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
+    """Take the list of keys ``name`` out of a document; empty where there is none."""
+    found = document.pop(name, [])
+    if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
+        fix = f'write {name} = ["stages.ppo", "promotion"]'
+        raise ConfigError(f"{name} = {found!r} is not a list of keys", where=str(path), fix=fix)
+    return found
 
 
 def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
@@ -208,8 +219,8 @@ def _leave_out(document: dict[str, Any], keys: Sequence[str], *, where: str) -> 
         *parents, leaf = key.split(".")
         holder: Any = document
         for parent in parents:
-            holder = holder.get(parent, {})
-        if leaf not in holder:
+            holder = holder.get(parent) if isinstance(holder, Mapping) else None
+        if not isinstance(holder, dict) or leaf not in holder:
             text = f"without names {key!r}, which the extended preset does not have"
             raise ConfigError(text, where=where, fix="leave it out of the list")
         del holder[leaf]
@@ -217,10 +228,10 @@ def _leave_out(document: dict[str, Any], keys: Sequence[str], *, where: str) -> 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors write a byte order mark
     except OSError as error:
         raise ConfigError(f"cannot read the preset: {error.strerror}", where=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an integer of 5,000 digits, 1,000 brackets
         raise ConfigError(f"the preset is not valid TOML: {error}", where=str(path)) from error
 
 

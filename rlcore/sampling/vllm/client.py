@@ -37,10 +37,14 @@ def address_of(url: str) -> Address:
     Raises:
         ConfigError: another scheme, or no port.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname or parts.port is None:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a bracket without its partner, a port that is no number
+        host, port = None, None
+    if not url.startswith("http://") or not host or port is None:
         raise ConfigError(f"the engine's address {url!r} is not http://host:port", where="engine.urls")
-    return Address(parts.hostname, parts.port)
+    return Address(host, port)
 
 
 def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
