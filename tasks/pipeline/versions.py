@@ -22,12 +22,8 @@ from tasks.preset.stages import sampling_of, terms_of
 UNKNOWN = "unknown"  # of a server that does not answer
 _SECONDS = 20.0
 _ASK = "from importlib.metadata import version; print(version('vllm'))"
-# What a library computes with that our sources do not name: the tokens, the digits, and how LaTeX is read.
-_BENEATH = {
-    "transformers": ("tokenizers",),
-    "sympy": ("mpmath",),
-    "latex2sympy2_extended": ("antlr4-python3-runtime",),
-}
+# What a library computes with that our sources do not name: the tokens, and the digits.
+_BENEATH = {"transformers": ("tokenizers",), "sympy": ("mpmath",)}
 
 
 def versions(module: str, sections: Sections, *, without: Collection[str] = ()) -> Mapping[str, str]:
