@@ -31,7 +31,7 @@ READY = b"ready"
 
 Grade = Callable[[dict[str, Any]], Any]
 
-# Loaded in this process alone: math_verify and reasoning_gym take seconds, and are the ones that may hang.
+# Loaded in this process alone: reasoning_gym takes seconds, and graders are what may hang.
 GRADERS: Mapping[str, Callable[[], ModuleType]] = MappingProxyType(
     {
         "math": lambda: importlib.import_module("rlcore.rewards.math_verifier"),

@@ -12,7 +12,7 @@ Rules, strict on purpose, because a policy finds every loose one:
 - ``5 cm`` answers ``5``, but units of one kind and another size differ: ``5 km`` is not ``5 m``;
 - an answer is worked out (``evaluated_only``): to a number a number, to an expression one that leaves nothing to do
   (``\int``, ``\gcd``) that the reference does not, and that does not stand in the problem;
-- everything else is compared by math_verify under further rules (:mod:`rlcore.rewards.math_verifier`), in a process
+- everything else is compared by what it states and by exact values (:mod:`rlcore.rewards.math_verifier`), in a process
   that is killed at a deadline.
 """
 

@@ -22,7 +22,7 @@ BROKEN = {
     "notfound": "no answer",
     "not found": "no answer",
     "N/A": "no answer",
-    "?": "no answer",
+    "?": "nothing",
     "Q.E.D.": "no answer",
     "": "nothing",
     "$$$": "nothing",
