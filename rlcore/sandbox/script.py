@@ -20,6 +20,7 @@ _TEXT = 2_000
 
 
 def run_script(code: str, stdin: str, most: int) -> tuple[Any, ...]:
+    """Run a script to its end: ``("printed", stdout)``, ``("raised", name, text, stdout)`` or ``("too large", why)``."""
     _thread.stack_size(0)  # the last script's own would hold for our threads too
     sys.modules.pop("fileinput", None)  # it refuses to begin anew
     fed, printed = _feed(stdin.encode("utf-8", "surrogatepass")), _catch(most)
@@ -142,6 +143,7 @@ def _begin(work: Callable[[], None]) -> Callable[[], object]:
 
 
 def clear_descriptors() -> None:
+    """Point descriptors 0, 1 and 2 at nothing."""
     null = posix.open("/dev/null", posix.O_RDWR)
     for descriptor in (0, 1, 2):
         posix.dup2(null, descriptor)
