@@ -20,7 +20,7 @@ _TEXT = 2_000
 
 
 def run_script(code: str, stdin: str, most: int) -> tuple[Any, ...]:
-    """Run a script to its end: ``("printed", stdout)``, ``("raised", name, text, stdout)`` or ``("too large", why)``."""
+    """``("printed", stdout)``, ``("raised", name, text, stdout)`` or ``("too large", why)``, at the end of a script."""
     _thread.stack_size(0)  # the last script's own would hold for our threads too
     sys.modules.pop("fileinput", None)  # it refuses to begin anew
     fed, printed = _feed(stdin.encode("utf-8", "surrogatepass")), _catch(most)
