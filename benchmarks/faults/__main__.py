@@ -1,4 +1,6 @@
-"""The table of faults: ``python -m benchmarks.faults [--only WORD] [--sound ITERATIONS] [--results FILE]``.
+"""The table of faults: ``python -m benchmarks.faults [--only WORD] [--results FILE]``.
+
+Or, with ``--sound ITERATIONS [--dtype NAME]``, false alarms in runs without a fault.
 
 Each result is a line of the file as soon as it is known; what stands there is not done again.
 """
@@ -17,14 +19,20 @@ import torch
 from scipy.stats import beta
 
 from benchmarks.faults.around import AROUND
+from benchmarks.faults.draws import DRAWS
 from benchmarks.faults.engine import ENGINE
 from benchmarks.faults.experience import EXPERIENCE
-from benchmarks.faults.lab import CALCULATOR, NUM_ITERATIONS, SCENES, Patches, Verdict, parts_of, played, prompts, start
+from benchmarks.faults.handover import HANDOVER
+from benchmarks.faults.lab import CALCULATOR, NUM_ITERATIONS, SCENES, UNTIED, Patches, Verdict, parts_of, played
 from benchmarks.faults.losses import LOSSES
+from benchmarks.faults.models import prompts, start
+from benchmarks.faults.ratios import RATIOS
 from benchmarks.faults.steps import STEPS
 from benchmarks.faults.supervised import SOUND, SUPERVISED
+from benchmarks.faults.tensors import TENSORS
+from rlcore.machine import PRECISIONS
 
-IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS
+IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS | HANDOVER | RATIOS | TENSORS | DRAWS
 OUTSIDE = AROUND | SUPERVISED
 UNDETECTED = {
     "a group's completions have the same random numbers": "each completion by itself is drawn as is reported",
@@ -39,7 +47,8 @@ def play(name: str) -> Verdict:
         if name in OUTSIDE:
             return OUTSIDE[name](patch)
         scene, inject = IN_RUNS[name]
-        start(calling=scene == CALCULATOR)  # made before anything is wrong: an error of its own would count as a stop
+        # Made before anything is wrong: an error of its own would count as a stop.
+        start(calling=scene == CALCULATOR, untied=scene == UNTIED)
         prompts()
         inject(patch)
         return played(lambda: parts_of(scene))
@@ -47,14 +56,14 @@ def play(name: str) -> Verdict:
         patch.undo()
 
 
-def sound_runs(total: int) -> Iterator[tuple[str, str, int]]:
+def sound_runs(total: int, dtype: str) -> Iterator[tuple[str, str, int]]:
     """Runs without a fault until so many iterations are done: a name, the scene, and the seed of each."""
     done = seed = 0
     while done < total:
         seed += 1
         for scene in SCENES:
             if done < total:
-                yield f"{scene}, seed {seed}", scene, seed
+                yield f"{scene}, seed {seed}, {dtype}", scene, seed
             done += SCENES[scene].get("num_iterations", NUM_ITERATIONS)
 
 
@@ -88,11 +97,12 @@ def show_faults(only: str, results: Path) -> None:
     print(f"\n{counts.total()} faults: {dict(counts)}")
 
 
-def show_sound(total: int, results: Path) -> None:
+def show_sound(total: int, dtype: str, results: Path) -> None:
     """Print how many of at least so many sound iterations were stopped or warned of."""
     steps = alarms = 0
     works: list[tuple[str, Callable[[], Verdict]]] = [
-        (name, partial(played, partial(parts_of, scene, seed=seed))) for name, scene, seed in sound_runs(total)
+        (name, partial(played, partial(parts_of, scene, seed=seed, dtype=PRECISIONS[dtype])))
+        for name, scene, seed in sound_runs(total, dtype)
     ]
     for name, work in [*works, *((name, partial(each, Patches())) for name, each in SOUND.items())]:
         verdict = found(name, work, results)
@@ -108,11 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="faults whose name has this word")
     parser.add_argument("--sound", type=int, default=0, help="iterations without a fault, in place of faults")
+    parser.add_argument("--dtype", default="float32", choices=PRECISIONS, help="of the products in sound runs")
     parser.add_argument("--results", type=Path, default=Path("faults.jsonl"), help="what is known, and will be")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.sound:
-        show_sound(given.sound, given.results)
+        show_sound(given.sound, given.dtype, given.results)
     else:
         show_faults(given.only, given.results)
 

@@ -11,19 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import (
-    CPU,
-    Diary,
-    Patches,
-    Play,
-    Verdict,
-    new_folder,
-    parts_of,
-    played,
-    resumed,
-    start,
-    stopped_by,
-)
+from benchmarks.faults.lab import Diary, Patches, Play, Verdict, parts_of, played, resumed, stopped_by
+from benchmarks.faults.models import CPU, new_folder, start
 from rlcore.audit.seals import require_sealed, write_seal
 from rlcore.canaries.served import require_served
 from rlcore.config import CheckpointConfig

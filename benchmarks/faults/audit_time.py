@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import SUMS, Diary
+from benchmarks.faults.lab import Diary
+from benchmarks.faults.models import SUMS
 from rlcore.config import (
     AuditConfig,
     HealthConfig,

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches, scratch
+from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.models import scratch
 from rlcore.sampling import native
 from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import SUMS, Inject, Patches, start
+from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.models import SUMS, start
 from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop import update as update_module
 from rlcore.rewards.length import LengthReward

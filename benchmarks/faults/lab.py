@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
-import random
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,47 +11,41 @@ from typing import Any
 
 import torch
 
+from benchmarks.faults.models import MAX_NEW_TOKENS, new_folder, prompts, start
 from rlcore.config import (
+    AdapterConfig,
     AuditConfig,
     CheckpointConfig,
     CriticConfig,
     EpisodeConfig,
+    GaeConfig,
     HealthConfig,
     KlConfig,
-    ModelConfig,
     OptimConfig,
+    PlacementConfig,
     RewardTerm,
     RlConfig,
     SamplingConfig,
-    SftConfig,
-    ShapeConfig,
     UpdateConfig,
 )
-from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.errors import RlcoreError
 from rlcore.loop import HeldOut, Parts, train
-from rlcore.loop.native import chat_prompts, native_parts
-from rlcore.models.importing import import_model
-from rlcore.models.loading import load_policy, save_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.episodes import EpisodeSampler
+from rlcore.sampling.native import NativeSampler
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.calculator import CalculatorTool
-from rlcore.training.sft import train_sft
-from rlcore.types import Message, Prompt
+from rlcore.training.building import LearnerPlan, make_learner, make_policy
+from rlcore.training.group import LearnerGroup
 
-SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64, max_positions=128)
-SUMS = {f"{a}+{b}": a + b for a in range(10) for b in range(10)}
-MAX_NEW_TOKENS = 32
 NUM_ITERATIONS = 40
-SFT = SftConfig(num_steps=120, batch_size=16, learning_rate=5e-3)
 TERMS = (
     RewardTerm(kind="math"),
     RewardTerm(kind="length", weight=0.2, options={"limit": MAX_NEW_TOKENS, "buffer": 4}),
 )
 
 
-CPU: Mapping[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 _WARNINGS = ("health", "audit", "updates follow", "was not checked")
 
 
@@ -128,79 +118,6 @@ def stopped_by(work: Callable[[], object], steps: int = 0) -> Verdict:
     return Verdict(caught="silent", steps=steps, message="")
 
 
-@functools.cache
-def home() -> Path:
-    """A folder for everything that is written, which ends with the process."""
-    kept = tempfile.TemporaryDirectory(prefix="rlcore-faults-")
-    _KEPT.append(kept)
-    return Path(kept.name)
-
-
-_KEPT: list[Any] = []
-_numbers = itertools.count()
-
-
-def new_folder() -> Path:
-    """A folder that does not exist yet."""
-    return home() / f"run-{next(_numbers)}"
-
-
-@functools.cache
-def scratch() -> Path:
-    """The model before it has learned anything."""
-    import_model(ModelConfig(source="scratch", shape=SHAPE), home() / "scratch", seed=0)
-    return home() / "scratch"
-
-
-def rows_of(split: str) -> list[tuple[tuple[Message, ...], str]]:
-    """Questions with answers in a few words, of which half are wrong."""
-    draws, rows = random.Random(0), []
-    for question, total in SUMS.items():
-        said = total if draws.random() < 0.5 else max(0, total + draws.choice((-2, -1, 1, 2)))
-        words = " ".join(draws.choice(("so", "well", "thus", "hence")) for _ in range(draws.randint(1, 4)))
-        rows.append(((Message(role="user", content=question),), f"{words} #### {said}"))
-    return rows if split == "train" else rows[::2]
-
-
-def demonstrations(split: str) -> list[Demonstration]:
-    """The rows as tokens."""
-    tokenizer = ChatTokenizer.load(scratch())
-    return [render_conversation(tokenizer, messages, answer) for messages, answer in rows_of(split)]
-
-
-def calls(split: str) -> list[Demonstration]:
-    """The rows as tokens, where the calculator is called before the answer."""
-    tokenizer = ChatTokenizer.load(scratch())
-
-    def turns(question: str) -> tuple[Message, ...]:
-        said = Message(role="tool", content=str(SUMS[question]))
-        return (Message(role="assistant", content=f"<tool:calculator>{question}</tool>"), said)
-
-    rows = rows_of(split)
-    return [render_conversation(tokenizer, (*asked, *turns(asked[0].content)), answer) for asked, answer in rows]
-
-
-def start(*, calling: bool = False) -> Path:
-    """A policy that answers in form, and is right now and then; ``calling``: it asks the calculator first."""
-    return _start(calling)
-
-
-@functools.cache
-def _start(calling: bool) -> Path:
-    model = load_policy(scratch(), device=torch.device("cpu"), dtype=torch.float32)
-    rows = calls if calling else demonstrations
-    config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calling else SFT  # copying takes longer
-    train_sft(model, rows("train"), rows("eval"), config, seed=0, report=lambda *_: None)
-    folder = home() / ("calling" if calling else "start")
-    save_model(model, scratch(), folder)
-    return folder
-
-
-def prompts() -> list[Prompt]:
-    """Sums with their answers as references."""
-    return chat_prompts(ChatTokenizer.load(start()), {question: str(total) for question, total in SUMS.items()})
-
-
 BASE: Mapping[str, Any] = {
     "algorithm": "grpo",
     "num_iterations": NUM_ITERATIONS,
@@ -211,7 +128,8 @@ BASE: Mapping[str, Any] = {
     "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS),
     "checkpoints": CheckpointConfig(iterations=1000),
 }
-CALCULATOR = "grpo, a calculator"
+CALCULATOR, ADAPTER, TWO_RANKS = "grpo, a calculator", "grpo, an adapter", "grpo, two ranks"
+UNTIED = "grpo, an untied head"
 _TWICE = UpdateConfig(epochs=2, minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
 SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
@@ -240,25 +158,56 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
     "rloo": {"algorithm": "rloo"},
     CALCULATOR: {"sampling": SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
     "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},
+    UNTIED: {},
+    "grpo, weights decay": {"update": UpdateConfig(optim=OptimConfig(weight_decay=0.1))},
+    "grpo, entropy in the loss": {"update": UpdateConfig(entropy_coefficient=0.02)},
+    "grpo, the KL adapts": {"kl": KlConfig(coefficient=0.1, target=0.05, horizon=200)},
+    "dapo, 2 epochs": {"algorithm": "dapo", "learning_rate": 1e-3, "update": _TWICE},
+    "gspo, 2 epochs": {"algorithm": "gspo", "update": _TWICE},
+    "ppo, values beyond the end": {
+        "algorithm": "ppo",
+        "critic": CriticConfig(learning_rate=1e-3, gae=GaeConfig(bootstrap_truncated=True)),
+        "sampling": SamplingConfig(max_new_tokens=12),
+        "update": _TWICE,
+    },
+    ADAPTER: {"update": UpdateConfig(adapter=AdapterConfig(rank=4)), "learning_rate": 3e-3},
+    TWO_RANKS: {"num_iterations": 3},
 }
 _EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_output_tokens=16)
 
 
-def parts_of(scene: str, *, folder: Path | None = None, share: float = 1.0, seed: int = 0, **settings: Any) -> Parts:
+def parts_of(
+    scene: str,
+    *,
+    folder: Path | None = None,
+    share: float = 1.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> Parts:
     """The parts of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
     config = RlConfig(**{**BASE, **SCENES[scene], **settings})
-    calling, asked = scene == CALCULATOR, prompts()
-    parts = native_parts(
-        start(calling=calling),
-        config,
-        prompts=asked[: 4 * len(asked) // 5],
-        reward=build_rewards(config.rewards, resources=RewardResources()),
-        folder=folder or new_folder(),
-        seed=seed,
+    first, asked = start(calling=scene == CALCULATOR, untied=scene == UNTIED), prompts()
+    tokenizer, runtime = ChatTokenizer.load(first), Runtime(device=torch.device("cpu"), compute_dtype=dtype)
+    engine = NativeSampler(runtime.load_frozen(first), tokenizer)
+    plan = LearnerPlan(start=first, critic_start=first, config=config, seed=seed)
+    several = PlacementConfig(
+        backend="processes", learner_ranks=2, shard="replicate", deadline_minutes=5.0, max_restarts=0
     )
-    if calling:
-        player = EpisodeSampler(parts.engine, parts.tokenizer, [CalculatorTool()], _EPISODES)
-        parts = dataclasses.replace(parts, sampler=player)
+    parts = Parts(
+        seed=seed,
+        learner=LearnerGroup(plan, several, runtime, note=lambda _: None)
+        if scene == TWO_RANKS
+        else make_learner(plan, make_policy(plan, runtime), runtime),
+        engine=engine,
+        sampler=EpisodeSampler(engine, tokenizer, [CalculatorTool()], _EPISODES) if scene == CALCULATOR else engine,
+        engine_dtype=dtype,
+        tokenizer=tokenizer,
+        reward=build_rewards(config.rewards, resources=RewardResources()),
+        prompts=asked[: 4 * len(asked) // 5],
+        folder=folder or new_folder(),
+        identity={"scene": scene, "seed": str(seed)},
+    )
     verifier = build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
     held_out = HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier)
     # The rules on curves are off: groups of four and sixteen rollouts are too few for them.

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults import lab
-from benchmarks.faults.lab import CPU, Patches, Play, Verdict, scratch, start, stopped_by
+from benchmarks.faults import models
+from benchmarks.faults.lab import Patches, Play, Verdict, stopped_by
+from benchmarks.faults.models import CPU, scratch, start
 from rlcore.audit.data import (
     label_noise,
     require_anchors,
@@ -68,7 +69,7 @@ def sft(
         def work() -> None:
             require_demonstrations(said, made, tokenizer)
             require_mates(mates_of(said), SftConfig.min_mates)
-            train_sft(model, made[::2], made[1::2], lab.SFT, seed=0, report=lambda *_: None)
+            train_sft(model, made[::2], made[1::2], models.SFT, seed=0, report=lambda *_: None)
             found = pairing_of(model, made[1::2], tokens_per_microbatch=4096, seed=0)
             require_pairing(found, SftConfig.min_pairing)
 
@@ -79,7 +80,7 @@ def sft(
 
 def sums() -> Rows:
     """Sums with answers in a few words, of which half are wrong."""
-    return lab.rows_of("train")
+    return models.rows_of("train")
 
 
 def without_end(them: Made) -> Made:

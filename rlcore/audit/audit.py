@@ -1,6 +1,7 @@
 """The audit of a run: each iteration, some rollouts are followed from text to gradient by a second, slow path.
 
-    every iteration    which tokens train, why a completion ended, advantages and returns
+    every iteration    whose turn it is, which rollouts are a group, which tokens train, why a completion ended,
+                       advantages and returns; after the update, that it was made of what was looked at, on each rank
     while it is cheap  text, rewards, log-probabilities, reference, values, losses and gradients of a few rollouts;
                        after the update, whether log-probabilities moved with the advantages
 
@@ -10,7 +11,6 @@ never what a run computes: draws are the audit's own, and the models and rewards
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,30 +20,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlcore.audit.compare import Finding, experience_faults, rollout_fault, second_pass_fault, update_faults
+from rlcore.audit.belonging import expected_prompts, group_faults, prompt_faults
+from rlcore.audit.compare import arrival_faults, experience_faults, rollout_fault, second_pass_fault, update_faults
 from rlcore.audit.direction import Direction
+from rlcore.audit.draws import DrawAudit, Drawn
+from rlcore.audit.finding import Finding
 from rlcore.audit.plain import usable
-from rlcore.audit.rewards import RewardAudit
-from rlcore.audit.sampling import SamplingTest
+from rlcore.audit.rewards import RewardAudit, known_prompts
 from rlcore.audit.seals import digest_of_prompts
+from rlcore.audit.standing import next_coefficient, reference_faults, reference_says, standing_faults
 from rlcore.canaries import known_answers_canary
-from rlcore.canaries.known_answers import prompts_for
-from rlcore.canaries.rewards import VERIFIERS
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
-from rlcore.packing import TokenSequence
-from rlcore.sampling.base import members_of
-from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.seeding import derive_seed, generator, shuffled
+from rlcore.seeding import derive_seed, shuffled
+from rlcore.training.experience import Experience
+from rlcore.training.handover import digest_of
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Prompt, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
     from rlcore.loop.run import Parts
 
+_OPTIMIZER = "look at the optimizer, and at what sets requires_grad and weights"
 Groups = Sequence[Sequence[ScoredRollout]]
-_PROBE = 16  # tokens on which the reference is asked again
-_MOVED = 1e-3, 0.25  # nats; of the reference in float32, in half precision
-_RESUMED = "what a checkpoint restores is not what the run goes on with; start the same command again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,20 +62,13 @@ class Audit:
         self._parts, self._note, self._clock, self._config = parts, note, clock, parts.health.audit
         self._began, self._spent, self.num_looked = clock(), 0.0, 0
         self._rewards = RewardAudit(parts.reward, note)
-        self._known = list(
-            dict.fromkeys(
-                prompt
-                for part in parts.reward.parts
-                if part.reward.name in VERIFIERS
-                for prompt in prompts_for(part.reward.name, [p for p in parts.prompts if part.is_on(p)])
-            )
-        )
+        self._known = known_prompts(parts.reward, parts.prompts)
         first = parts.prompts[:2]
         self._renders = bool(first) and all(self._rendered(p) == p.token_ids for p in first)
-        # A script replays what it was given: nothing is drawn.
-        self._draws = not any(isinstance(engine, ScriptedSampler) for engine in members_of(parts.engine))
-        self._sampling, self._direction, self._said = SamplingTest(), Direction(), set[str]()
+        self._tokens, self._direction, self._said = DrawAudit(parts), Direction(), set[str]()
         self._anchor: list[float] = []
+        self._allowed, self._handed = 0, ""  # rollouts that may be missing; a digest of what is to be learned from
+        self._coefficient: float | None = None  # of the KL, where it adapts
         self._prompts = digest_of_prompts(parts.prompts) if self.is_on else ""
 
     @property
@@ -92,15 +83,21 @@ class Audit:
         figures = {
             "audit/rollouts": float(self.num_looked),
             "audit/share": self._spent / max(self._clock() - self._began, 1e-9),
-            "audit/sampling": self._sampling.log_capital / math.log(10.0),
+            "audit/sampling": self._tokens.evidence,
         }
         course = self._direction.course
         return figures | ({"audit/direction": course.mean} if course else {})
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        kept = {"direction": self._direction.values, "anchor": self._anchor, "prompts": self._prompts}
-        return {"sampling": self._sampling.state(), **kept}
+        return {
+            "sampling": self._tokens.state(),
+            "direction": self._direction.values,
+            "anchor": self._anchor,
+            "prompts": self._prompts,
+            "allowed": self._allowed,
+            "coefficient": self._coefficient,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`state` gave; nothing begins anew with the first iteration.
@@ -108,9 +105,10 @@ class Audit:
         Raises:
             CheckpointError: the prompts are others than when the checkpoint was written.
         """
-        self._sampling, self._direction = SamplingTest(), Direction()
+        self._direction = Direction()
+        self._tokens.restore(state.get("sampling", {}))
+        self._allowed, self._coefficient = state.get("allowed", 0), state.get("coefficient")
         if state:
-            self._sampling.restore(state["sampling"])
             self._direction.values = list(state["direction"])
             self._anchor = list(state["anchor"])
             if self._prompts and state["prompts"] not in ("", self._prompts):
@@ -119,8 +117,22 @@ class Audit:
                     fix="bring back the data that the run began with, or remove its checkpoints to begin anew",
                 )
 
-    def before(self, groups: Groups, samples: Sequence[TrainingSample], iteration: int) -> Looked | None:
+    def allow_missing(self, count: int) -> None:
+        """So many rollouts failed, and are in no group."""
+        self._allowed += count
+
+    def before(
+        self,
+        groups: Groups,
+        experience: Experience,
+        iteration: int,
+        *,
+        asked: Sequence[Prompt],
+        replaced: Groups,
+    ) -> Looked | None:
         """Look at an iteration before its update; None where nothing has to be looked at after it.
+
+        ``asked``: the prompts that were asked first; ``replaced``: groups that gave way to others.
 
         Raises:
             CanaryError: something differs from what the second path makes of it; says what, expected, found and where.
@@ -129,12 +141,15 @@ class Audit:
             return None
         with self._timed():
             parts, config = self._parts, self._parts.config
-            for fault in _place_faults(parts, iteration):
+            samples = experience.samples
+            self._handed = digest_of(samples)
+            for fault in standing_faults(parts, iteration, coefficient=self._coefficient):
                 self._report(fault, iteration)
+            self._look_at_groups(groups, asked, iteration)
             in_reward = parts.learner.has_reference and config.kl.placement == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
             has_tools = parts.sampler is not parts.engine
-            for fault in experience_faults(groups, samples, config, penalty=penalty, has_tools=has_tools):
+            for fault in experience_faults(groups, experience, config, penalty=penalty, has_tools=has_tools):
                 self._report(fault, iteration)
             if not self._is_due():
                 return None
@@ -142,16 +157,24 @@ class Audit:
             places = self._draw(samples, iteration)
             items, chosen = [kept[place] for place in places], [samples[place] for place in places]
             self._ask_rewards(items, [item for group in groups for item in group], iteration)
-            self._look_twice(items, chosen, iteration)
+            drawn = self._tokens.choose(groups, replaced, asked, iteration)
+            beyond = [experience.next_values[place] for place in places]
+            self._look_twice(items, chosen, beyond, drawn, iteration)
             self._ask_reference(iteration)
             self.num_looked += len(items)
             before, _ = parts.learner.scores([item.rollout for item in items])
             return Looked(items=tuple(items), samples=tuple(chosen), logprobs=before)
 
     def after(
-        self, looked: Looked | None, stats: UpdateStats, samples: Sequence[TrainingSample], iteration: int
+        self,
+        looked: Looked | None,
+        stats: UpdateStats,
+        samples: Sequence[TrainingSample],
+        iteration: int,
+        *,
+        mean_kl: float,
     ) -> None:
-        """Look at what an update did.
+        """Look at what an update did; ``mean_kl``: what the coefficient of the KL is to follow, nats per completion.
 
         Raises:
             CanaryError: a step was not the optimizer's, weights do not learn, or updates oppose the advantages.
@@ -159,10 +182,13 @@ class Audit:
         if not self.is_on:
             return
         with self._timed():
+            for fault in arrival_faults(stats, self._handed):
+                self._report(fault, iteration)
+            if not stats.skipped:
+                kl, now = self._parts.config.kl, self._parts.learner.kl_coefficient
+                self._coefficient = next_coefficient(kl, now, mean_kl=mean_kl, count=len(samples))
             for sentence in self._parts.learner.step_faults():
-                self._report(
-                    Finding(what=sentence, fix="look at the optimizer and at what sets requires_grad"), iteration
-                )
+                self._report(Finding(what=sentence, fix=_OPTIMIZER), iteration)
             for fault in update_faults(stats, samples, self._parts.config, kl=self._parts.learner.kl_coefficient):
                 self._report(fault, iteration)
             if looked is not None and stats.moved:
@@ -201,7 +227,23 @@ class Audit:
                 what, expected, found = fault
                 self._report(Finding(what=what, expected=expected, found=found, item=item), iteration)
 
-    def _look_twice(self, items: Sequence[ScoredRollout], samples: Sequence[TrainingSample], iteration: int) -> None:
+    def _look_at_groups(self, groups: Groups, asked: Sequence[Prompt], iteration: int) -> None:
+        parts = self._parts
+        expected = expected_prompts(parts.prompts, parts.shares, parts.config, seed=parts.seed, iteration=iteration)
+        for fault in prompt_faults(asked, expected):
+            self._report(fault, iteration)
+        for fault in group_faults(groups, asked, parts.config, allowed=self._allowed):
+            self._report(fault, iteration)
+        self._allowed = max(0, self._allowed - len(groups) * parts.config.group_size + sum(map(len, groups)))
+
+    def _look_twice(
+        self,
+        items: Sequence[ScoredRollout],
+        samples: Sequence[TrainingSample],
+        beyond: Sequence[float],
+        drawn: Drawn,
+        iteration: int,
+    ) -> None:
         """Text, tokens, log-probabilities, values, losses and gradients; and whether tokens are drawn as is said."""
         parts = self._parts
         for item, sample in zip(items, samples, strict=True):
@@ -211,38 +253,24 @@ class Audit:
                 self._report(fault, iteration)
         seed = derive_seed(parts.seed, "audit", iteration)
         try:
-            found = parts.learner.examine(samples, eos_ids=parts.tokenizer.eos_ids, seed=seed)
+            rollouts = [item.rollout for _, item in drawn]
+            found = parts.learner.examine(samples, rollouts, eos_ids=parts.tokenizer.eos_ids, seed=seed)
         except NonFiniteError as error:  # the update meets it too, and skips a step or ends the run
             self._say(f"the second pass met no number: {error.what}")
             return
         if found is None:
             self._say("no memory is left for a second pass: log-probabilities, losses and gradients are not looked at")
             return
-        if fault := second_pass_fault(items, samples, found, parts):
+        if fault := second_pass_fault(items, samples, beyond, found, parts):
             self._report(fault, iteration)
-        if not self._draws:
-            return
-        for number, (sample, places, features) in enumerate(zip(samples, found.places, found.features, strict=True)):
-            reported = sample.sampler_logprobs[list(places)].tolist()
-            self._sampling.see(features, reported, generator(seed, "places within tokens", number))
-        level = self._config.false_alarms
-        if self._sampling.log_capital >= -math.log(level):
-            self._report(_misdrawn(self._sampling, level), iteration)
+        if fault := self._tokens.bet(drawn, found, iteration):
+            self._report(fault, iteration)
 
     def _ask_reference(self, iteration: int) -> None:
-        """The reference says of the same few tokens what it said at the start, or when the run was interrupted."""
-        learner, prompts = self._parts.learner, self._parts.prompts
-        if not learner.has_reference:
-            return
-        probe = TokenSequence(prompt_ids=prompts[0].token_ids[:_PROBE], completion_ids=prompts[-1].token_ids[:_PROBE])
-        found = learner.passes([probe], needs_policy=False, cut=()).ref[0].tolist()
+        found = reference_says(self._parts)
         self._anchor = self._anchor or found
-        moved = max(abs(one - other) for one, other in zip(found, self._anchor, strict=True))
-        if not moved <= _MOVED[learner.facts.compute_dtype.itemsize < 4]:
-            what = f"the reference has moved: it says {moved:.3g} nats else of a text than at the start"
-            self._report(
-                Finding(what=what, fix="the reference is frozen, and is the run's start after a resume too"), iteration
-            )
+        for fault in reference_faults(self._parts, found, self._anchor if found else []):
+            self._report(fault, iteration)
 
     def _judge_direction(self, iteration: int) -> None:
         if self._direction.is_backwards:
@@ -270,24 +298,3 @@ class Audit:
         if kind not in self._said:
             self._said.add(kind)
             self._note(text)
-
-
-def _place_faults(parts: Parts, iteration: int) -> Iterator[Finding]:
-    """Whether the learner stands where the run does."""
-    learner, kl = parts.learner, parts.config.kl
-    if learner.policy_version != iteration - 1:
-        expected, found = f"{iteration - 1} updates", str(learner.policy_version)
-        yield Finding(what="where the learner stands", expected=expected, found=found, fix=_RESUMED)
-    if not kl.target and learner.kl_coefficient != kl.coefficient:  # a controller's may be any
-        expected, found = f"{kl.coefficient:g}", f"{learner.kl_coefficient:g}"
-        yield Finding(what="the coefficient of the KL", expected=expected, found=found, fix=_RESUMED)
-
-
-def _misdrawn(test: SamplingTest, level: float) -> Finding:
-    return Finding(
-        what=(
-            "tokens are not drawn from the log-probabilities that the engine reports: over "
-            f"{test.num_tokens} tokens the bet that {test.best_bet} has won what chance gives once in {1 / level:.0f}"
-        ),
-        fix="compare what the engine does to its logits before it draws with what it reports: temperature, top-k, bans",
-    )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlcore.algorithms.table import ALGORITHMS
+from rlcore.audit.finding import Finding
 from rlcore.audit.plain import expected, usable
-from rlcore.audit.second_pass import Examined
+from rlcore.audit.second_pass import Examined, Trial
 from rlcore.canaries.agreement import LIMITS, ROOM
 from rlcore.config import RlConfig
 from rlcore.tokenization import ChatTokenizer
+from rlcore.training.experience import Experience
 from rlcore.training.minibatches import own_tokens
 from rlcore.training.totals import UpdateStats
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
@@ -22,36 +23,15 @@ from rlcore.types import Rollout, ScoredRollout, TrainingSample
 if TYPE_CHECKING:
     from rlcore.loop.run import Parts
 
-_FIX = "what is trained on is not what was sampled and scored; nothing of this iteration has been learned"
 _CLOSE = 1e-4
 _FEW = 16  # tokens: the mean of fewer is held against the bound of single ones
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """A difference. ``expected`` and ``found`` are empty where ``what`` says all; ``item``: the rollout it is of."""
-
-    what: str
-    expected: str = ""
-    found: str = ""
-    item: ScoredRollout | None = None
-    fix: str = _FIX
-
-    def __str__(self) -> str:
-        return f"{self.what}: expected {self.expected}, found {self.found}" if self.expected else self.what
-
-    @property
-    def where(self) -> str:
-        """The rollout in words."""
-        if self.item is None:
-            return ""
-        rollout = self.item.rollout
-        return f"rollout of prompt {rollout.prompt.prompt_id!r}: {rollout.text[:120]!r}"
+_GRADIENT = {True: 0.3, False: 0.02}  # of what samples add, by how much a gradient may differ; in half precision, else
+_NO_GRADIENT = 1e-7
 
 
 def experience_faults(
     groups: Sequence[Sequence[ScoredRollout]],
-    samples: Sequence[TrainingSample],
+    experience: Experience,
     config: RlConfig,
     *,
     penalty: float,
@@ -61,6 +41,7 @@ def experience_faults(
 
     ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
     """
+    samples, beyond = experience.samples, experience.next_values
     kept = [item for group in groups for item in group if usable(item, config.update.truncated)]
     if len(kept) != len(samples):
         yield Finding(what="samples to train on", expected=str(len(kept)), found=str(len(samples)))
@@ -69,7 +50,12 @@ def experience_faults(
         if fault := _shape_fault(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
             yield Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
             return
-    wanted = expected(groups, samples, config, penalty=penalty)
+    continues = config.critic.gae.bootstrap_truncated
+    for item, value in zip(kept, beyond, strict=True):
+        if value and not (continues and item.rollout.finish_reason == "length"):
+            yield Finding(what="the critic's value beyond an end", expected="0", found=f"{value:.6g}", item=item)
+            return
+    wanted = expected(groups, samples, config, penalty=penalty, next_values=beyond)
     if wanted is None:
         return
     columns = [("advantage", wanted.advantages, [sample.advantages for sample in samples])]
@@ -102,28 +88,53 @@ def rollout_fault(
 
 
 def second_pass_fault(
-    items: Sequence[ScoredRollout], samples: Sequence[TrainingSample], found: Examined, parts: Parts
+    items: Sequence[ScoredRollout],
+    samples: Sequence[TrainingSample],
+    beyond: Sequence[float],
+    found: Examined,
+    parts: Parts,
 ) -> Finding | None:
-    """The first difference between plain forward passes and what an update trains on, or None."""
-    learner, config = parts.learner, parts.config
-    exact = max(parts.engine_dtype, learner.facts.compute_dtype, key=lambda d: torch.finfo(d).eps)
-    own = learner.facts.compute_dtype
-    in_reward = learner.has_reference and config.kl.placement == "reward"
+    """The first difference between plain forward passes and what an update trains on, or None.
+
+    ``beyond``: of each sample the critic's value beyond its end.
+    """
     for number, (item, sample) in enumerate(zip(items, samples, strict=True)):
-        places = list(found.places[number])
-        columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
-        if item.rollout.policy_version == learner.policy_version:
-            columns.append(("the engine's log-probabilities", found.logprobs[number], sample.sampler_logprobs, exact))
-        if learner.needs_old_logprobs or in_reward:
-            columns.append(("the policy's log-probabilities", found.logprobs[number], sample.old_logprobs, own))
-        if found.ref_logprobs and learner.has_reference:
-            columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
-        for name, ours, theirs, dtype in columns:
-            if fault := _logprob_fault(name, ours, theirs[places], dtype):
-                return Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
-        if found.values and (fault := _value_fault(found.values[number], sample.values[places], own)):
-            return Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
-    return _loss_fault(found, samples, own, items[0])
+        for what, expected_value, found_value in _model_faults(item, sample, beyond[number], found, number, parts):
+            return Finding(what=what, expected=expected_value, found=found_value, item=item)
+    own = parts.learner.facts.compute_dtype
+    for trial, where in ((found.trial, "a few samples"), (found.drawn_trial, "a few samples at drawn ratios")):
+        if trial is not None and (fault := _trial_fault(trial, own, where, items[0])):
+            return fault
+    return None
+
+
+def _model_faults(
+    item: ScoredRollout, sample: TrainingSample, beyond: float, found: Examined, number: int, parts: Parts
+) -> Iterator[tuple[str, str, str]]:
+    """What the models say of one sample otherwise than the second pass."""
+    learner, config = parts.learner, parts.config
+    own, places = learner.facts.compute_dtype, list(found.places[number])
+    exact = max(parts.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
+    in_reward = learner.has_reference and config.kl.placement == "reward"
+    columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
+    if item.rollout.policy_version == learner.policy_version:
+        columns.append(("the engine's log-probabilities", found.logprobs[number], sample.sampler_logprobs, exact))
+    if learner.needs_old_logprobs or in_reward:
+        columns.append(("the policy's log-probabilities", found.logprobs[number], sample.old_logprobs, own))
+    if found.ref_logprobs and learner.has_reference:
+        columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
+    for name, ours, theirs, dtype in columns:
+        if fault := _logprob_fault(name, ours, theirs[places], dtype):
+            yield fault
+    if not found.values:
+        return
+    pairs = [("the critic's values", found.values[number], sample.values[places])]
+    if config.critic.gae.bootstrap_truncated and item.rollout.finish_reason == "length":
+        of_end = torch.tensor([found.next_values[number]]), torch.tensor([beyond])
+        pairs.append(("the critic's value beyond an end", *of_end))
+    for name, ours, theirs in pairs:
+        if fault := _value_fault(name, ours, theirs, own):
+            yield fault
 
 
 def _shape_fault(
@@ -176,35 +187,42 @@ def _logprob_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) 
     return f"{name} (of the token that differs most)", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
 
 
-def _value_fault(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+def _value_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
     share = 0.1 if dtype.itemsize < 4 else 1e-3
     excess = (theirs - ours).abs() - share * (1.0 + ours.abs())
     if float(excess.mean() if dtype.itemsize < 4 else excess.max()) <= 0.0:
         return None
     place = int(excess.argmax())
-    return "the critic's values", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+    return name, f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
 
 
-def _loss_fault(
-    found: Examined, samples: Sequence[TrainingSample], dtype: torch.dtype, item: ScoredRollout
-) -> Finding | None:
-    half = dtype.itemsize < 4
-    for name, (theirs, ours, size) in found.losses.items():
-        if abs(theirs - ours) > (0.1 if half else 1e-3) * size + 1e-7:
-            return Finding(what=f"{name} of a few samples", expected=f"{ours:.6g}", found=f"{theirs:.6g}", item=item)
-    if not any(float(sample.advantages.abs().max()) > 1e-3 for sample in samples):
-        return None
-    least, most = (0.8, 0.3) if half else (0.99, 0.05)
-    for name, (theirs, ours, cosine) in found.gradients.items():
-        largest: Any = max(theirs, ours)
-        if largest > 1e-7 and (cosine < least or abs(theirs - ours) > most * largest):
+def _trial_fault(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollout) -> Finding | None:
+    for name, (theirs, ours, slack) in trial.losses.items():
+        if not abs(theirs - ours) <= slack + 1e-7:
+            return Finding(what=f"{name} of {where}", expected=f"{ours:.6g}", found=f"{theirs:.6g}", item=item)
+    share = _GRADIENT[dtype.itemsize < 4]
+    for name, each in trial.gradients.items():
+        if not each.distance <= share * each.parts + _NO_GRADIENT:
             return Finding(
                 what=f"the gradient of {name}",
-                expected=f"a norm of {ours:.4g}",
-                found=f"{theirs:.4g} at a cosine of {cosine:.4f}",
+                expected=f"a norm of {each.expected:.4g}",
+                found=f"{each.found:.4g}, which is {each.distance:.4g} from there",
                 item=item,
             )
     return None
+
+
+def arrival_faults(stats: UpdateStats, handed: str) -> Iterator[Finding]:
+    """Whether each rank has learned in each epoch from what was looked at, bit for bit; ``handed``: a digest of it."""
+    fix = "samples were changed on their way from the audit to a gradient: to a rank, or between minibatches"
+    if not stats.arrived:
+        yield Finding(what="the learner does not say what it has learned from", fix=fix)
+    for rank, epochs in enumerate(stats.arrived):
+        for epoch, found in enumerate(epochs, start=1):
+            if found != handed:
+                where = f"epoch {epoch}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
+                yield Finding(what=f"what was learned from in {where} is not what was looked at", fix=fix)
+                return
 
 
 def update_faults(

@@ -15,7 +15,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from rlcore.audit.second_pass import plain_scores
+from rlcore.audit.passes import plain_scores
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation import Interval, accuracy

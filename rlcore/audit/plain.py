@@ -23,13 +23,16 @@ _LOG_RATIO = 20.0
 class Row:
     """An algorithm in words: what an advantage is relative to, the kind of ratio and of surrogate, and the weights.
 
-    Bounds of the ratio are left out: before the first step it is 1, and no bound cuts.
+    ``low``, ``high``: how far the ratio may be below and above 1; of dppo_tv, how far a probability may have moved.
     """
 
     advantage: str
     ratio: str
     surrogate: str
     weighting: str
+    low: float = 0.2
+    high: float = 0.2
+    dual: float = 0.0
     gate_positive: float = 1.0
     gate_negative: float = 1.05
 
@@ -39,13 +42,13 @@ ROWS: Mapping[str, Row] = MappingProxyType({
     "ppo":         Row("gae",           "token",      "clip",      "token_mean"),
     "grpo":        Row("group",         "token",      "clip",      "sequence_mean"),
     "dr_grpo":     Row("none",          "token",      "clip",      "constant"),
-    "dapo":        Row("group",         "token",      "clip",      "token_mean"),
-    "gspo":        Row("group",         "sequence",   "clip",      "sequence_mean"),
-    "cispo":       Row("group",         "token",      "cispo",     "token_mean"),
+    "dapo":        Row("group",         "token",      "clip",      "token_mean", 0.2, 0.28),
+    "gspo":        Row("group",         "sequence",   "clip",      "sequence_mean", 3e-4, 4e-4),
+    "cispo":       Row("group",         "token",      "cispo",     "token_mean", 1.0, 0.28),
     "rloo":        Row("leave_one_out", "completion", "reinforce", "sequence_sum"),
     "reinforce++": Row("whole_batch",   "token",      "clip",      "token_mean"),
     "sapo":        Row("group",         "token",      "sapo",      "sequence_mean"),
-    "dppo_tv":     Row("group",         "token",      "dppo_tv",   "token_mean"),
+    "dppo_tv":     Row("group",         "token",      "dppo_tv",   "token_mean", 0.15, 0.15),
     "maxrl":       Row("over_mean",     "token",      "clip",      "token_mean"),
     "distil":      Row("own",           "token",      "clip",      "token_mean"),
 })
@@ -68,9 +71,11 @@ def row_of(config: RlConfig) -> Row | None:
     chosen = {name: getattr(row, name) for name in Row.__slots__}
     if objective.scale is not None:
         chosen["advantage"] = objective.scale
-    for name in ("weighting", "gate_positive", "gate_negative"):
-        if getattr(objective, name) is not None:
-            chosen[name] = getattr(objective, name)
+    settings = {"low": "clip_low", "high": "clip_high", "dual": "dual_clip"}
+    for name in ("weighting", "low", "high", "dual", "gate_positive", "gate_negative"):
+        value = getattr(objective, settings.get(name, name))
+        if value is not None:
+            chosen[name] = value
     return Row(**chosen)
 
 
@@ -83,15 +88,20 @@ def usable(item: ScoredRollout, truncated: str) -> bool:
 
 
 def expected(
-    groups: Sequence[Sequence[ScoredRollout]], samples: Sequence[TrainingSample], config: RlConfig, *, penalty: float
+    groups: Sequence[Sequence[ScoredRollout]],
+    samples: Sequence[TrainingSample],
+    config: RlConfig,
+    *,
+    penalty: float,
+    next_values: Sequence[float],
 ) -> Expected | None:
     """What the usable rollouts of ``groups`` have to be as samples, of which log-probabilities and values are taken.
 
-    ``penalty``: the coefficient of a KL in the reward, 0 where there is none. None where nothing can be said: another
-    algorithm, or values beyond the end, which no sample holds.
+    ``penalty``: the coefficient of a KL in the reward, 0 where there is none. ``next_values``: of each sample the value
+    beyond its end. None for an algorithm that is not written down.
     """
     row = row_of(config)
-    if row is None or (row.advantage == "gae" and config.critic.gae.bootstrap_truncated):
+    if row is None:
         return None
     kept = [(n, item) for n, group in enumerate(groups) for item in group if usable(item, config.update.truncated)]
     masks = [sample.loss_mask.tolist() for sample in samples]
@@ -99,7 +109,7 @@ def expected(
         _token_rewards(item, sample, config, penalty=penalty) for (_, item), sample in zip(kept, samples, strict=True)
     ]
     if row.advantage == "gae":
-        return _with_critic(rewards, samples, masks, config)
+        return _with_critic(rewards, samples, masks, config, next_values)
     if row.advantage == "own":
         pairs = [zip(each, mask, strict=True) for each, mask in zip(rewards, masks, strict=True)]
         return Expected(advantages=[[value if own else 0.0 for value, own in row] for row in pairs], returns=None)
@@ -155,16 +165,17 @@ def _with_critic(
     samples: Sequence[TrainingSample],
     masks: Sequence[Sequence[bool]],
     config: RlConfig,
+    next_values: Sequence[float],
 ) -> Expected:
     """Whitened advantages, and returns from the raw ones of the critic's own lambda."""
     critic, raw, returns = config.critic, [], []
-    for earned, sample, mask in zip(rewards, samples, masks, strict=True):
+    for earned, sample, mask, beyond in zip(rewards, samples, masks, next_values, strict=True):
         values, length = sample.values.tolist(), max(1, sum(mask))
         alpha = critic.gae.lam_alpha
         lam = max(0.0, 1.0 - 1.0 / (alpha * length)) if alpha > 0.0 else critic.lam
-        raw.append(_gae(earned, values, mask, gamma=critic.gamma, lam=lam))
+        raw.append(_gae(earned, values, mask, gamma=critic.gamma, lam=lam, beyond=beyond))
         own = critic.lam if critic.gae.lam_value is None else critic.gae.lam_value
-        of_value = _gae(earned, values, mask, gamma=critic.gamma, lam=own)
+        of_value = _gae(earned, values, mask, gamma=critic.gamma, lam=own, beyond=beyond)
         returns.append([advantage + value for advantage, value in zip(of_value, values, strict=True)])
     flat = [value for row, mask in zip(raw, masks, strict=True) for value, own in zip(row, mask, strict=True) if own]
     centre, spread = _mean(flat), _std(flat)
@@ -177,10 +188,10 @@ def _with_critic(
 
 
 def _gae(
-    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], *, gamma: float, lam: float
+    rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], *, gamma: float, lam: float, beyond: float
 ) -> list[float]:
-    """Generalised advantages over the policy's own tokens, from the last one back; nothing follows the end."""
-    found, running, following = [0.0] * len(mask), 0.0, 0.0
+    """Generalised advantages over the policy's own tokens, from the last one back; ``beyond`` follows the end."""
+    found, running, following = [0.0] * len(mask), 0.0, beyond
     for place in reversed(range(len(mask))):
         if mask[place]:
             running = rewards[place] + gamma * following - values[place] + gamma * lam * running

@@ -9,14 +9,27 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from rlcore.canaries.known_answers import prompts_for
+from rlcore.canaries.rewards import VERIFIERS
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.mix import MixedReward, WeightedPart, scores_of
 from rlcore.rewards.reward_model import RewardModelReward
 from rlcore.rewards.user_function import FunctionReward
-from rlcore.types import Rollout, Score, ScoredRollout
+from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 _EXACT = 1e-6
 _ROUNDED = 0.1  # of the standard deviation of a reward model's scores: a batch of another shape rounds otherwise
+
+
+def known_prompts(reward: MixedReward, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts for which a term of the reward is known to say right and wrong."""
+    found = [
+        prompt
+        for part in reward.parts
+        if part.reward.name in VERIFIERS
+        for prompt in prompts_for(part.reward.name, [each for each in prompts if part.is_on(each)])
+    ]
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The models' side of an audit: plain forward passes of single sequences, and a loss by formula with its gradient.
 
-One sequence at a time, unpacked, with the library's own logits: no tree, no chunk, no fused head. The same samples go
-through the code of an update (:meth:`rlcore.training.learner.Learner.trial`), and both are told.
+The same samples go through the code of an update (:meth:`rlcore.training.learner.Learner.trial`) twice, and both are
+held against the formula: as they are, in micro-batches of one sequence each; and with advantages, ratios, values and a
+reference that are drawn by chance, so that ratios are not 1, bounds cut, and every term counts.
 """
 
 from __future__ import annotations
@@ -13,283 +14,264 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlcore.audit.drawn_numbers import with_drawn_numbers
+from rlcore.audit.formula import Tokens, is_marginal, policy_loss, policy_slack, value_loss, value_slack
+from rlcore.audit.passes import picked, plain_logprobs, plain_values
 from rlcore.audit.plain import Row, row_of, token_weights
-from rlcore.audit.sampling import features_of
-from rlcore.models.architectures import shares_prompts
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, activate
-from rlcore.models.precision import at_least_float32, autocast
-from rlcore.models.sharded import device_of, whole_pass
+from rlcore.audit.sampling import Features, features_of
+from rlcore.models.precision import compute_dtype
 from rlcore.packing import TokenSequence
 from rlcore.ranks import is_shard
-from rlcore.seeding import generator, shuffled
+from rlcore.seeding import derive_seed, shuffled
 from rlcore.training.learner import Learner
-from rlcore.types import TrainingSample
+from rlcore.types import Rollout, TrainingSample
 
 MOST_TOKENS = 256  # of a completion that are looked at: their logits stand in memory, [tokens, vocabulary]
-_MOST_NUMBERS = 1 << 22  # of a tensor whose gradient is compared
-_NUM_TENSORS = 2
+_MOST_NUMBERS = 1 << 22  # of tensors whose gradients are compared, together
+_TRIES = 8  # to draw numbers of which none stands at a bound
+_FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gradient:
+    """A tensor's gradient by an update's code and by formula: their norms, the norm of their difference, and the sum of
+    the norms of what each sample adds."""
+
+    found: float
+    expected: float
+    distance: float
+    parts: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A step that was computed twice and not taken.
+
+    ``losses``: by name, as an update's code has it, by formula, and how far rounding may set them apart.
+    ``gradients``: by the tensor's name.
+    """
+
+    losses: Mapping[str, tuple[float, float, float]]
+    gradients: Mapping[str, Gradient]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Examined:
-    """What the second pass says of S samples, by places of their completions.
+    """What the second pass says of S samples, by places of their completions, and of the tokens of R rollouts.
 
     ``places``: which tokens were looked at. ``logprobs``, ``ref_logprobs``, ``values``: of these tokens, empty where
-    there is no such model. ``features``: what :mod:`rlcore.audit.sampling` asks of their distributions. ``losses``: by
-    name, as an update's code has it, by formula, and how large its parts are. ``gradients``: of a tensor by its name,
-    the norm of an update's, the norm by formula, and the cosine between them.
+    there is no such model. ``next_values``: the critic's value beyond each end. ``drawn_places``, ``features``: what
+    :mod:`rlcore.audit.sampling` asks of the rollouts' distributions. ``trial``: of the samples as they are;
+    ``drawn_trial``: at drawn numbers, None where these stood at bounds.
     """
 
     places: tuple[tuple[int, ...], ...]
     logprobs: tuple[Tensor, ...]
     ref_logprobs: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    features: tuple[Tensor, ...]
-    losses: Mapping[str, tuple[float, float, float]]
-    gradients: Mapping[str, tuple[float, float, float]]
-
-
-def examine(
-    learner: Learner, reference: Any, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int
-) -> Examined:
-    """Look at ``samples`` before the update that trains on them; no weight moves, and no gradient is left behind."""
-    temperature = learner.config.sampling.temperature
-    places = [_drawn(sample, seed, number) for number, sample in enumerate(samples)]
-    asked = list(zip(samples, places, strict=True))
-    with torch.no_grad():
-        own = [_logprobs(learner.policy, *each, temperature) for each in asked]
-        ref = [_picked(_logprobs(reference, *each, temperature), *each) for each in asked if reference is not None]
-        critic = learner.critic
-        values = [plain_values(critic, *each) for each in asked if critic is not None]
-        features = [
-            features_of(found, _targets(*each), temperature, eos_ids) for found, each in zip(own, asked, strict=True)
-        ]
-        logprobs = [_picked(found, *each) for found, each in zip(own, asked, strict=True)]
-    losses, gradients = _compare_losses(learner, [_cut(sample) for sample in samples], seed=seed)
-    return Examined(
-        places=tuple(places),
-        logprobs=tuple(each.float().cpu() for each in logprobs),
-        ref_logprobs=tuple(each.float().cpu() for each in ref),
-        values=tuple(each.float().cpu() for each in values),
-        features=tuple(each.cpu() for each in features),
-        losses=losses,
-        gradients=gradients,
-    )
-
-
-def plain_logits(model: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int], places: Sequence[int]) -> Tensor:
-    """The logits [n, V] that predict the completion's tokens at ``places``, by one forward pass of the library's."""
-    base = model.base if isinstance(model, AdaptedModel) else model
-    if isinstance(model, AdaptedModel):
-        activate(base, model.name)
-    tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=device_of(base))
-    rows = torch.tensor([len(prompt_ids) - 1 + place for place in places], device=device_of(base))
-
-    def forward() -> Tensor:
-        with autocast(model):
-            if shares_prompts(base):
-                found: Tensor = base(tokens, use_cache=False, logits_to_keep=rows).logits[0]
-            else:
-                found = base(tokens, use_cache=False).logits[0, rows]
-        return at_least_float32(found)
-
-    return whole_pass(model, forward)
-
-
-def plain_values(critic: ScalarModel, sample: TrainingSample, places: Sequence[int]) -> Tensor:
-    """The critic's value [n] before the tokens at ``places``: its trunk on one sequence, and its head."""
-    trunk: Any = critic.backbone
-    tokens = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]], device=device_of(trunk))
-    rows = [len(sample.prompt_ids) - 1 + place for place in places]
-
-    def forward() -> Tensor:
-        with autocast(trunk):
-            states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, rows]
-        return critic.state_values(states)
-
-    return whole_pass(critic, forward)
+    next_values: tuple[float, ...]
+    drawn_places: tuple[tuple[int, ...], ...]
+    features: tuple[Features, ...]
+    trial: Trial | None
+    drawn_trial: Trial | None
 
 
 @torch.no_grad()
-def plain_scores(model: ScalarModel, sequence: TokenSequence) -> float:
-    """A reward model's score of one completion, read at the last token of a plain forward pass."""
-    trunk: Any = model.backbone
-    if isinstance(trunk, AdaptedModel):
-        activate(trunk.base, trunk.name)
-    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(trunk))
-    with autocast(trunk):
-        states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
-    return float(model.state_values(states))
+def examine(
+    learner: Learner,
+    reference: Any,
+    samples: Sequence[TrainingSample],
+    rollouts: Sequence[Rollout] = (),
+    *,
+    eos_ids: Sequence[int],
+    seed: int,
+) -> Examined:
+    """Look at ``samples`` before the update that trains on them; no weight moves, and no gradient is left behind.
+
+    ``rollouts``: those whose tokens are held against their distributions.
+    """
+    temperature, critic = learner.config.sampling.temperature, learner.critic
+    sequences = [_sequence(sample) for sample in samples]
+    places = [_drawn(sample.loss_mask.tolist(), seed, number) for number, sample in enumerate(samples)]
+    asked = list(zip(sequences, places, strict=True))
+
+    def scored(model: Any) -> tuple[Tensor, ...]:
+        found = [picked(plain_logprobs(model, *each, temperature), *each) for each in asked]
+        return tuple(each.float().cpu() for each in found)
+
+    values, beyond = list[Tensor](), list[float]()
+    for sequence, own in asked if critic is not None else ():
+        found = plain_values(critic, sequence, [*own, len(sequence.completion_ids)]).float().cpu()  # type: ignore[arg-type]
+        values.append(found[:-1])
+        beyond.append(float(found[-1]))
+    looked = [(rollout, _drawn(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
+    row, cut = row_of(learner.config), [_cut(sample) for sample in samples]
+    return Examined(
+        places=tuple(places),
+        logprobs=scored(learner.policy),
+        ref_logprobs=scored(reference) if reference is not None else (),
+        values=tuple(values),
+        next_values=tuple(beyond),
+        drawn_places=tuple(chosen for _, chosen in looked),
+        features=tuple(_features(learner.policy, *each, temperature, eos_ids) for each in looked),
+        trial=_tried(learner, row, cut, seed=seed) if row else None,
+        drawn_trial=_tried_at_drawn_numbers(learner, row, cut, seed=seed) if row else None,
+    )
 
 
-def _drawn(sample: TrainingSample, seed: int, number: int) -> tuple[int, ...]:
+def _sequence(sample: TrainingSample) -> TokenSequence:
+    return TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
+
+
+def _drawn(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
     """The policy's own tokens, and of very many some that are drawn by chance."""
-    own = [place for place, is_own in enumerate(sample.loss_mask.tolist()) if is_own]
+    own = [place for place, is_own in enumerate(mask) if is_own]
     order = shuffled(len(own), seed, "places", number)[:MOST_TOKENS]
     return tuple(sorted(own[place] for place in order))
 
 
-def _targets(sample: TrainingSample, places: Sequence[int]) -> Tensor:
-    return torch.tensor([sample.completion_ids[place] for place in places])
-
-
-def _logprobs(model: Any, sample: TrainingSample, places: Sequence[int], temperature: float) -> Tensor:
-    """The log-probabilities of the whole vocabulary [n, V] at some places."""
-    return (plain_logits(model, sample.prompt_ids, sample.completion_ids, places) / temperature).log_softmax(-1)
-
-
-def _picked(logprobs: Tensor, sample: TrainingSample, places: Sequence[int]) -> Tensor:
-    return logprobs.gather(-1, _targets(sample, places).to(logprobs.device)[:, None])[:, 0]
+def _features(
+    policy: Any, rollout: Rollout, places: Sequence[int], temperature: float, eos_ids: Sequence[int]
+) -> Features:
+    ids, prompt_ids = rollout.completion_ids, rollout.prompt.token_ids
+    logprobs = plain_logprobs(policy, TokenSequence(prompt_ids=prompt_ids, completion_ids=ids), places, temperature)
+    before = [ids[:place] for place in places]
+    return features_of(logprobs, [ids[place] for place in places], eos_ids, before=before, prompt_ids=prompt_ids)
 
 
 def _cut(sample: TrainingSample) -> TrainingSample:
     """The sample's beginning, of a length whose logits fit into memory: a sample like any other."""
-    fields = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
-    cut = {name: getattr(sample, name)[:MOST_TOKENS] for name in fields}
+    cut = {name: getattr(sample, name)[:MOST_TOKENS] for name in _FIELDS}
     return replace(sample, completion_ids=sample.completion_ids[:MOST_TOKENS], **cut)
 
 
-def _compare_losses(
-    learner: Learner, samples: Sequence[TrainingSample], *, seed: int
-) -> tuple[dict[str, tuple[float, float, float]], dict[str, tuple[float, float, float]]]:
-    """The losses of a step on ``samples`` and gradients of a few tensors, by the code of an update and by formula."""
-    row = row_of(learner.config)
-    if row is None:
-        return {}, {}
-    chosen = dict(_compared(learner, seed))
-    found = learner.trial(samples)
+def _tried_at_drawn_numbers(
+    learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int
+) -> Trial | None:
+    """A later step than the first on samples whose numbers are drawn: about as far from 1 as the bounds, and beyond."""
+    temperature, dtype = learner.config.sampling.temperature, compute_dtype(learner.policy)
+    own = [_own(sample) for sample in samples]
+    found = [
+        picked(plain_logprobs(learner.policy, _sequence(sample), mine, temperature), _sequence(sample), mine)
+        for sample, mine in zip(samples, own, strict=True)
+    ]
+    is_smooth = row.surrogate in ("clip", "cispo", "sapo") and learner.config.update.mismatch.mode != "mask"
+    for number in range(_TRIES):
+        at = derive_seed(seed, "numbers", number)
+        made = [
+            with_drawn_numbers(sample, mine, logprobs, learner.config, row, seed=derive_seed(at, place))
+            for place, (sample, mine, logprobs) in enumerate(zip(samples, own, found, strict=True))
+        ]
+        pieces = zip(made, own, found, strict=True)
+        tokens = [_tokens(sample, mine, each, each, moved=True) for sample, mine, each in pieces]
+        if not any(is_marginal(row, each, learner.config, dtype) for each in tokens):
+            return _tried(learner, row, made, seed=seed, moved=True)
+    # Rounding decides which side of a bound a token is on: it moves the gradient, and no loss without a jump.
+    return replace(_tried(learner, row, made, seed=seed, moved=True), gradients={}) if is_smooth else None
+
+
+def _own(sample: TrainingSample) -> list[int]:
+    return [place for place, is_own in enumerate(sample.loss_mask.tolist()) if is_own]
+
+
+def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entropy: Tensor, *, moved: bool) -> Tokens:
+    names = ("advantages", "sampler_logprobs", "ref_logprobs", *(["old_logprobs"] if moved else []))
+    columns = {name: getattr(sample, name)[list(own)].to(logprobs) for name in names}
+    old = columns.pop("old_logprobs", None)
+    return Tokens(logprobs=logprobs, entropy=entropy, old=old, **columns)
+
+
+@torch.enable_grad()
+def _tried(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int, moved: bool = False) -> Trial:
+    """The losses of a step on ``samples`` and gradients, by the code of an update and by formula.
+
+    ``moved``: as in a step after the first. The first one is tried in micro-batches of one sequence each.
+    """
+    chosen = dict(_compared(learner, derive_seed(seed, "tensors", int(moved))))
+    longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
+    found = learner.trial(samples, tokens=None if moved else longest, moved=moved)
     scale = learner.loss_scale.value
     theirs = {name: _flat(parameter.grad, parameter) / scale for name, parameter in chosen.items()}
     for module in filter(None, (learner.policy, learner.critic)):
         module.zero_grad(set_to_none=True)
-    masks = [sample.loss_mask.tolist() for sample in samples]
-    weights = token_weights(masks, learner.config)
-    sums = dict.fromkeys(found, 0.0)
-    sizes = dict.fromkeys(found, 0.0)
+    weights = token_weights([sample.loss_mask.tolist() for sample in samples], learner.config)
+    sums, slacks = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)
     ours = {name: torch.zeros_like(each) for name, each in theirs.items()}
+    parts = dict.fromkeys(theirs, 0.0)
     for sample, weight in zip(samples, weights, strict=True):
         with torch.set_grad_enabled(bool(chosen)):
-            parts, learned = _losses_of(learner, row, sample, torch.tensor(weight), found.keys())
-        for name, part in parts.items():
-            sums[name] += float(part.detach().sum())
-            sizes[name] += float(part.detach().abs().sum())
-        if chosen and learned.requires_grad:
-            made = torch.autograd.grad(learned, list(chosen.values()), allow_unused=True)
-            for (name, parameter), gradient in zip(chosen.items(), made, strict=True):
-                ours[name] += _flat(gradient, parameter)
-    losses = {name: (found[name], sums[name], sizes[name]) for name in sums}
-    return losses, {name: _alike(theirs[name], ours[name]) for name in chosen}
+            made, learned = _losses_of(learner, row, sample, torch.tensor(weight), found.keys(), moved=moved)
+        for name, (loss, slack) in made.items():
+            sums[name] += float(loss.detach())
+            slacks[name] += float(slack)
+        for name, gradient in _gradients(learned, chosen).items():
+            ours[name] += gradient
+            parts[name] += float(gradient.norm())
+    losses = {name: (found[name], sums[name], slacks[name]) for name in found}
+    gradients = {
+        name: Gradient(
+            found=float(theirs[name].norm()),
+            expected=float(ours[name].norm()),
+            distance=float((theirs[name] - ours[name]).norm()),
+            parts=parts[name],
+        )
+        for name in chosen
+    }
+    return Trial(losses=losses, gradients=gradients)
+
+
+def _gradients(learned: Tensor, chosen: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    if not chosen or not learned.requires_grad:
+        return {}
+    made = torch.autograd.grad(learned, list(chosen.values()), allow_unused=True)
+    return {name: _flat(each, parameter) for (name, parameter), each in zip(chosen.items(), made, strict=True)}
 
 
 def _losses_of(
-    learner: Learner, row: Row, sample: TrainingSample, weight: Tensor, names: Any
-) -> tuple[dict[str, Tensor], Tensor]:
-    """The loss of each token by the name of its sum, and the sum that the policy's weights learn from."""
-    config, parts = learner.config, dict[str, Tensor]()
-    own = [place for place, is_own in enumerate(sample.loss_mask.tolist()) if is_own]
-    learned = torch.zeros(())
+    learner: Learner, row: Row, sample: TrainingSample, weight: Tensor, names: Any, *, moved: bool
+) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
+    """Each loss of a sample with its slack, by its name, and the sum that weights learn from."""
+    config, made, own = learner.config, dict[str, tuple[Tensor, Tensor]](), _own(sample)
+    learned, sequence = torch.zeros(()), _sequence(sample)
     if "loss/policy" in names:
-        found = _logprobs(learner.policy, sample, own, config.sampling.temperature)
+        found = plain_logprobs(learner.policy, sequence, own, config.sampling.temperature)
         coefficient = learner.kl.coefficient if config.kl.placement == "loss" else 0.0
-        columns = {name: getattr(sample, name)[own].to(found) for name in ("advantages", *_MEASURED)}
-        tokens = _policy_loss(
-            row, _picked(found, sample, own), -(found.exp() * found).sum(-1), columns, config, coefficient
-        )
-        parts["loss/policy"] = weight[own].to(found) * tokens
-        learned = learned + parts["loss/policy"].sum().cpu()
+        tokens = _tokens(sample, own, picked(found, sequence, own), -(found.exp() * found).sum(-1), moved=moved)
+        counts = weight[own].to(found)
+        loss = (counts * policy_loss(row, tokens, config, coefficient)).sum()
+        with torch.no_grad():
+            dtype = compute_dtype(learner.policy)
+            slack = (counts * policy_slack(row, tokens, config, coefficient, dtype)).sum()
+        made["loss/policy"] = loss, slack
+        learned = learned + loss.cpu()
     if "loss/value" in names and learner.critic is not None:
-        spares = config.critic.detach or "loss/policy" not in names  # which is missing while a critic warms up
-        with torch.set_grad_enabled(torch.is_grad_enabled() and learner.shares_trunk and not spares):
-            values = plain_values(learner.critic, sample, own)
+        spares = learner.shares_trunk and (config.critic.detach or "loss/policy" not in names)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not spares):
+            values = plain_values(learner.critic, sequence, own)
+        counts = weight[own].to(values)
         old, target = (getattr(sample, name)[own].to(values) for name in ("values", "returns"))
-        parts["loss/value"] = weight[own].to(values) * _value_loss(values, old, target, config.critic)
-        if learner.shares_trunk:
-            learned = learned + config.critic.coefficient * parts["loss/value"].sum().cpu()
-    return parts, learned
-
-
-_MEASURED = ("sampler_logprobs", "ref_logprobs")
-
-
-def _policy_loss(
-    row: Row, logprobs: Tensor, entropy: Tensor, columns: Mapping[str, Tensor], config: Any, coefficient: float
-) -> Tensor:
-    """The loss of each token of one sequence [n], before its weight, in the first step of an update."""
-    old = logprobs.detach()
-    log_ratio = logprobs - old
-    if row.ratio == "sequence":
-        log_ratio = log_ratio.mean().expand(len(log_ratio))
-    elif row.ratio == "completion":
-        log_ratio = log_ratio.sum().expand(len(log_ratio))
-    loss = _surrogate(row, log_ratio, logprobs, columns["advantages"])
-    if coefficient > 0.0:
-        gap = (logprobs - columns["ref_logprobs"]).clamp(-20.0, 20.0)
-        ratio = (logprobs - old).exp()
-        k3 = (-gap).exp() - 1.0 + gap
-        kinds = {
-            "k1_ratio": ratio * gap,
-            "k2": ratio.detach() * gap**2 / 2.0,
-            "k3_ratio": ratio * k3,
-            "k2_plain": gap**2 / 2.0,
-            "k3_plain": k3,
-        }
-        loss = loss + coefficient * kinds[config.kl.estimator]
-    loss = loss - config.update.entropy_coefficient * entropy
-    weighted: Tensor = loss * _mismatch(old - columns["sampler_logprobs"], config.update.mismatch)
-    return weighted
-
-
-def _surrogate(row: Row, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """The surrogate [n] at a ratio of 1, where no bound cuts: what is left is its value and its gradient."""
-    ratio = log_ratio.exp()
-    if row.surrogate in ("cispo", "reinforce"):
-        return -ratio.detach() * advantages * logprobs
-    if row.surrogate == "sapo":
-        tau = torch.where(advantages > 0, row.gate_positive, row.gate_negative)
-        return -advantages * 4.0 / tau / (1.0 + (-tau * (ratio - 1.0)).exp())
-    return -ratio * advantages
-
-
-def _mismatch(gap: Tensor, config: Any) -> Tensor:
-    """What a token counts for the engine's log-probability being another: detached [n]."""
-    gap = gap.clamp(-20.0, 20.0)
-    weight = (gap.mean().expand(len(gap)) if config.level == "sequence" else gap).exp()
-    if config.mode == "mask":
-        return torch.where((weight < config.low) | (weight > config.upper), 0.0, weight)
-    return weight.clamp(max=config.upper) if config.mode == "truncate" else torch.ones_like(weight)
-
-
-def _value_loss(values: Tensor, old: Tensor, target: Tensor, config: Any) -> Tensor:
-    """Half the larger of the squared (or Huber's) errors of the value and of the clipped value [n]."""
-    errors = [(values - target).abs()]
-    if config.clip_range:
-        near = old + (values - old).clamp(-config.clip_range, config.clip_range)
-        errors.append((near - target).abs())
-    delta = config.huber_delta
-    if delta:
-        errors = [torch.where(e <= delta, e**2, delta * (2.0 * e - delta)) for e in errors]
-    else:
-        errors = [e**2 for e in errors]
-    return 0.5 * torch.stack(errors).amax(0)
+        loss = (counts * value_loss(values, old, target, config.critic)).sum()
+        with torch.no_grad():
+            dtype = compute_dtype(learner.critic.backbone)
+            made["loss/value"] = loss, (counts * value_slack(values, old, target, config.critic, dtype)).sum()
+        learned = learned + (config.critic.coefficient if learner.shares_trunk else 1.0) * loss.cpu()
+    return made, learned
 
 
 def _compared(learner: Learner, seed: int) -> Iterator[tuple[str, nn.Parameter]]:
-    """A few tensors of the policy that learn, by chance; none of a model in shards."""
-    learning = [
-        (name, parameter)
-        for name, parameter in learner.policy.named_parameters()
-        if parameter.requires_grad and parameter.numel() <= _MOST_NUMBERS and not is_shard(parameter)
-    ]
-    order = torch.randperm(len(learning), generator=generator(seed, "tensors")).tolist()
-    return (learning[place] for place in order[:_NUM_TENSORS])
+    """Tensors that learn, in an order that is drawn, as many as memory has room for; none of a model in shards."""
+    learning = [(name, p) for name, p in learner.policy.named_parameters() if p.requires_grad and not is_shard(p)]
+    if learner.critic is not None and not learner.shares_trunk:
+        own = learner.critic.named_parameters()
+        learning += [(f"critic.{name}", p) for name, p in own if p.requires_grad and not is_shard(p)]
+    left = _MOST_NUMBERS
+    for place in shuffled(len(learning), seed):
+        name, parameter = learning[place]
+        if parameter.numel() <= left:
+            left -= parameter.numel()
+            yield name, parameter
 
 
 def _flat(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
     found = torch.zeros_like(parameter) if gradient is None else gradient
     return found.detach().flatten().double().cpu()
-
-
-def _alike(theirs: Tensor, ours: Tensor) -> tuple[float, float, float]:
-    one, other = float(theirs.norm()), float(ours.norm())
-    return one, other, float(theirs @ ours) / (one * other) if one and other else 0.0

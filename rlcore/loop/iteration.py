@@ -130,7 +130,7 @@ def _iterate(run: Run) -> None:
     with timed(seconds, "update"):
         rest(parts.engine)
         run.settled = ""
-        metrics |= update_policy(run, drawn.groups, iteration, audit=run.audit)
+        metrics |= update_policy(run, drawn, iteration, audit=run.audit)
     if _waits_for_engine(run, iteration):
         with timed(seconds, "rollout"):
             run.ahead.wait()
@@ -168,7 +168,7 @@ def _redo(run: Run, until: int) -> None:
     for iteration in range(run.done + 1, until + 1):
         drawn = draw_groups(run, iteration, {})
         rest(run.parts.engine)
-        update_policy(run, drawn.groups, iteration)
+        update_policy(run, drawn, iteration)
         run.ahead.wait()
         sync_idle(run)
         close_turn(run, iteration, drawn)

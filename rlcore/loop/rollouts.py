@@ -9,6 +9,7 @@ from itertools import islice
 import torch
 
 from rlcore.algorithms.advantages import has_signal
+from rlcore.audit.belonging import require_groups
 from rlcore.canaries import mask_canary
 from rlcore.errors import RewardError
 from rlcore.evaluation import accuracy, dataset_accuracy
@@ -151,8 +152,10 @@ def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rol
     """A group of completions for each prompt, without those that the engine could not produce."""
     parts = run.parts
     groups = parts.sampler.sample(prompts, _params(parts), seed=seed)
+    require_groups(groups, prompts, parts.config.group_size)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
     if failed:
+        run.audit.allow_missing(len(failed))
         run.recorder.note(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")
     sampled = [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
     mask_canary([rollout for group in sampled for rollout in group], parts.tokenizer.eos_ids)

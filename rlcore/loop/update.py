@@ -12,6 +12,7 @@ from rlcore.audit.audit import Audit
 from rlcore.canaries import sample_canary
 from rlcore.errors import NonFiniteError
 from rlcore.loop.run import Parts, Run
+from rlcore.loop.turns import Drawn
 from rlcore.memory import Footprint, kv_cache_bytes
 from rlcore.models.saving import new_folder
 from rlcore.seeding import derive_seed
@@ -25,7 +26,7 @@ _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "adv
 
 
 def update_policy(
-    run: Run, groups: Sequence[Sequence[ScoredRollout]], iteration: int, *, audit: Audit | None = None
+    run: Run, drawn: Drawn[list[ScoredRollout]], iteration: int, *, audit: Audit | None = None
 ) -> dict[str, float]:
     """Compute advantages, then take the optimizer steps. Returns the metrics of both. ``audit``, if given, checks them.
 
@@ -36,7 +37,7 @@ def update_policy(
     """
     parts, learner = run.parts, run.parts.learner
     experience = build_experience(
-        groups,
+        drawn.groups,
         learner.algorithm,
         learner,
         kl=parts.config.kl,
@@ -45,7 +46,8 @@ def update_policy(
         need_old_logprobs=learner.needs_old_logprobs,
     )
     sample_canary(experience.samples, parts.tokenizer.eos_ids)
-    looked = audit.before(groups, experience.samples, iteration) if audit else None
+    asked = run.turns.prompts_of(iteration)
+    looked = audit.before(drawn.groups, experience, iteration, asked=asked, replaced=drawn.replaced) if audit else None
     try:
         stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
     except NonFiniteError as error:
@@ -54,10 +56,11 @@ def update_policy(
     if stats.skipped:
         kept = keep_batch(parts.folder, iteration, experience.samples, stats.skipped)
         run.recorder.note(f"steps that were skipped: {'; '.join(stats.skipped)}; their samples are in {kept}")
+    kl = mean_kl(experience, stats.metrics)
     if audit:
-        audit.after(looked, stats, experience.samples, iteration)
+        audit.after(looked, stats, experience.samples, iteration, mean_kl=kl)
     if not stats.skipped:  # of what was skipped no KL is known
-        learner.observe_kl(mean_kl(experience, stats.metrics), len(experience.samples))
+        learner.observe_kl(kl, len(experience.samples))
     # KL in the reward is measured with the rewards, KL in the loss with the loss.
     return {**stats.metrics, **experience.metrics, **memory}
 

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 class Experience:
     """The samples of one iteration and what was measured while making them.
 
-    ``mean_kl``: nats per completion to the reference, what the adaptive coefficient looks at.
+    ``mean_kl``: nats per completion to the reference, what the adaptive coefficient looks at. ``next_values``: of each
+    sample the critic's value beyond its end, 0 where there is none.
     """
 
     samples: tuple[TrainingSample, ...]
     metrics: Mapping[str, float]
     mean_kl: float
+    next_values: tuple[float, ...]
 
 
 def build_experience(
@@ -86,7 +88,7 @@ def build_experience(
     if in_reward:
         metrics["kl/ref"] = float(torch.cat([k3(gap)[mask] for gap, mask in zip(gaps, masks, strict=True)]).mean())
     mean_kl = float(torch.stack([gap.sum() for gap in gaps]).mean())
-    return Experience(samples=samples, metrics=metrics, mean_kl=mean_kl)
+    return Experience(samples=samples, metrics=metrics, mean_kl=mean_kl, next_values=tuple(passes.next_values.tolist()))
 
 
 def is_usable(item: ScoredRollout, truncated: str) -> bool:

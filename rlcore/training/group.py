@@ -101,8 +101,10 @@ class LearnerGroup:
         found: tuple[UpdateStats, Footprint | None] = self._call("update", samples, seed=seed, measured=measured)
         return found
 
-    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
-        found: Examined | None = self._call("examine", samples, eos_ids=tuple(eos_ids), seed=seed)
+    def examine(
+        self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
+    ) -> Examined | None:
+        found: Examined | None = self._call("examine", samples, rollouts, eos_ids=tuple(eos_ids), seed=seed)
         return found
 
     def step_faults(self) -> list[str]:

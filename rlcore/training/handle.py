@@ -88,8 +88,13 @@ class LearnerHandle(Judging, Protocol):
         """
         ...
 
-    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
-        """What plain forward passes say of ``samples`` before an update; None where memory does not hold them."""
+    def examine(
+        self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
+    ) -> Examined | None:
+        """What plain forward passes say of ``samples`` before an update, and of the tokens of ``rollouts``.
+
+        None where memory does not hold them.
+        """
         ...
 
     def step_faults(self) -> list[str]:

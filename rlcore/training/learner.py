@@ -20,10 +20,9 @@ from rlcore.config import OptimConfig, RlConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.batches import pack_for, share_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.policy import completion_logprobs
-from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass
+from rlcore.models.sharded import is_alone, ranks_of
 from rlcore.out_of_memory import fit
-from rlcore.seeding import shuffled
+from rlcore.training.handover import digest, digest_of_digests, require_same
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
@@ -76,7 +75,8 @@ class Learner:
         self.policy_version = 0
         self.num_skipped = 0  # steps in a row that met NaN or infinity
         self._skipped: list[str] = []  # of an update: what each met
-        self._has_moved = False  # within an update
+        self._has_moved, self.step_of_update = False, 0  # within an update; a step that is not taken counts too
+        self._accumulated: list[str] = []  # digests of the samples that the newest gradient is of
 
     @property
     def shares_trunk(self) -> bool:
@@ -107,17 +107,23 @@ class Learner:
             TrainingError: one sequence, or the optimizer's state, does not fit into memory.
         """
         require_finite(samples)
+        require_same(samples, self.ranks)
         totals, update, self._has_moved, self._skipped = Totals(), self.config.update, False, []
+        arrived: list[str] = []
         for epoch in range(update.epochs):
             totals.begin_epoch()
+            trained = list[str]()
             for place, minibatch in enumerate(split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch)):
-                self._seek_schedules(epoch * update.minibatches + place)
+                self.step_of_update = epoch * update.minibatches + place
+                self._seek_schedules(self.step_of_update)
                 totals = self._step(minibatch, totals)
+                trained += self._accumulated
+            arrived.append(digest_of_digests(trained))
             if totals.went_far(update):
                 break
         measured = totals.num_tokens / (epoch + 1)
         if not measured:  # no sample has a gradient, or the critic alone learns
-            totals = self._fit(partial(self._measure, samples, totals, seed), samples)
+            totals = self._fit(partial(self._losses().measured, samples, totals, self.ranks, seed), samples)
             measured = totals.num_tokens
         clear_gradients(self.policy, self.critic)  # of steps that were not taken
         self.policy_version += 1
@@ -127,17 +133,25 @@ class Learner:
             metrics["update/epochs"] = epoch + 1.0
         if update.max_ref_kl > 0.0:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
-        metrics, skipped = after_skips(metrics, len(self._skipped)), tuple(self._skipped)
-        return UpdateStats(policy_version=self.policy_version, moved=self._has_moved, metrics=metrics, skipped=skipped)
+        return UpdateStats(
+            policy_version=self.policy_version,
+            moved=self._has_moved,
+            metrics=after_skips(metrics, len(self._skipped)),
+            skipped=tuple(self._skipped),
+            arrived=tuple(map(tuple, self.ranks.gather(arrived))),
+        )
 
-    def trial(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """The losses of a first step on ``samples``, by name; its gradient is left on the parameters, nothing moves."""
-        self._has_moved = False
-        found = self._accumulate(samples, Totals(), self.tokens_per_microbatch).means()
-        return {name: value for name, value in found.items() if name.startswith("loss/")}
+    def trial(
+        self, samples: Sequence[TrainingSample], *, tokens: int | None = None, moved: bool = False
+    ) -> dict[str, float]:
+        """The losses of a step on ``samples``, by name; its gradient is left on the parameters, nothing moves.
+
+        ``tokens``: of a micro-batch, as in an update where left out. ``moved``: as in a step after the first."""
+        self._has_moved = moved
+        found = self._accumulate(samples, Totals(), tokens or self.tokens_per_microbatch)
+        return {name: value for name, value in found.means().items() if name.startswith("loss/")}
 
     def _figures(self) -> dict[str, float]:
-        """Where the learner stands."""
         figures = {
             "policy_version": float(self.policy_version),
             "learning_rate": float(self.schedulers[0].get_last_lr()[0]),
@@ -209,6 +223,7 @@ class Learner:
 
     def _accumulate(self, samples: Sequence[TrainingSample], before: Totals, tokens_per_microbatch: int) -> Totals:
         """The gradient of a minibatch, over packed micro-batches; returns the totals with it."""
+        self._accumulated = [digest(sample) for sample in samples]
         totals = before.share_of(self.ranks)
         weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
@@ -283,18 +298,3 @@ class Learner:
             trains_policy=self._trains_policy,
             starts_at_one=not self._has_moved,
         )
-
-    @torch.no_grad()
-    def _measure(
-        self, samples: Sequence[TrainingSample], before: Totals, seed: int, tokens_per_microbatch: int
-    ) -> Totals:
-        """The totals with one micro-batch that nothing is learned from, so that no metric of the policy is missing."""
-        totals = before.share_of(self.ranks)
-        batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
-        batch = batches[shuffled(len(batches), seed, "measured")[0]].to(device_of(self.policy))
-        columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
-        score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
-        logprobs, entropy = whole_pass(self.policy, score)  # of the same batch on every rank
-        counted = totals if self.ranks.rank == 0 else Totals()
-        self._losses().terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
-        return totals.merged(self.ranks)

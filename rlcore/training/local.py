@@ -131,9 +131,11 @@ class LocalLearner:
             kv_cache=0,
         )
 
-    def examine(self, samples: Sequence[TrainingSample], *, eos_ids: Sequence[int], seed: int) -> Examined | None:
+    def examine(
+        self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
+    ) -> Examined | None:
         try:
-            return examine(self.learner, self.reference, samples, eos_ids=eos_ids, seed=seed)
+            return examine(self.learner, self.reference, samples, rollouts, eos_ids=eos_ids, seed=seed)
         except torch.OutOfMemoryError:
             if not is_alone(self.learner.policy):  # others wait for this one
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,12 +17,16 @@ from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig, RlConfig
+from rlcore.models.batches import pack_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.policy import completion_loss, completion_states
+from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.models.sharded import device_of, whole_pass
 from rlcore.packing import PackedBatch
-from rlcore.training.minibatches import Columns
+from rlcore.ranks import Ranks
+from rlcore.seeding import shuffled
+from rlcore.training.minibatches import Columns, token_sequences
 from rlcore.training.totals import Totals
+from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -68,6 +72,21 @@ class StepLosses:
             starts_at_one=self.starts_at_one,
             tracks_reference=self.config.update.max_ref_kl > 0.0,
         )
+
+    @torch.no_grad()
+    def measured(
+        self, samples: Sequence[TrainingSample], before: Totals, ranks: Ranks, seed: int, tokens_per_microbatch: int
+    ) -> Totals:
+        """The totals with one micro-batch that nothing is learned from, so that no metric of the policy is missing."""
+        totals = before.share_of(ranks)
+        batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
+        batch = batches[shuffled(len(batches), seed, "measured")[0]].to(device_of(self.policy))
+        columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
+        score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
+        logprobs, entropy = whole_pass(self.policy, score)  # of the same batch on every rank
+        counted = totals if ranks.rank == 0 else Totals()
+        self.terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
+        return totals.merged(ranks)
 
     def _policy(self, columns: Columns, totals: Totals) -> Tensor:
         batch = columns.batch.to(device_of(self.policy))

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateStats:
-    """What one update did. ``moved``: whether any policy weight changed. ``skipped``: what each skipped step met."""
+    """What one update did. ``moved``: whether any policy weight changed. ``skipped``: what each skipped step met.
+
+    ``arrived``: of each rank, and of each epoch, a digest of the samples that it was about, see
+    :mod:`rlcore.training.handover`.
+    """
 
     policy_version: int
     moved: bool
     metrics: Mapping[str, float]
     skipped: tuple[str, ...] = ()
+    arrived: tuple[tuple[str, ...], ...] = ()
 
 
 Figure = float | Tensor  # a number, or a float64 scalar on the device that computed it

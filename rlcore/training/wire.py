@@ -20,7 +20,8 @@ import torch
 
 from rlcore import errors
 from rlcore.audit.pairing import Pairing
-from rlcore.audit.second_pass import Examined
+from rlcore.audit.sampling import Features
+from rlcore.audit.second_pass import Examined, Gradient, Trial
 from rlcore.demonstrations import Demonstration
 from rlcore.errors import RlcoreError
 from rlcore.memory import Footprint
@@ -38,7 +39,9 @@ _KINDS = {
         Demonstration,
         Examined,
         FailedRollout,
+        Features,
         Footprint,
+        Gradient,
         Message,
         Pairing,
         Passes,
@@ -50,6 +53,7 @@ _KINDS = {
         TokenSequence,
         ToolCall,
         TrainingSample,
+        Trial,
         UpdateStats,
     )
 }

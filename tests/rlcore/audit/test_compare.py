@@ -12,9 +12,10 @@ import torch
 from rlcore.audit.compare import experience_faults, rollout_fault
 from rlcore.config import SamplingConfig
 from rlcore.tokenization import ChatTokenizer
+from rlcore.training.experience import Experience
 from rlcore.types import Message, ScoredRollout, TrainingSample
 from tests import strategies
-from tests.rlcore.audit.test_plain import samples_of
+from tests.rlcore.audit.test_plain import experience_of
 
 Change = Callable[[TrainingSample], TrainingSample]
 CONFIG = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=8))
@@ -23,11 +24,19 @@ CONFIG = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=8))
 def pieces() -> tuple[list[list[ScoredRollout]], list[TrainingSample]]:
     policy = strategies.tiny_llama()
     groups = strategies.random_groups(policy, 3)
-    return groups, samples_of(groups, CONFIG, policy)
+    return groups, list(experience_of(groups, CONFIG, policy).samples)
 
 
 def found(groups: Any, samples: Any, *, has_tools: bool = False) -> list[str]:
-    return [str(fault) for fault in experience_faults(groups, samples, CONFIG, penalty=0.0, has_tools=has_tools)]
+    made = Experience(samples=tuple(samples), metrics={}, mean_kl=0.0, next_values=(0.0,) * len(samples))
+    return [str(fault) for fault in experience_faults(groups, made, CONFIG, penalty=0.0, has_tools=has_tools)]
+
+
+def test_a_value_beyond_an_end_that_nothing_follows_is_found() -> None:
+    groups, samples = pieces()
+    made = Experience(samples=tuple(samples), metrics={}, mean_kl=0.0, next_values=(*[0.0] * (len(samples) - 1), 0.3))
+    (fault, *_) = experience_faults(groups, made, CONFIG, penalty=0.0, has_tools=False)
+    assert str(fault) == "the critic's value beyond an end: expected 0, found 0.3"
 
 
 def test_a_sound_iteration_has_no_fault() -> None:

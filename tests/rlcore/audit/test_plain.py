@@ -13,9 +13,9 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.audit.plain import ROWS, expected, row_of, token_weights
 from rlcore.config import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel
-from rlcore.training.experience import build_experience
+from rlcore.training.experience import Experience, build_experience
 from rlcore.training.judges import Judges
-from rlcore.types import Score, ScoredRollout, TrainingSample
+from rlcore.types import Score, ScoredRollout
 from tests import strategies
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, placement="reward")},
     "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated="mask")},
     "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated="zero")},
+    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(gae=GaeConfig(bootstrap_truncated=True))},
     "vapo": {"algorithm": "ppo", "critic": CriticConfig(lam=0.9, gae=GaeConfig(lam_alpha=0.5, lam_value=1.0))},
 }
 
@@ -44,13 +45,19 @@ def scored(policy: Any) -> list[list[ScoredRollout]]:
     return groups
 
 
-def samples_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: Any) -> list[TrainingSample]:
+def experience_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: Any) -> Experience:
     algorithm, critic = resolve_algorithm(config), None
     if algorithm.uses_critic:
         critic = ScalarModel.with_random_head(strategies.tiny_llama(seed=1), torch.Generator().manual_seed(2))
-    reference = strategies.tiny_llama(seed=5)
-    judges = Judges(policy=policy, reference=reference, critic=critic, temperature=1.0, tokens_per_microbatch=256)
-    experience = build_experience(
+    judges = Judges(
+        policy=policy,
+        reference=strategies.tiny_llama(seed=5),
+        critic=critic,
+        temperature=1.0,
+        tokens_per_microbatch=256,
+        bootstrap_truncated=config.critic.gae.bootstrap_truncated,
+    )
+    return build_experience(
         groups,
         algorithm,
         judges,
@@ -59,16 +66,17 @@ def samples_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: Any)
         truncated=config.update.truncated,
         need_old_logprobs=True,
     )
-    return list(experience.samples)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_advantages_and_returns_are_those_of_the_library(name: str) -> None:
     config, policy = strategies.rl_config(**SETTINGS[name]), strategies.tiny_llama()
     groups = scored(policy)
-    samples = samples_of(groups, config, policy)
+    experience = experience_of(groups, config, policy)
+    samples, beyond = experience.samples, experience.next_values
+    assert any(beyond) == (name == "values beyond the end")
     penalty = config.kl.coefficient if config.kl.placement == "reward" else 0.0
-    found = expected(groups, samples, config, penalty=penalty)
+    found = expected(groups, samples, config, penalty=penalty, next_values=beyond)
     assert found is not None
     assert len(found.advantages) == len(samples) == 16 - 1 - (name == "masked")
     assert any(bool(sample.advantages.any()) for sample in samples)
@@ -91,9 +99,4 @@ def test_every_algorithm_is_written_down_and_another_one_is_left_alone() -> None
     assert set(ROWS) == set(ALGORITHMS)
     other = strategies.rl_config("mine")
     assert row_of(other) is None
-    assert expected([], [], other, penalty=0.0) is None
-
-
-def test_values_beyond_the_end_are_in_no_sample_so_nothing_is_said_of_them() -> None:
-    config = strategies.rl_config("ppo", critic=CriticConfig(gae=GaeConfig(bootstrap_truncated=True)))
-    assert expected([], [], config, penalty=0.0) is None
+    assert expected([], [], other, penalty=0.0, next_values=()) is None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlcore.audit.sampling import POWERS, TILTS, SamplingTest, features_of
+from rlcore.audit.sampling import NUM_BETS, Place, SamplingTest, features_of, tokens_to_find
 
 EOS = 3
 BOUND = math.log(1e6)
@@ -27,7 +27,7 @@ def capital(
     reported = distributions(count)
     drawn = torch.multinomial(draw_from(reported).exp(), 1, generator=torch.Generator().manual_seed(1))[:, 0]
     test = SamplingTest()
-    features = features_of(reported if trainers is None else trainers, drawn, 1.0, [EOS])
+    features = features_of(reported if trainers is None else trainers, drawn.tolist(), [EOS])
     said = reported.gather(-1, drawn[:, None])[:, 0].tolist()
     test.see(features, said, torch.Generator().manual_seed(2))
     return test
@@ -35,14 +35,21 @@ def capital(
 
 def test_no_bet_gains_on_average_where_tokens_come_from_what_is_reported() -> None:
     reported, trainers = distributions(1), distributions(1, seed=5)
-    gains = torch.zeros(len(POWERS) + len(TILTS) + 3, dtype=torch.float64)
+    gains = torch.zeros(NUM_BETS, dtype=torch.float64)
     draws = 400  # of the place within a token's mass, on a grid
     for token in range(reported.shape[1]):
-        features = features_of(trainers, torch.tensor([token]), 1.0, [EOS])
+        features = features_of(trainers, [token], [EOS], before=[[1, 5]], prompt_ids=[7])
         for number in range(draws):
             test = SamplingTest()
-            test._seen = [[9, 1, 0, 0, 2, 0, 0, 0, 0, 4], [0, 0, 7, 0, 0, 0, 0, 0, 1, 1]]
-            test.see(features, [float(reported[0, token])], Grid(number / draws))  # type: ignore[arg-type]
+            test._seen = [
+                [9, 1, 0, 0, 2, 0, 0, 0, 0, 4],
+                [0, 0, 7, 0, 0, 0, 0, 0, 1, 1],
+                [1, 2, 3, 0, 0, 0, 0, 0, 0, 9],
+            ]
+            test._last = {Place(prompt=0, sample=1): [(0.3, 0.2)]}
+            said, beside = [float(reported[0, token])], {"tokens": [token], "siblings": [[4], [6]]}
+            grid = Grid(number / draws)
+            test.see(features, said, grid, place=Place(prompt=0, sample=1), **beside)  # type: ignore[arg-type]
             gains += torch.tensor(test._logs, dtype=torch.float64).exp() * float(reported[0, token].exp()) / draws
     assert gains.tolist() == pytest.approx([1.0] * len(gains), abs=0.02)
 
@@ -87,6 +94,15 @@ def tilted(logprobs: torch.Tensor, token: int, tilt: float) -> torch.Tensor:
     )
 
 
+def nucleus(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def cut(p: torch.Tensor) -> torch.Tensor:
+        chances, order = p.exp().sort(descending=True)
+        dropped = chances.cumsum(-1) - chances > share
+        return p.masked_fill(dropped.gather(-1, order.argsort(-1)), -torch.inf).log_softmax(-1)
+
+    return cut
+
+
 @pytest.mark.parametrize(
     ("draw_from", "says"),
     [
@@ -94,6 +110,9 @@ def tilted(logprobs: torch.Tensor, token: int, tilt: float) -> torch.Tensor:
         (lambda p: (p / 0.8).log_softmax(-1), "0.83 times the temperature"),
         (lambda p: (p / 1.4).log_softmax(-1), "1.43 times the temperature"),
         (top(4), "tenths"),
+        (top(2), "drawn of the 2 likeliest"),
+        (nucleus(0.95), "drawn of the likeliest 0.95 of the mass"),
+        (lambda p: (p / 0.9).log_softmax(-1), "0.93 times the temperature"),
         (without(EOS), "turns end 0.4 times as often"),
         (without(0), "ids 0, 64, 128 and so on come 0.5 times as often"),
         (lambda p: torch.full_like(p, -math.log(p.shape[1])), "temperature"),
@@ -117,7 +136,7 @@ def test_one_token_of_a_large_vocabulary_that_comes_twice_as_often_is_found() ->
         reported = reported.log_softmax(-1)
         drawn = torch.multinomial(tilted(reported, 700, 0.7).exp(), 1, generator=generator)[:, 0]
         said = reported.gather(-1, drawn[:, None])[:, 0].tolist()
-        test.see(features_of(reported, drawn, 1.0, [EOS]), said, torch.Generator().manual_seed(number))
+        test.see(features_of(reported, drawn.tolist(), [EOS]), said, torch.Generator().manual_seed(number))
     assert test.log_capital > BOUND
     assert f"ids {700 % 64}, {700 % 64 + 64}" in test.best_bet
 
@@ -129,7 +148,61 @@ def test_a_test_that_goes_on_from_its_state_is_the_same_test() -> None:
     assert (again.log_capital, again.best_bet, again.num_tokens) == (test.log_capital, test.best_bet, 50)
     reported = distributions(3)
     for each in (test, again):
-        each.see(
-            features_of(reported, torch.tensor([0, 1, 2]), 1.0, [EOS]), [-1.0] * 3, torch.Generator().manual_seed(0)
-        )
+        each.see(features_of(reported, [0, 1, 2], [EOS]), [-1.0] * 3, torch.Generator().manual_seed(0))
     assert again.state() == test.state()
+
+
+def completions(count: int, *, same: Callable[[int], int]) -> SamplingTest:
+    """The test after groups of four completions, drawn by inverting; ``same``: whose random numbers each one has."""
+    test = SamplingTest()
+    for number in range(count):
+        reported = distributions(12, seed=number % 3)
+        groups = torch.rand(4, 12, generator=torch.Generator().manual_seed(same(number)), dtype=torch.float64)
+        seen: list[list[int]] = []
+        for sample in range(4):
+            uniforms = groups[0] if same(-1) else groups[sample]
+            tokens = torch.searchsorted(reported.exp().cumsum(-1), uniforms[:, None])[:, 0].clamp(max=11).tolist()
+            said = [float(reported[place, token]) for place, token in enumerate(tokens)]
+            features = features_of(reported, tokens, [EOS])
+            place = Place(prompt=0, sample=sample)
+            stream = torch.Generator().manual_seed(number)
+            test.see(features, said, stream, tokens=tokens, place=place, siblings=seen)
+            seen.append(tokens)
+    return test
+
+
+def test_a_group_whose_completions_have_the_same_random_numbers_is_found() -> None:
+    test = completions(3, same=lambda number: max(number, 1) if number >= 0 else 1)
+    assert test.log_capital > BOUND
+    assert "completions of a group go on alike" in test.best_bet
+
+
+def test_iterations_that_have_the_same_random_numbers_are_found_though_their_prompts_differ() -> None:
+    test = completions(6, same=lambda number: 7 if number >= 0 else 0)
+    assert test.log_capital > BOUND
+    assert "random numbers of earlier ones" in test.best_bet
+
+
+def test_completions_with_random_numbers_of_their_own_are_left_alone() -> None:
+    assert completions(40, same=lambda number: number + 10 if number >= 0 else 0).log_capital < 3.0
+
+
+def test_a_penalty_on_tokens_that_came_before_is_found() -> None:
+    test, generator = SamplingTest(), torch.Generator().manual_seed(5)
+    for number in range(60):
+        reported, tokens = distributions(20, seed=number), list[int]()
+        for row in reported:
+            drawn = row.clone()
+            drawn[list(set(tokens))] -= 1.0
+            tokens.append(int(torch.multinomial(drawn.softmax(-1), 1, generator=generator)))
+        said = [float(reported[place, token]) for place, token in enumerate(tokens)]
+        before = [tokens[:place] for place in range(20)]
+        features = features_of(reported, tokens, [EOS], before=before)
+        test.see(features, said, torch.Generator().manual_seed(number))
+    assert test.log_capital > BOUND
+    assert "come 0.4 times as often" in test.best_bet
+
+
+def test_tokens_that_a_bet_needs_follow_from_what_it_gains_on_each() -> None:
+    assert tokens_to_find(0.01, level=1e-6) == pytest.approx((math.log(NUM_BETS) + BOUND) / 0.01)
+    assert tokens_to_find(0.0, level=1e-6) == math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_weights_that_no_optimizer_holds_are_named(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(learner_module, "make_optimizer", last_alone)
     (found,) = faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))
-    assert "9 of 18 tensors that should learn are in no optimizer: layers.0" in found
+    assert "11 of 20 tensors that should learn are in no optimizer: model.embed_tokens.weight, " in found
 
 
 def test_weights_that_get_no_gradient_are_named_after_ten_steps() -> None:
@@ -97,7 +98,7 @@ def test_weights_that_get_no_gradient_are_named_after_ten_steps() -> None:
     idle = dict(learner.policy.named_parameters())["model.layers.1.mlp.up_proj.weight"]
     idle.register_hook(torch.zeros_like)
     (found,) = faults(learner, updates=4)
-    assert "1 of 18 tensors that should learn got no gradient in 10 steps: layers.1.mlp.up_proj.weight" in found
+    assert "1 of 20 tensors that should learn got no gradient in 10 steps: model.layers.1.mlp.up_proj.weight" in found
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -108,3 +109,43 @@ def test_the_rate_by_formula_is_that_of_the_library(schedule: Any) -> None:
     for step in range(12):
         optim.seek(scheduler, step)
         assert rate_at(config, 0.5, step, num_steps=9) == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+def around_steps(monkeypatch: pytest.MonkeyPatch, change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> None:
+    """Change weights after each step, by what they were before it."""
+    steps = Learner._take_steps
+
+    def take(self: Learner, totals: Any) -> None:
+        before = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
+        steps(self, totals)
+        with torch.no_grad():
+            change(self, before)
+
+    monkeypatch.setattr(Learner, "_take_steps", take)
+
+
+@pytest.mark.parametrize("word", ["embed_tokens", "model.norm", "layers.0.mlp.down_proj"])
+def test_a_tensor_that_stands_still_is_named_whichever_it_is(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def back(learner: Learner, before: dict[str, torch.Tensor]) -> None:
+        for name, parameter in learner.policy.named_parameters():
+            if word in name:
+                parameter.copy_(before[name])
+
+    around_steps(monkeypatch, back)
+    learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
+    found = faults(learner, updates=3)
+    assert any(word in sentence and "weights moved outside of steps" in sentence for sentence in found)
+
+
+def test_a_rate_that_is_wrong_after_the_first_step_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    seek = optim.seek
+    monkeypatch.setattr(learner_module, "seek", lambda scheduler, step: seek(scheduler, step - step % 4))
+    assert "AdamW at this point of the schedule" in faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))[0]
+
+
+def test_gradients_that_are_zero_everywhere_count_for_no_step() -> None:
+    learner = make_learner("ppo", dtype=torch.float32, update=UPDATE)
+    assert learner.critic is not None
+    for parameter in learner.critic.parameters():
+        parameter.register_hook(torch.zeros_like)
+    assert faults(learner, updates=4) == []

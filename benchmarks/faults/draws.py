@@ -1,0 +1,142 @@
+"""Faults of the engine that are small, or of parts of it: what it draws, and which weights it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.faults.engine import drawing, likelier, loading, top_k, top_p
+from benchmarks.faults.experience import Scores, scores
+from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.models import scratch
+from rlcore.sampling import native
+from rlcore.tokenization import ChatTokenizer
+from rlcore.types import Score
+
+
+def min_p(share: float) -> Any:
+    """Tokens that are not far less likely than the likeliest."""
+
+    def cut(logits: torch.Tensor) -> torch.Tensor:
+        chances = logits.softmax(-1)
+        return logits.masked_fill(chances < share * chances.amax(-1, keepdim=True), -torch.inf)
+
+    return cut
+
+
+def penalised(patch: Patches) -> None:
+    """Tokens that have come before count less, in what is drawn alone."""
+    seen: list[torch.Tensor] = []
+
+    def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+        if not seen or len(seen[0]) != len(logits):
+            seen[:] = [torch.zeros_like(logits, dtype=torch.bool)]
+        tempered = logits / temperature
+        lowered = torch.where(tempered > 0, tempered / 1.5, tempered * 1.5)
+        tokens, _ = old(torch.where(seen[0], lowered, tempered), uniforms, temperature=1.0)
+        seen[0][torch.arange(len(tokens)), tokens] = True
+        return tokens, tempered.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+    old = patch.set(native, "draw", draw)
+
+
+def greedy_at_first(patch: Patches) -> None:
+    """The first token of each completion is the likeliest."""
+    decode = native.decode
+
+    def decoding(*given: Any, choose: Any, **more: Any) -> Any:
+        first = [True]
+
+        def chosen(logits: torch.Tensor, uniforms: torch.Tensor) -> Any:
+            tokens, found = choose(logits, uniforms)
+            if first.pop() if first else False:
+                tokens = logits.argmax(-1)
+                found = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+            return tokens, found
+
+        return decode(*given, choose=chosen, **more)
+
+    patch.set(native, "decode", decoding)
+
+
+def ends(by: float) -> Any:
+    """Ends are likelier, by so many nats."""
+
+    def lifted(logits: torch.Tensor) -> torch.Tensor:
+        found = logits.clone()
+        found[:, list(ChatTokenizer.load(scratch()).eos_ids)] += by
+        return found
+
+    return lifted
+
+
+def paired_draws(patch: Patches) -> None:
+    """Two completions of a group have the same random numbers each."""
+    import dataclasses
+
+    def uniforms(block: Any, num_tokens: int, *, seed: int) -> torch.Tensor:
+        halves = [dataclasses.replace(request, sample_index=request.sample_index // 2) for request in block]
+        return old(halves, num_tokens, seed=seed)
+
+    old = patch.set(native, "_uniforms", uniforms)
+
+
+def without(word: str) -> Inject:
+    """Tensors of a name stay what they first were in the engine."""
+    first: dict[str, torch.Tensor] = {}
+
+    def load(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
+        if not first:
+            first.update({name: value.clone() for name, value in state.items()})
+        return {name: first[name] if word in name else value for name, value in state.items()}
+
+    return loading(load)
+
+
+def one_behind() -> Inject:
+    """The engine takes the weights of the update before."""
+    kept: list[dict[str, torch.Tensor]] = []
+
+    def load(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
+        kept.append({name: value.clone() for name, value in state.items()})
+        return kept[-2] if len(kept) > 1 else kept[-1]
+
+    return loading(load)
+
+
+def now_and_then(them: list[Score]) -> Scores:
+    """One score in eight is that of the rollout before."""
+    return [them[place - 1] if place % 8 == 3 else one for place, one in enumerate(them)]
+
+
+class Remembered:
+    """Each rollout gets the score that its place had first."""
+
+    def __init__(self) -> None:
+        self.first: list[Score] = []
+
+    def __call__(self, them: list[Score]) -> Scores:
+        self.first = self.first or them
+        return [self.first[place % len(self.first)] for place in range(len(them))]
+
+
+DRAWS: dict[str, tuple[str, Inject]] = {
+    "the engine draws at 0.9 of the temperature it reports": ("grpo", drawing(lambda logits: logits / 0.9)),
+    "the engine draws at 1.1 times the temperature it reports": ("grpo", drawing(lambda logits: logits / 1.1)),
+    "the engine draws of the likeliest 0.95": ("grpo", drawing(top_p(0.95))),
+    "the engine draws of the likeliest 0.99": ("grpo", drawing(top_p(0.99))),
+    "the engine draws of the 10 likeliest tokens": ("grpo", drawing(top_k(10))),
+    "the engine drops tokens below 0.05 of the likeliest": ("grpo", drawing(min_p(0.05))),
+    "the engine lowers tokens that came before": ("grpo", penalised),
+    "the engine draws each first token greedily": ("grpo", greedy_at_first),
+    "the engine draws ends 1.6 times as often": ("grpo", drawing(ends(0.5))),
+    "the engine draws a digit half as often": ("grpo", drawing(likelier("1", -0.7))),
+    "two completions of a group have the same random numbers each": ("grpo", paired_draws),
+    "the engine's norms are not loaded": ("grpo", without("norm")),
+    "the engine's embeddings are not loaded": ("grpo, an untied head", without("embed_tokens")),
+    "the engine's head is not loaded": ("grpo, an untied head", without("lm_head")),
+    "the engine's weights are one update behind": ("grpo", one_behind()),
+    "one score in eight is that of the rollout before": ("grpo", scores(now_and_then)),
+    "scores are those of the first iteration": ("grpo", scores(Remembered())),
+}

@@ -1,0 +1,222 @@
+"""Faults of what belongs together: groups and their prompts, and samples on their way from the audit to a gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.faults.experience import Samples, each, of_the_one_before
+from benchmarks.faults.lab import Inject, Patches
+from rlcore.loop import rollouts as rollouts_module
+from rlcore.loop.turns import Turns
+from rlcore.sampling.native import NativeSampler
+from rlcore.training import experience, learner, rank_pool
+from rlcore.training.learner import Learner
+from rlcore.training.local import LocalLearner
+from rlcore.types import TrainingSample
+
+Groups = list[list[Any]]
+
+
+def engine_groups(change: Callable[[Groups], Groups]) -> Inject:
+    """Change the groups that the engine gives, where it gives several to a group."""
+
+    def inject(patch: Patches) -> None:
+        def sample(self: Any, prompts: Any, params: Any, **more: Any) -> Groups:
+            made = old(self, prompts, params, **more)
+            return change(made) if params.num_samples > 1 else made
+
+        old = patch.set(NativeSampler, "sample", sample)
+
+    return inject
+
+
+def scored_groups(change: Callable[[Groups], Groups]) -> Inject:
+    """Change the groups after they were scored."""
+
+    def inject(patch: Patches) -> None:
+        old = patch.set(rollouts_module, "score_groups", lambda *given: change(old(*given)))
+
+    return inject
+
+
+def turned_over(groups: Groups) -> Groups:
+    """The first of each group, the second of each, and so on."""
+    return [list(column) for column in zip(*groups, strict=True)]
+
+
+def one_moved_on(groups: Groups) -> Groups:
+    """The last of each group stands in the next one."""
+    return [[*group[:-1], groups[place - 1][-1]] for place, group in enumerate(groups)]
+
+
+def group_numbers_moved_on(patch: Patches) -> None:
+    """Advantages are relative to groups that begin one completion later."""
+
+    def lay_out(rewards: Any, group: Sequence[int], *rest: Any) -> Any:
+        return old(rewards, [group[-1], *group[:-1]], *rest)
+
+    old = patch.set(experience, "lay_out_episodes", lay_out)
+
+
+def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
+    """Change the prompts of an iteration: of the turns, its number, and what would be right."""
+
+    def inject(patch: Patches) -> None:
+        old = patch.set(Turns, "prompts_of", lambda self, number: choose(self, number, old(self, number)))
+
+    return inject
+
+
+def at_most_half(them: Any, number: int, right: list[Any]) -> list[Any]:
+    """Prompts of the first half of the file alone."""
+    half, count = them._prompts[: len(them._prompts) // 2], len(right)
+    return [half[(count * number + place) % len(half)] for place in range(count)]
+
+
+def as_in_the_file(them: Any, number: int, right: list[Any]) -> list[Any]:
+    """Prompts in the order of the file, again and again."""
+    count = len(right)
+    return [them._prompts[(count * (number - 1) + place) % len(them._prompts)] for place in range(count)]
+
+
+def learner_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
+    """Change the samples after the audit has seen them: when the learner's side is asked."""
+
+    def inject(patch: Patches) -> None:
+        def update(self: LocalLearner, samples: Any, **more: Any) -> Any:
+            return old(self, tuple(change(list(samples))), **more)
+
+        old = patch.set(LocalLearner, "update", update)
+
+    return inject
+
+
+def update_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
+    """Change the samples where an update begins."""
+
+    def inject(patch: Patches) -> None:
+        old = patch.set(Learner, "update", lambda self, samples, *, seed: old(self, change(list(samples)), seed=seed))
+
+    return inject
+
+
+def minibatches(change: Callable[[list[Any]], list[Any]]) -> Inject:
+    """Change what the samples are split into."""
+
+    def inject(patch: Patches) -> None:
+        old = patch.set(learner, "split_by_prompt", lambda *given, **more: change(old(*given, **more)))
+
+    return inject
+
+
+def tokens_of_the_one_before(them: list[TrainingSample]) -> Samples:
+    """Each sample has the tokens and the mask of the one before, where it is as long."""
+    pairs = zip(them, [them[-1], *them[:-1]], strict=True)
+    return [
+        dataclasses.replace(one, completion_ids=other.completion_ids)
+        if len(one.completion_ids) == len(other.completion_ids)
+        else one
+        for one, other in pairs
+    ]
+
+
+def last_masked(mask: torch.Tensor) -> torch.Tensor:
+    """One token less at the end."""
+    return torch.cat([mask[:-1], torch.zeros(1, dtype=torch.bool)])
+
+
+class Late:
+    """Gives the samples of the call before."""
+
+    def __init__(self) -> None:
+        self.kept: list[TrainingSample] = []
+
+    def __call__(self, them: list[TrainingSample]) -> Samples:
+        given, self.kept = self.kept or them, them
+        return given
+
+
+def late(patch: Patches) -> None:
+    """Each update is of the samples of the one before."""
+    learner_gets(Late())(patch)
+
+
+def wire(change: Callable[[list[TrainingSample]], Samples], *, of_the_second: bool = False) -> Inject:
+    """Change the samples on their way to the ranks, or to the second of them alone."""
+
+    def inject(patch: Patches) -> None:
+        def encode(value: Any) -> bytes:
+            method, arguments, settings = value
+            if method != "update":
+                return old(value)
+            return old((method, (tuple(change(list(arguments[0]))), *arguments[1:]), settings))
+
+        old = rank_pool.encode
+        if not of_the_second:
+            patch.set(rank_pool, "encode", encode)
+            return
+
+        def ask(self: rank_pool.RankPool, method: str, *arguments: Any, **settings: Any) -> Any:
+            if method == "update":
+                others = encode((method, arguments, settings))
+                send = self.crew._ends[1].send_bytes
+                self.crew._ends[1].send_bytes = lambda data: send(others)  # type: ignore[attr-defined]
+            return asked(self, method, *arguments, **settings)
+
+        asked = patch.set(rank_pool.RankPool, "ask", ask)
+
+    return inject
+
+
+TWO_RANKS = "grpo, two ranks"
+
+HANDOVER: dict[str, tuple[str, Inject]] = {
+    "groups are mixed over prompts, by the engine": ("grpo", engine_groups(turned_over)),
+    "groups are mixed over prompts, when they are scored": ("grpo", scored_groups(turned_over)),
+    "one completion of each group stands in the next": ("grpo", scored_groups(one_moved_on)),
+    "groups are numbered one completion late": ("grpo", group_numbers_moved_on),
+    "groups are half as large": ("grpo", engine_groups(lambda groups: [group[: len(group) // 2] for group in groups])),
+    "a group is lost after it was scored": ("grpo", scored_groups(lambda groups: groups[:-1])),
+    "a group has its first completion twice": (
+        "grpo",
+        scored_groups(lambda groups: [[group[0], *group[:-1]] for group in groups]),
+    ),
+    "the same prompts for ever": ("grpo", turns(lambda them, number, right: list(them._prompts[: len(right)]))),
+    "half of the prompts never come": ("grpo", turns(at_most_half)),
+    "prompts come in the order of the file": ("grpo", turns(as_in_the_file)),
+    "one prompt stands in the place of another": ("grpo", turns(lambda them, number, right: [*right[:-1], right[0]])),
+    "the learner gets advantages moved on by one sample": ("grpo", learner_gets(of_the_one_before("advantages"))),
+    "the learner gets masks without the last token": ("grpo", learner_gets(each(loss_mask=last_masked))),
+    "the learner gets half of the samples": ("grpo", learner_gets(lambda them: them[::2])),
+    "the learner gets the samples of the update before": ("grpo", late),
+    "an update begins with tokens of another sample": ("grpo", update_gets(tokens_of_the_one_before)),
+    "an update begins with advantages of the other sign": ("grpo", update_gets(each(advantages=torch.neg))),
+    "an update begins with references of zero": (
+        "grpo, KL in the loss",
+        update_gets(each(ref_logprobs=torch.zeros_like)),
+    ),
+    "an update begins with old log-probabilities of zero": (
+        "grpo, 2 epochs",
+        update_gets(each(old_logprobs=torch.zeros_like)),
+    ),
+    "an update begins with returns that are values": (
+        "ppo",
+        update_gets(lambda them: [dataclasses.replace(one, returns=one.values.clone()) for one in them]),
+    ),
+    "the last group of a minibatch is lost": (
+        "grpo, 2 epochs",
+        minibatches(lambda made: [each[:-4] or each for each in made]),
+    ),
+    "the first minibatch is learned twice": ("grpo, 2 epochs", minibatches(lambda made: [made[0], *made[:-1]])),
+    "a minibatch has advantages of its neighbours": (
+        "grpo, 2 epochs",
+        minibatches(lambda made: [list(of_the_one_before("advantages")(batch)) for batch in made]),
+    ),
+    "ranks get advantages in half precision": (TWO_RANKS, wire(each(advantages=lambda value: value.half().float()))),
+    "ranks get masks without the last token": (TWO_RANKS, wire(each(loss_mask=last_masked))),
+    "the second rank gets other samples": (TWO_RANKS, wire(of_the_one_before("advantages"), of_the_second=True)),
+}

@@ -1,0 +1,231 @@
+"""Faults of single tensors, and of steps after the first: what moves, by how much, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.steps import gradients, groups, stepping
+from rlcore.training import learner, local
+from rlcore.training import optim as optim_module
+from rlcore.training.learner import Learner
+
+TWICE = "grpo, 2 epochs"
+ADAPTER = "grpo, an adapter"
+
+
+def named(self: Learner, word: str) -> list[torch.nn.Parameter]:
+    """The policy's tensors whose names have a word."""
+    return [parameter for name, parameter in self.policy.named_parameters() if word in name]
+
+
+def around_steps(change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> Inject:
+    """Change weights after each step, by what they were before it."""
+
+    def inject(patch: Patches) -> None:
+        def take(self: Learner, totals: Any) -> None:
+            before = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
+            old(self, totals)
+            with torch.no_grad():
+                change(self, before)
+
+        old = patch.set(Learner, "_take_steps", take)
+
+    return inject
+
+
+def still(word: str) -> Inject:
+    """Tensors of a name are put back after each step."""
+
+    def back(self: Learner, before: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.policy.named_parameters():
+            if word in name:
+                parameter.copy_(before[name])
+
+    return around_steps(back)
+
+
+def slower(word: str, factor: float) -> Inject:
+    """Tensors of a name move by a part of their step."""
+
+    def part(self: Learner, before: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.policy.named_parameters():
+            if word in name:
+                parameter.copy_(before[name] + factor * (parameter - before[name]))
+
+    return around_steps(part)
+
+
+def rounded(self: Learner, before: dict[str, torch.Tensor]) -> None:
+    """Weights live in bfloat16."""
+    for parameter in self.policy.parameters():
+        parameter.copy_(parameter.bfloat16().float())
+
+
+def pulled_back(self: Learner, before: dict[str, torch.Tensor]) -> None:
+    """The first layer goes back by a hundredth of itself."""
+    for parameter in named(self, "layers.0.self_attn.q_proj"):
+        parameter.mul_(0.99)
+
+
+def later_steps(change: Callable[[torch.optim.Optimizer], None]) -> Inject:
+    """Change the optimizer in each step of an update but the first."""
+
+    def inject(patch: Patches) -> None:
+        count = [0]
+
+        def take(optimizer: torch.optim.Optimizer) -> None:
+            count[0] += 1
+            if count[0] % 4 != 1:
+                change(optimizer)
+            old(optimizer)
+
+        old = patch.set(learner, "take_step", take)
+
+    return inject
+
+
+def doubled(optimizer: torch.optim.Optimizer) -> None:
+    """Twice the rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = 2.0 * group["lr"]
+
+
+def vectors_decay(patch: Patches) -> None:
+    """Every tensor decays as matrices do."""
+
+    def make(pairs: Any, config: Any) -> Any:
+        made = old(pairs, config)
+        for group in made.param_groups:
+            group["weight_decay"] = config.weight_decay
+        return made
+
+    old = patch.set(learner, "make_optimizer", make)
+
+
+def other_betas(patch: Patches) -> None:
+    """Second moments forget as fast as first ones."""
+
+    def make(pairs: Any, config: Any) -> Any:
+        made = old(pairs, config)
+        for group in made.param_groups:
+            group["betas"] = (config.beta1, config.beta1)
+        return made
+
+    old = patch.set(learner, "make_optimizer", make)
+
+
+def schedule_stands(patch: Patches) -> None:
+    """The rate stays that of the first step."""
+    patch.set(learner, "seek", lambda scheduler, step: None)
+
+
+def schedule_by_update(patch: Patches) -> None:
+    """The rate moves once an update, in place of once a step."""
+    old = patch.set(learner, "seek", lambda scheduler, step: old(scheduler, step - step % 4))
+
+
+def halved(them: list[torch.nn.Parameter]) -> None:
+    """The gradient of the first tensor counts half."""
+    them[0].grad.mul_(0.5)  # type: ignore[union-attr]
+
+
+def forgets_one(optimizer: torch.optim.Optimizer) -> None:
+    """The moments of the first matrix are those of a first step."""
+    optimizer.state.pop(optimizer.param_groups[0]["params"][1], None)
+
+
+def divided(patch: Patches) -> None:
+    """Each micro-batch's gradient is divided by their number."""
+
+    def accumulate(self: Learner, *given: Any) -> Any:
+        counts: list[int] = []
+        pack, add = learner.pack_for, learner.add_gradient
+
+        def packing(*some: Any, **more: Any) -> Any:
+            made = pack(*some, **more)
+            counts.append(len(made))
+            return made
+
+        learner.pack_for = packing  # type: ignore[assignment]
+        learner.add_gradient = lambda loss, **more: add(loss / max(1, counts[-1]), **more)  # type: ignore[assignment]
+        try:
+            return old(self, *given)
+        finally:
+            learner.pack_for, learner.add_gradient = pack, add
+
+    old = patch.set(Learner, "_accumulate", accumulate)
+
+
+def clipped_too_early(patch: Patches) -> None:
+    """The gradient is clipped after each micro-batch, and not at the end alone."""
+
+    def accumulate(self: Learner, *given: Any) -> Any:
+        add = learner.add_gradient
+
+        def adding(loss: Any, **more: Any) -> None:
+            add(loss, **more)
+            optim_module.clip_gradient(self.policy.parameters(), max_grad_norm=0.05)
+
+        learner.add_gradient = adding  # type: ignore[assignment]
+        try:
+            return old(self, *given)
+        finally:
+            learner.add_gradient = add
+
+    old = patch.set(Learner, "_accumulate", accumulate)
+
+
+def gradient_kept(patch: Patches) -> None:
+    """A step's gradient is added to the next one's."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def clip(parameters: Any, **settings: Any) -> float:
+        listed = list(parameters)
+        for parameter in listed:
+            if parameter.grad is not None:
+                found = parameter.grad.clone()
+                parameter.grad.add_(kept.get(id(parameter), torch.zeros_like(found)))
+                kept[id(parameter)] = found
+        return float(old(listed, **settings))
+
+    old = patch.set(learner, "clip_gradient", clip)
+
+
+def merged_twice(patch: Patches) -> None:
+    """The engine gets the adapter at twice its scale."""
+
+    def merged(policy: Any) -> dict[str, torch.Tensor]:
+        own, layers = old(policy), dict(policy.base.named_modules())
+        bases = {name: getattr(layers.get(name.removesuffix(".weight")), "base_layer", None) for name in own}
+        return {name: own[name] if base is None else 2.0 * own[name] - base.weight for name, base in bases.items()}
+
+    old = patch.set(local, "merged_state", merged)
+
+
+TENSORS: dict[str, tuple[str, Inject]] = {
+    "the embeddings stand still": ("grpo, an untied head", still("embed_tokens")),
+    "the head stands still": ("grpo, an untied head", still("lm_head")),
+    "the norms stand still": ("grpo", still("norm")),
+    "the last norm alone stands still": ("grpo", still("model.norm")),
+    "one matrix of the first layer stands still": ("grpo", still("layers.0.mlp.up_proj")),
+    "the embeddings move by a tenth": ("grpo, an untied head", slower("embed_tokens", 0.1)),
+    "the first layer moves by half": ("grpo", slower("layers.0", 0.5)),
+    "weights live in bfloat16": ("grpo", around_steps(rounded)),
+    "one matrix shrinks beside each step": ("grpo", around_steps(pulled_back)),
+    "the rate is doubled after the first step": (TWICE, later_steps(doubled)),
+    "nothing moves after the first step": (TWICE, later_steps(groups(lr=0.0))),
+    "vectors decay as matrices do": ("grpo, weights decay", vectors_decay),
+    "second moments forget too fast": ("grpo", other_betas),
+    "the schedule stands still": (TWICE, schedule_stands),
+    "the schedule moves once an update": (TWICE, schedule_by_update),
+    "the gradient of one tensor is halved": ("grpo", gradients(halved)),
+    "the moments of one tensor are forgotten": ("grpo", stepping(forgets_one)),
+    "a gradient is divided by the number of micro-batches": ("grpo, small micro-batches", divided),
+    "a gradient is clipped before it is whole": ("grpo, small micro-batches", clipped_too_early),
+    "a gradient is added to the next": ("grpo", gradient_kept),
+    "the engine gets the adapter twice": (ADAPTER, merged_twice),
+}
