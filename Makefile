@@ -284,7 +284,7 @@ bench-data-gate: setup  ## rows per processor second and memory of the data gate
 bench-drift: setup  ## how often the drift gate calls equal data moved, and what it finds (two minutes)
 	$(BIN)/python -m benchmarks.drift
 
-attack-run: setup  ## inject 127 silent faults, one at a time, into small runs; count alarms in 2,000 sound iterations (half an hour)
+attack-run: setup  ## inject 234 silent faults, one at a time, into small runs; count alarms in 2,000 sound iterations (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults --sound 2000 --results attack-run.jsonl
 

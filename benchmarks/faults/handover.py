@@ -161,11 +161,13 @@ def wire(change: Callable[[list[TrainingSample]], Samples], *, of_the_second: bo
             return
 
         def ask(self: rank_pool.RankPool, method: str, *arguments: Any, **settings: Any) -> Any:
-            if method == "update":
-                others = encode((method, arguments, settings))
-                send = self.crew._ends[1].send_bytes
-                self.crew._ends[1].send_bytes = lambda data: send(others)  # type: ignore[attr-defined]
-            return asked(self, method, *arguments, **settings)
+            end = self.crew._ends[1]
+            send, others = end.send_bytes, encode((method, arguments, settings))
+            end.send_bytes = lambda data: send(others)
+            try:
+                return asked(self, method, *arguments, **settings)
+            finally:
+                end.send_bytes = send
 
         asked = patch.set(rank_pool.RankPool, "ask", ask)
 

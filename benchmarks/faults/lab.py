@@ -130,6 +130,7 @@ BASE: Mapping[str, Any] = {
 }
 CALCULATOR, ADAPTER, TWO_RANKS = "grpo, a calculator", "grpo, an adapter", "grpo, two ranks"
 UNTIED = "grpo, an untied head"
+LEARNS = "grpo, which learns to be brief"  # its reward rises from about -0.4 to 0 when nothing is wrong
 _TWICE = UpdateConfig(epochs=2, minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
 SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
@@ -172,6 +173,10 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
     },
     ADAPTER: {"update": UpdateConfig(adapter=AdapterConfig(rank=4)), "learning_rate": 3e-3},
     TWO_RANKS: {"num_iterations": 3},
+    LEARNS: {
+        "learning_rate": 2e-3,
+        "rewards": (RewardTerm(kind="length", options={"limit": 20, "buffer": 18}),),
+    },
 }
 _EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_output_tokens=16)
 
@@ -229,7 +234,13 @@ def played(make: Callable[[], Parts]) -> Verdict:
     warned = [noted for noted in diary.notes if any(word in noted[1] for word in _WARNINGS)]
     if warned:
         return Verdict(caught="warned", steps=warned[0][0], message=warned[0][1])
-    return Verdict(caught="silent", steps=len(diary.rows), message="")
+    return Verdict(caught="silent", steps=len(diary.rows), message=course_of(diary.rows))
+
+
+def course_of(rows: list[dict[str, float]]) -> str:
+    """How the reward went, as means of five iterations: what a silent fault has cost."""
+    first, last = (sum(row["reward/mean"] for row in part) / 5.0 for part in (rows[:5], rows[-5:]))
+    return f"the reward went from {first:.2f} to {last:.2f}"
 
 
 def resumed(scene: str, *, killed_after: int = 3, **settings: Any) -> Iterator[Path]:

@@ -25,13 +25,16 @@ def expected_prompts(
     """The ids of the prompts whose turn it is; None where turns depend on what a run has shown (``revisit`` < 1)."""
     if config.sampling.revisit < 1.0:
         return None
-    count = config.prompts_per_iteration
-    names = _mix(tuple(shares.items())) if len(shares) > 1 else ("",)
+    count, names = config.prompts_per_iteration, tuple[str, ...]([""])
+    pools: dict[str, Sequence[Prompt]] = {"": prompts}
+    if len(shares) > 1:
+        names = _mix(tuple(shares.items()))
+        pools = {name: [prompt for prompt in prompts if prompt.dataset == name] for name in shares}
     found = []
     for place in range((iteration - 1) * count, iteration * count):
         rounds, rest = divmod(place, len(names))
         name = names[rest]
-        pool = [each for each in prompts if not name or each.dataset == name]
+        pool = pools[name]
         epoch, number = divmod(rounds * names.count(name) + names[:rest].count(name), len(pool))
         order = _order(len(pool), seed, name, epoch)
         found.append(pool[order[number]].prompt_id)

@@ -34,6 +34,7 @@ class StepWitness:
 
     def __init__(self, learner: Learner) -> None:
         self._learner, self._faults, self._count = learner, list[str](), 0
+        self._counted = self._seen = 0  # steps of the policy's: those that the learner counts, those that were taken
         self._names = {id(p): name for name, p in _learning(learner)}
         self._without = {id(o): {id(p) for p in parameters_of(o)} & self._names.keys() for o in learner.optimizers}
         self._steps = {id(optimizer): 0 for optimizer in learner.optimizers}
@@ -54,6 +55,10 @@ class StepWitness:
         """What was found since the last call, on whichever rank; asked after each update."""
         for optimizer in self._learner.optimizers:
             self._look_at_what_was_left(optimizer)
+        said, seen = self._learner.steps_taken - self._counted, self._seen
+        self._counted, self._seen = self._learner.steps_taken, 0
+        if said != seen:
+            self._say(f"the policy's optimizer has taken {seen} steps since the last update, and should have {said}")
         found, self._faults = self._faults, []
         ranks = self._learner.ranks
         if ranks.size > 1:
@@ -79,6 +84,7 @@ class StepWitness:
     @torch.no_grad()
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._gradients.forget(optimizer)
+        self._seen += optimizer is self._learner.optimizer
         followed = self._followed.pop(id(optimizer), None)
         if followed is None:
             return

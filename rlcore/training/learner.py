@@ -72,11 +72,10 @@ class Learner:
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
         self.loss_scale = LossScale.of(policy) if critic is None else LossScale.of(policy, critic.backbone)
         self.tokens_per_microbatch = update.tokens_per_microbatch  # less where memory has run out
-        self.policy_version = 0
+        self.policy_version = self.steps_taken = 0  # the steps of the policy's optimizer, of this process
         self.num_skipped = 0  # steps in a row that met NaN or infinity
-        self._skipped: list[str] = []  # of an update: what each met
         self._has_moved, self.step_of_update = False, 0  # within an update; a step that is not taken counts too
-        self._accumulated: list[str] = []  # digests of the samples that the newest gradient is of
+        self._skipped, self._accumulated = list[str](), list[str]()  # what skipped steps met; digests of samples
 
     @property
     def shares_trunk(self) -> bool:
@@ -259,6 +258,7 @@ class Learner:
             take_step(self.critic_optimizer)
         if moves or self.shares_trunk:
             take_step(self.optimizer)
+            self.steps_taken += 1
         self._has_moved, self.num_skipped = self._has_moved or moves, 0 if moves else self.num_skipped
 
     def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -149,3 +149,16 @@ def test_gradients_that_are_zero_everywhere_count_for_no_step() -> None:
     for parameter in learner.critic.parameters():
         parameter.register_hook(torch.zeros_like)
     assert faults(learner, updates=4) == []
+
+
+def test_a_step_that_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = [0]
+
+    def take(optimizer: torch.optim.Optimizer) -> None:
+        count[0] += 1
+        if count[0] % 2:
+            optim.take_step(optimizer)
+
+    monkeypatch.setattr(learner_module, "take_step", take)
+    found = faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))
+    assert "the policy's optimizer has taken 2 steps since the last update, and should have 4" in found

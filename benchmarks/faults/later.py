@@ -1,0 +1,191 @@
+"""Faults that were written down after the audit was, and before it was asked: how many that nobody thought of pass?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.faults.experience import scores, valued
+from benchmarks.faults.lab import LEARNS, Inject, Patches
+from benchmarks.faults.losses import inputs, surrogate, weights_of_tokens
+from benchmarks.faults.steps import gradients, groups, stepping
+from rlcore.algorithms import advantages as advantages_module
+from rlcore.rewards.math_answer import MathReward
+from rlcore.sampling import native
+from rlcore.sampling.native import NativeSampler
+from rlcore.training import judges, learner, losses
+from rlcore.training.learner import Learner
+from rlcore.training.local import LocalLearner
+from rlcore.types import Score
+
+
+def every_second_step(patch: Patches) -> None:
+    """Every second step is left out, and nothing says so."""
+    count = [0]
+
+    def take(optimizer: torch.optim.Optimizer) -> None:
+        count[0] += 1
+        if count[0] % 2:
+            old(optimizer)
+        else:
+            optimizer.zero_grad(set_to_none=True)
+
+    old = patch.set(learner, "take_step", take)
+
+
+def states_moved(patch: Patches) -> None:
+    """The loss reads the state of the token after."""
+    old = patch.set(
+        losses,
+        "completion_states",
+        lambda model, batch: old(model, dataclasses.replace(batch, predictors=batch.predictors + 1)),
+    )
+
+
+def head_alone(patch: Patches) -> None:
+    """The gradient ends before the trunk."""
+    old = patch.set(losses, "completion_states", lambda *given: old(*given).detach().requires_grad_())
+
+
+def best_alone(patch: Patches) -> None:
+    """Samples with a negative advantage are left out of the gradient."""
+    old = patch.set(
+        Learner, "_has_gradient", lambda self, sample: old(self, sample) and float(sample.advantages.sum()) >= 0.0
+    )
+
+
+def reference_of_yesterday(patch: Patches) -> None:
+    """The reference is the policy of the update before."""
+
+    def update(self: LocalLearner, *given: Any, **more: Any) -> Any:
+        if self.reference is not None:
+            self.reference.load_state_dict(self.learner.policy.state_dict())
+        return old(self, *given, **more)
+
+    old = patch.set(LocalLearner, "update", update)
+
+
+def remembered_by_text(patch: Patches) -> None:
+    """The verifier gives a text the score that it had first, whatever the prompt."""
+    known: dict[str, Score] = {}
+
+    def call(self: Any, rollouts: Any) -> Any:
+        found = old(self, rollouts)
+        return [known.setdefault(one.text, score) for one, score in zip(rollouts, found, strict=True)]
+
+    old = patch.set(MathReward, "__call__", call)
+
+
+def shorter(patch: Patches) -> None:
+    """The engine ends completions at half of the limit."""
+
+    def sample(self: Any, prompts: Any, params: Any, **more: Any) -> Any:
+        return old(self, prompts, dataclasses.replace(params, max_new_tokens=params.max_new_tokens // 2), **more)
+
+    old = patch.set(NativeSampler, "sample", sample)
+
+
+def another_temperature(patch: Patches) -> None:
+    """The engine draws and reports at 0.98 of the temperature that was asked for."""
+    old = patch.set(
+        native,
+        "draw",
+        lambda logits, uniforms, *, temperature: old(logits, uniforms, temperature=0.98 * temperature),
+    )
+
+
+def doubled_start(patch: Patches) -> None:
+    """The engine sees the first token of a prompt twice."""
+    old = patch.set(
+        native,
+        "decode",
+        lambda model, prompts, *rest, **more: old(model, [(ids[0], *ids) for ids in prompts], *rest, **more),
+    )
+
+
+def averaged(patch: Patches) -> None:
+    """After each update weights are the mean of those before and after it."""
+
+    def update(self: Learner, samples: Any, *, seed: int) -> Any:
+        before = [parameter.detach().clone() for parameter in self.policy.parameters()]
+        made = old(self, samples, seed=seed)
+        with torch.no_grad():
+            for parameter, first in zip(self.policy.parameters(), before, strict=True):
+                parameter.lerp_(first, 0.5)
+        return made
+
+    old = patch.set(Learner, "update", update)
+
+
+def noisy(them: list[torch.nn.Parameter]) -> None:
+    """A hundredth of noise in every gradient."""
+    for parameter in them:
+        parameter.grad.mul_(1.0 + 0.01 * torch.randn_like(parameter.grad))  # type: ignore[union-attr]
+
+
+def forgets_at_checkpoints(patch: Patches) -> None:
+    """Writing a checkpoint empties the optimizer."""
+
+    def save(self: LocalLearner, *given: Any, **more: Any) -> None:
+        old(self, *given, **more)
+        self.wait()
+        self.learner.optimizer.state.clear()
+
+    old = patch.set(LocalLearner, "save", save)
+
+
+def first_baseline(patch: Patches) -> None:
+    """A group's rewards are compared with those of its first completion."""
+
+    def relative(episodes: Any, normalise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return old(episodes, lambda rewards: normalise(rewards) + (rewards.mean() - rewards[0]))
+
+    old = patch.set(advantages_module, "_by_group", relative)
+
+
+def values_of_reference(patch: Patches) -> None:
+    """Values are half of what the critic says."""
+    old = patch.set(judges, "score_values", lambda *given, **more: [0.5 * each for each in old(*given, **more)])
+
+
+def gradient_accumulates(patch: Patches) -> None:
+    """Gradients of the update before are not cleared."""
+    patch.set(learner, "clear_gradients", lambda *models: None)
+
+
+LATER: dict[str, tuple[str, Inject]] = {
+    "later: every second step is left out": (LEARNS, every_second_step),
+    "later: the loss reads the state of the token after": ("grpo", states_moved),
+    "later: the gradient ends before the trunk": ("grpo, an untied head", head_alone),
+    "later: samples with a negative advantage are left out": (LEARNS, best_alone),
+    "later: the reference is the policy of the update before": ("grpo, KL in the loss", reference_of_yesterday),
+    "later: the verifier remembers texts, and not prompts": ("grpo", remembered_by_text),
+    "later: completions end at half of the limit": ("grpo", shorter),
+    "later: the engine draws and reports at 0.98 of the temperature": ("grpo", another_temperature),
+    "later: the engine sees a prompt's first token twice": ("grpo", doubled_start),
+    "later: weights are averaged after each update": (LEARNS, averaged),
+    "later: a hundredth of noise in every gradient": (LEARNS, gradients(noisy)),
+    "later: checkpoints empty the optimizer": (LEARNS, forgets_at_checkpoints),
+    "later: a group's baseline is its first completion": (LEARNS, first_baseline),
+    "later: values are halved": ("ppo", values_of_reference),
+    "later: gradients of the step before are kept": ("grpo, 2 epochs", gradient_accumulates),
+    "later: rewards above 0.5 count 0.5": ("grpo", scores(valued(lambda value: min(value, 0.5)))),
+    "later: rewards have a hundredth of noise": (
+        LEARNS,
+        scores(valued(lambda value: value + 0.01 * float(torch.randn(())))),
+    ),
+    "later: tokens after the eighth count nothing": (
+        "grpo",
+        weights_of_tokens(lambda weights: torch.cat([weights[:8], torch.zeros_like(weights[8:])])),
+    ),
+    "later: advantages within 1 alone": ("grpo", inputs(advantages=lambda value: value.clamp(-1.0, 1.0))),
+    "later: Adam's epsilon is 0.001": (LEARNS, stepping(groups(eps=1e-3))),
+    "later: the loss has a penalty on log-probabilities": (
+        LEARNS,
+        surrogate(lambda loss, logprobs: loss + 1e-3 * logprobs.sum()),
+    ),
+    "later: first moments have momentum 0.95": (LEARNS, stepping(groups(betas=(0.95, 0.95)))),
+}
