@@ -18,7 +18,7 @@ from rlcore.errors import DeadlineError
 
 T = TypeVar("T")
 
-_SIGNAL = signal.SIGUSR2  # an alarm is what foreign code sets itself, math-verify for one
+_SIGNAL = signal.SIGUSR2  # an alarm is what foreign code sets itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

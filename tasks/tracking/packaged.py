@@ -198,7 +198,8 @@ def _save_scorer(package: Package, light: Path, folder: Path, record: Model) -> 
 
 
 def _requirements() -> list[str]:
-    return [f"{each}=={metadata.version(each)}" for each in _LIBRARIES]
+    installed = {each.name.lower() for each in metadata.distributions() if each.name}
+    return [f"{each}=={metadata.version(each)}" for each in _LIBRARIES if each in installed]
 
 
 def files_below(folder: Path) -> dict[str, Path]:

@@ -24,7 +24,6 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py", "benchmarks/peers/ppo_trl.py"},
     "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("in_process", "transfer", "worker/receiver")},
-    "math_verify": {"rlcore/rewards/math_verifier.py"},
     "ray": {"rlcore/cluster/ray_cluster.py"},
     "py3langid": {"rlcore/rewards/language_identifier.py"},
 }

@@ -19,7 +19,7 @@ from tasks.steps import recipe
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
-MOST = 110  # modules that a key of an RL stage counts
+MOST = 135  # modules that a key of an RL stage counts; a fifth of them read answers to problems of mathematics
 TOOLS = "stages.{}.sampling.episodes={{tools=['calculator'],max_turn_tokens=20}}"
 
 

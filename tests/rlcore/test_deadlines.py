@@ -69,11 +69,15 @@ def test_it_runs_in_the_callers_context_with_the_callers_threads(call: Callable[
     assert call(lambda: (variable.get(), torch.get_num_threads())) == (5, torch.get_num_threads())
 
 
-def test_a_reward_may_use_signals_as_math_verify_does(make_rollout: MakeRollout) -> None:  # noqa: F811
-    from math_verify import parse, verify
-
+def test_a_reward_may_set_an_alarm_as_graders_of_mathematics_do(make_rollout: MakeRollout) -> None:  # noqa: F811
     def right(rollouts: Sequence[Rollout]) -> list[float]:
-        return [float(verify(parse("$\\frac{1}{2}$"), parse("$0.5$"))) for _ in rollouts]
+        rang: list[int] = []
+        before = signal.signal(signal.SIGALRM, lambda number, _: rang.append(number))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        while not rang:
+            pass
+        signal.signal(signal.SIGALRM, before)
+        return [float(rang == [signal.SIGALRM])] * len(rollouts)
 
     before = signal.getsignal(signal.SIGUSR2)
     (score,) = FunctionReward(right, "right")([make_rollout("x")])
