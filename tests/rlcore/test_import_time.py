@@ -23,7 +23,7 @@ for module in pkgutil.walk_packages(rlcore.__path__, "rlcore."):
 print(json.dumps({"seconds": seconds, "light": light, "all": sorted({name.partition(".")[0] for name in sys.modules})}))
 """
 NEVER = {"prefect", "mlflow", "pandera", "datasets", "jaxtyping", "tasks", "flows", "data_contracts"}
-LAZY = {"vllm", "ray", "peft", "bitsandbytes", "sympy", "reasoning_gym", "lm_eval", "mcp"}
+LAZY = {"vllm", "ray", "peft", "bitsandbytes", "reasoning_gym", "lm_eval", "mcp"}
 
 
 def owners() -> list[str]:
