@@ -210,16 +210,17 @@ def _prepare(name: str, config: RunConfig) -> Stage:
     held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
     if resolve_adapter(data) == POLICY:
         return _prepare_sampled(name, data, asked, held_out)
+    is_graded = name in math_data(config)
     return Stage(
         name=prepared(name),
         version=1,
         kind="dataset",
         draw=data_page,
-        run=partial(run_prepare, name=name, held_out=held_out, is_graded=name in math_data(config)),
+        run=partial(run_prepare, name=name, held_out=held_out, is_graded=is_graded),
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
         external=data_source,
-        unused=unused_by_preparing,
+        unused=partial(unused_by_preparing, is_graded=is_graded),
     )
 
 

@@ -78,12 +78,15 @@ def unused_by_import(config: Sections) -> frozenset[str]:
     return frozenset(() if config.model.source in ("gguf", "package") else _GGUF)
 
 
-def unused_by_preparing(config: Sections) -> frozenset[str]:
-    """What the preparation of a data set does not run."""
+def unused_by_preparing(config: Sections, *, is_graded: bool) -> frozenset[str]:
+    """What the preparation of a data set does not run. ``is_graded``: its references are tried by the math grader."""
     (data,) = config.data.values()
+    graders = (
+        _unused(["math"], EpisodeConfig(), EngineConfig()) if is_graded else frozenset(("tasks.steps.references",))
+    )
     is_made = "reasoning_gym" in (data.adapter, data.fallback)
     is_fetched = any(path.startswith(HUB) for path in (data.path, data.eval_path))
-    return frozenset((*(() if is_made else ("reasoning_gym",)), *(() if is_fetched else ("datasets",))))
+    return graders | frozenset((*(() if is_made else ("reasoning_gym",)), *(() if is_fetched else ("datasets",))))
 
 
 def unused_by_stage(config: Sections) -> frozenset[str]:

@@ -52,7 +52,8 @@ DEPENDENTS = {
     "rlcore.sampling.vllm.server": set(),
     "rlcore.training.sft": {"sft"},
     "rlcore.training.reward_model": {"reward_model"},
-    "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences"},  # pairs that are sampled are graded
+    # Pairs that are sampled are graded, and references are tried.
+    "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences", "prepare_prompts"},
     "rlcore.rewards.reward_model": {"ppo"},
     "tasks.steps.import_sft": {"import_sft"},
     "tasks.steps.prepare": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
@@ -78,7 +79,10 @@ def test_servers_are_counted_where_they_sample() -> None:
 
 
 def test_importing_a_model_and_reading_data_hang_on_no_training_code(sampled: dict[str, frozenset[str]]) -> None:
-    for name in ("import_sft", "prepare_prompts", "prepare_demonstrations"):
+    training = ("rlcore.training", "rlcore.loop", "rlcore.algorithms", "rlcore.sampling", "rlcore.models")
+    for name in ("prepare_prompts", "prepare_demonstrations"):
+        assert not {module for module in sampled[name] if module.startswith(training)}, name
+    for name in ("import_sft", "prepare_demonstrations"):  # nobody is graded by what they read
         assert not {module for module in sampled[name] if module.startswith("rlcore.rewards.")}, name
 
 
