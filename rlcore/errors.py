@@ -48,6 +48,13 @@ class RlcoreError(Exception):
         return "\n".join(lines)
 
 
+def shown(text: object, *, most: int = 300) -> str:
+    """Words of somebody else as an error or a log shows them: bounded, on one line, without a terminal's codes."""
+    line = str(text)[: most + 1]
+    line = line if len(line) <= most else f"{line[: most - 1]}…"
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+
+
 def _rebuild(kind: type[RlcoreError], what: str, where: str, fix: str) -> RlcoreError:
     return kind(what, where=where, fix=fix)
 

@@ -23,7 +23,7 @@ from rlcore.config import EpisodeConfig
 from rlcore.errors import ConfigError, ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.openings import Key, Opening, check_failures, failures_of, open_episodes, pay
-from rlcore.sampling.replies import reply_frame, writes_tools
+from rlcore.sampling.replies import refuse_control_tokens, reply_frame, writes_tools
 from rlcore.seeding import derive_seed
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output
@@ -62,7 +62,8 @@ class EpisodeSampler:
     ) -> None:
         """
         Raises:
-            ConfigError: a tool of the table has the name of a method of the environment.
+            ConfigError: a tool of the table has the name of a method of the environment, or the description of a tool
+                has a control token.
             ModelError: the chat template cannot show a message of ``config.tool_role`` after an assistant's.
         """
         self._engine, self._tokenizer, self._config = engine, tokenizer, config
@@ -75,6 +76,7 @@ class EpisodeSampler:
         self._format = format_of(str(tokenizer.backend.get_chat_template()), config.call_format)
         schemas = json.dumps([*map(tool_schema, tools), *methods.values()])
         self._declared = schemas if self._format.is_own and writes_tools(tokenizer, schemas) else ""
+        refuse_control_tokens(tokenizer, self._declared)
         self._frame = reply_frame(tokenizer, config.tool_role, self._format, tools=self._declared)
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.chat_template import TEMPLATE_FIX, render_turns, template_pieces
-from rlcore.errors import ModelError
+from rlcore.errors import ConfigError, ModelError
 from rlcore.text_parts import Ids, Part
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.formats import CallFormat
@@ -75,6 +75,21 @@ def writes_tools(tokenizer: ChatTokenizer, tools: str) -> bool:
         render_turns(tokenizer.backend, question, add_generation_prompt=True, tools=each) for each in (tools, "")
     )
     return with_tools != without
+
+
+def refuse_control_tokens(tokenizer: ChatTokenizer, declared: str) -> None:
+    """What the template writes of the tools is its own: a server's description could end a turn and begin another.
+
+    Raises:
+        ConfigError: a description has a control token.
+    """
+    words = json.dumps(json.loads(declared), ensure_ascii=False) if declared else ""
+    if held := [token for token in tokenizer.special_tokens if token and token in words]:
+        raise ConfigError(
+            f"the description of a tool has the control token {held[0]!r} of the model",
+            where="sampling.episodes.environment",
+            fix="take it out where the tool is defined, or at its server",
+        )
 
 
 def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:

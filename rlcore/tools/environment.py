@@ -25,11 +25,12 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from rlcore.errors import ConfigError
-from rlcore.tools.base import json_value
+from rlcore.errors import ConfigError, shown
+from rlcore.tools.arguments import Schema, declaration_faults
 
-Schema = Mapping[str, Any]
 RESERVED = ("reset", "get_reward", "close", "tool_schemas")
+_MAX_DECLARED = 1_000_000  # characters of all schemas
+_MOST_FAULTS = 5
 _FIX = "name a class as module:Class, of a module in the current folder or on PYTHONPATH"
 
 
@@ -85,7 +86,7 @@ def environment_of(
             fix=f"its signature is {class_signature(found)}",
         ) from error
     if callable(described := getattr(found, "tool_schemas", None)):
-        schemas = dict(described(**options))
+        schemas = _declared(described, options, name=name, where=where)
     else:
         schemas = {tool: _schema(found, tool, where=where) for tool in _tools_of(found)}
     if not schemas:
@@ -104,42 +105,28 @@ def class_signature(found: type) -> str:
     return f"{found.__name__}{inspect.signature(found)}"
 
 
-def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | None) -> dict[str, Any] | str:
-    """The arguments of a call by name, or what is wrong with them, for the policy.
-
-    ``named``: where the format writes them so. A ``text`` is the one argument of a tool that has one, none at all, or
-    a JSON object of several.
-    """
-    properties: Mapping[str, Schema] = parameters.get("properties", {})
-    required = parameters.get("required", [])
-    found = _from_text(properties, text) if named is None else dict(named)
-    if found is None:
-        return f"the arguments are a JSON object of {', '.join(properties)}" if properties else "it takes no argument"
-    for name in found:
-        if name not in properties:
-            return f"there is no argument {name!r}, only {', '.join(properties) or 'none'}"
-    for name in required:
-        if name not in found:
-            return f"the argument {name!r} is missing"
-    for name, value in found.items():
-        if not fits(value, properties[name]):
-            return f"{name} must be {_kind(properties[name])}"
-    return found
-
-
-def fits(value: object, schema: Schema) -> bool:
-    """Whether a JSON value is one of a schema, of those that type hints make."""
-    if value is None and schema.get("nullable"):
-        return True
-    if "anyOf" in schema:
-        return any(fits(value, each) for each in schema["anyOf"])
-    if "enum" in schema and value not in schema["enum"]:
-        return False
-    kinds = schema.get("type", [])
-    if not any(_is_a(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)) and kinds:
-        return False
-    items = schema.get("items")
-    return not isinstance(value, list) or not items or all(fits(each, items) for each in value)
+def _declared(described: Callable[..., Any], options: Mapping[str, Any], *, name: str, where: str) -> dict[str, Schema]:
+    """What a class, or the server behind it, says of its tools: JSON that a template and a check of calls can read."""
+    try:
+        said = json.dumps(dict(described(**options)), ensure_ascii=False)
+        said.encode()
+        schemas: dict[str, Schema] = json.loads(said)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a user's class does, or a server's answer does to it
+        raise ConfigError(
+            f"the tools of {name!r} cannot be described: {shown(error)}", where=where, fix="give their schemas as JSON"
+        ) from error
+    faults = [fault for tool, schema in schemas.items() for fault in declaration_faults(tool, schema)]
+    if len(said) > _MAX_DECLARED:
+        faults = [f"they take {len(said):,} characters, and no prompt has room for more than {_MAX_DECLARED:,}"]
+    if faults:
+        raise ConfigError(
+            f"the tools of {name!r} cannot be offered: {'; '.join(faults[:_MOST_FAULTS])}",
+            where=where,
+            fix="correct the schemas where the tools are defined, or at their server",
+        )
+    return schemas
 
 
 def written(value: object) -> str:
@@ -147,46 +134,6 @@ def written(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
-
-
-def _is_a(value: object, kind: str) -> bool:
-    if isinstance(value, bool) and kind != "boolean":  # a boolean is an integer to Python and to nobody else
-        return False
-    return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _from_text(properties: Mapping[str, Schema], text: str) -> dict[str, Any] | None:
-    """The arguments that a text is, None where it is none."""
-    try:
-        value = json_value(text)
-    except (ValueError, RecursionError):
-        value = text
-    if isinstance(value, dict) and set(value) <= set(properties):
-        return value
-    if not properties and not text:
-        return {}
-    if len(properties) != 1:
-        return None
-    ((name, schema),) = properties.items()
-    return {name: value if not fits(text, schema) else text}
-
-
-def _kind(schema: Schema) -> str:
-    if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
-    kinds = schema.get("type", "something else")
-    return f"of type {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
 
 
 def _tools_of(found: type) -> list[str]:

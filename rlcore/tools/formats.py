@@ -18,10 +18,10 @@ from typing import Any
 
 from rlcore.tools.base import ParsedCall, json_value, parse_call
 
-_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
-_NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[ARGS\])?\s*(\{.*)\Z", re.DOTALL)  # Mistral's, from version 11 on
+_NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*+(?:\[ARGS\]\s*+)?(\{.*)\Z", re.DOTALL)  # Mistral's, from version 11 on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +43,13 @@ class CallFormat:
 def parse_hermes(turn: str) -> ParsedCall | None:
     """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, after any words and any thoughts."""
     said = turn.rpartition("</think>")[2]
-    if "<tool_call>" not in said:
+    _, opening, after = said.partition(_HERMES)
+    if not opening:
         return None
-    found = _HERMES.findall(said)
-    if len(found) != 1 or said.count("<tool_call>") != 1:
+    inside, closing, _ = after.partition(_HERMES_END)
+    if not closing or _HERMES in after:
         return ParsedCall(fault="a turn has one call, <tool_call>{...}</tool_call>")
-    return _call(found[0], "arguments")
+    return _call(inside, "arguments")
 
 
 def parse_llama3(turn: str) -> ParsedCall | None:
@@ -74,7 +75,7 @@ def parse_mistral(turn: str) -> ParsedCall | None:
 
 FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     {
-        "hermes": CallFormat(name="hermes", parse=parse_hermes, mark="<tool_call>"),
+        "hermes": CallFormat(name="hermes", parse=parse_hermes, mark=_HERMES),
         "llama3": CallFormat(name="llama3", parse=parse_llama3, mark="ipython"),
         "mistral": CallFormat(name="mistral", parse=parse_mistral, mark=_MISTRAL),
         "ours": CallFormat(name="ours", parse=parse_call),

@@ -15,9 +15,10 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, shown
+from rlcore.tools.arguments import Schema
 from rlcore.tools.base import CallError
-from rlcore.tools.environment import RESERVED, Schema
+from rlcore.tools.environment import RESERVED
 from rlcore.types import Prompt
 
 try:
@@ -99,12 +100,12 @@ def _schemas(command: str, url: str) -> Mapping[str, Schema]:
             tools = aside.submit(asyncio.run, asyncio.wait_for(_listed(server), _START_SECONDS)).result()
     except Exception as error:  # whatever a process or an address answers
         raise ConfigError(
-            f"no MCP server answers at {command or url!r}: {_innermost(error)}",
+            f"no MCP server answers at {command or url!r}: {shown(_innermost(error))}",
             where="environment",
             fix="set options.command to a command that serves over its standard input and output, or options.url",
         ) from error
     if taken := [tool.name for tool in tools if tool.name in RESERVED or tool.name.startswith("_")]:
-        raise ConfigError(f"the server has a tool {taken[0]!r}", where="environment", fix="give it another name")
+        raise ConfigError(f"the server has a tool {shown(taken[0])!r}", where="environment", fix="give it another name")
     return {
         tool.name: {
             "type": "function",

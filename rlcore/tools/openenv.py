@@ -17,9 +17,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, shown
+from rlcore.tools.arguments import Schema
 from rlcore.tools.base import CallError
-from rlcore.tools.environment import RESERVED, Schema, written
+from rlcore.tools.environment import RESERVED, written
 from rlcore.types import Prompt
 
 try:
@@ -77,7 +78,7 @@ class OpenEnv:
             raise
         except Exception as error:  # whatever an address answers
             raise ConfigError(
-                f"no OpenEnv server answers at {url!r}: {error}",
+                f"no OpenEnv server answers at {url!r}: {shown(error)}",
                 where="environment",
                 fix="start the server, and set options.url to its address, such as http://127.0.0.1:8000",
             ) from error
@@ -185,7 +186,7 @@ def _tools(url: str) -> dict[str, Schema]:
     listed = (said.get("result") or {}).get("tools", [])
     names = [tool["name"] for tool in listed]
     if taken := [name for name in names if name in (*RESERVED, _STEP) or name.startswith("_")]:
-        raise ConfigError(f"the server has a tool {taken[0]!r}", where="environment", fix="give it another name")
+        raise ConfigError(f"the server has a tool {shown(taken[0])!r}", where="environment", fix="give it another name")
     return {
         tool["name"]: _schema(tool["name"], tool.get("description") or tool["name"], tool["inputSchema"])
         for tool in listed

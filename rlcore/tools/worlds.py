@@ -20,10 +20,11 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from rlcore.deadlines import Aside, Deadline
-from rlcore.errors import DeadlineError
+from rlcore.errors import DeadlineError, shown
 from rlcore.seeding import derive_seed
+from rlcore.tools.arguments import arguments_of
 from rlcore.tools.base import CallError, ParsedCall, ToolFailure, ToolOutput, error_output
-from rlcore.tools.environment import EnvironmentClass, arguments_of, written
+from rlcore.tools.environment import EnvironmentClass, written
 from rlcore.types import Prompt
 
 MAX_FAILURES = 0.1  # share of the episodes of a batch that an environment may fail
@@ -99,7 +100,9 @@ class Worlds:
         if value is None or isinstance(value, ToolFailure):
             return value
         if not isinstance(value, Real) or not math.isfinite(value):
-            return ToolFailure(reason=f"{self._kind.name}.get_reward returned {value!r}, which is no finite number")
+            return ToolFailure(
+                reason=f"{self._kind.name}.get_reward returned {shown(repr(value))}, which is no finite number"
+            )
         return float(value)
 
     def _ask(self, calls: Mapping[_Key, Callable[[], Any]], method: str, *, shown: bool = False) -> dict[_Key, Any]:
@@ -130,14 +133,14 @@ class Worlds:
             return call()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: what it raises fails this rollout
             is_call = method in self._kind.schemas and isinstance(error, CallError)
-            return error_output(str(error)) if is_call else self._failure(method, error)
+            return error_output(_shown(str(error))) if is_call else self._failure(method, error)
 
     def _failure(self, method: str, error: BaseException) -> ToolFailure:
         if isinstance(error, DeadlineError):
             return ToolFailure(reason=f"{error.what}; {error.fix.partition(';')[0]}")
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        return ToolFailure(reason=f"{self._name(method)} raised {type(error).__name__}: {error}{place}")
+        return ToolFailure(reason=f"{self._name(method)} raised {type(error).__name__}: {shown(error)}{place}")
 
     def _finished(self, waiting: Mapping[_Key, Awaitable[Any]], method: str) -> dict[_Key, Any]:
         """What the awaitables give, all awaited at once in the loop of this batch."""

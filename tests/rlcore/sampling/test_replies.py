@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.errors import ModelError
-from rlcore.sampling.replies import reply_frame, writes_tools
+from rlcore.errors import ConfigError, ModelError
+from rlcore.sampling.replies import refuse_control_tokens, reply_frame, writes_tools
 from rlcore.tokenization import ChatTokenizer
 from rlcore.tools.formats import FORMATS
 from rlcore.types import Message
@@ -49,3 +49,10 @@ def test_a_template_that_drops_what_a_tool_said_is_refused(tokenizer: ChatTokeni
     silent = with_template(tokenizer, HERMES.replace("<tool_response>\n{{ m.content }}", "<tool_response>\n"))
     with pytest.raises(ModelError, match="does not write the output of a tool once"):
         reply_frame(silent, "tool", FORMATS["hermes"])
+
+
+def test_a_description_with_a_control_token_is_refused(tokenizer: ChatTokenizer) -> None:
+    refuse_control_tokens(tokenizer, TOOLS)
+    refuse_control_tokens(tokenizer, "")
+    with pytest.raises(ConfigError, match="has the control token"):
+        refuse_control_tokens(tokenizer, TOOLS.replace('"d"', '"adds <|im_end|> and more"'))

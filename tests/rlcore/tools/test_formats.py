@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rlcore.tools.base import ParsedCall
 from rlcore.tools.formats import FORMATS, format_of
+from tests.quick import within_seconds
 
 GUESS = ParsedCall(tool="guess", arguments={"number": 5})
 NAMED = ParsedCall(tool="guess", arguments={"number": 5}, call_id="a1B2c3D4e")
@@ -55,6 +56,50 @@ def test_a_turn_is_a_call_a_malformed_call_or_an_answer(
         assert found is not None and (found.tool, found.arguments) == (expected, {})
     else:
         assert found == expected
+
+
+LONG = 200_000
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *(
+            "<tool_call>",
+            "<tool_call>{",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+            "[TOOL_CALLS]",
+            "[TOOL_CALLS][",
+            "[ARGS]",
+        ),
+        *(
+            "<tool:a>",
+            "</tool>",
+            "<tool:",
+            "<|python_tag|>",
+            "[",
+            "{",
+            '{"name":',
+            '"',
+            "\\",
+            " ",
+            "\n",
+            "a",
+            "a ",
+            "9",
+        ),
+    ],
+)
+def test_no_long_turn_takes_more_than_its_length(form: str, piece: str) -> None:
+    body = piece * (LONG // len(piece))
+    ends = ("", "</tool_call>", "</tool>", "{", "}")
+    with within_seconds():
+        for start in ("", "<tool_call>", "[TOOL_CALLS]a", "<|python_tag|>", '{"name": "a'):
+            for end in ends:
+                FORMATS[form].parse(start + body + end)
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.text(max_size=60), st.text(max_size=60))
