@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from rlcore.errors import ModelError
 
+MAX_TENSORS = 100_000
 MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
 _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
@@ -198,7 +199,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
 def _refuse_size(path: str, value: int, name: Path | str) -> None:
     key = path.rpartition(".")[2]
     is_layers = any(word in key for word in _LAYERS) and "size" not in key  # vocab_size_per_layer_input is a size
-    most = MAX_LAYERS if is_layers else MAX_EXPERTS if "experts" in key else MAX_SIZE
+    most = MAX_LAYERS if is_layers else MAX_EXPERTS if "experts" in key or key == "num_labels" else MAX_SIZE
     if value > most and not any(word in key for word in _NO_SIZES):
         raise ModelError(
             f"config.json says {path} = {value:,}, and no model has more than {most:,}",
@@ -210,6 +211,12 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
 def _numbers_in(path: Path) -> int:
     try:
         with safe_open(path, framework="pt") as file:
+            if (count := len(file.keys())) > MAX_TENSORS:
+                raise ModelError(
+                    f"the file has {count:,} tensors, and no model has more than {MAX_TENSORS:,}",
+                    where=str(path),
+                    fix=_AGAIN,
+                )
             return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 - no dict
     except SafetensorError as error:
         raise ModelError(f"the weights cannot be loaded: {error}", where=str(path), fix=_AGAIN) from error

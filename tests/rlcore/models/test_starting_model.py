@@ -70,6 +70,14 @@ def link(name: str, target: str) -> Callable[[Path], None]:
     return change
 
 
+def many_tensors(folder: Path) -> None:
+    """Weights of very many tensors of one byte."""
+    count = 200_000
+    header = {f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(count)}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(count))
+
+
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a million layers": (configure(num_hidden_layers=1_000_000), "num_hidden_layers = 1,000,000"),
     "a million layers by their types": (configure(layer_types=["full_attention"] * 1_000_000), "layer_types"),
@@ -79,6 +87,8 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a row of 10^18": (configure(hidden_size=10**18), "hidden_size"),
     "more than the files hold": (configure(intermediate_size=2**28), "the files hold"),
+    "labels without end": (configure(num_labels=10**9), "num_labels = 1,000,000,000"),
+    "very many tensors": (many_tensors, "200,000 tensors"),
     "no heads": (configure(num_attention_heads=0), ""),
     "less than nothing": (configure(hidden_size=-32), ""),
     "words for numbers": (configure(num_hidden_layers="many"), ""),
