@@ -7,6 +7,7 @@ be fetched and run as attention, a template that never ends. Each is refused wit
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import stat
@@ -24,6 +25,8 @@ from rlcore.errors import ModelError
 
 MAX_TENSORS = 100_000
 MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
+MAX_TOKEN_ID = 2**24  # the largest vocabularies have a few hundred thousand tokens
+MAX_GROWTH = 1_000  # times that a normalizer may lengthen a text
 _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
 _SPARE = 2.0  # times the numbers in the files that a model may have: tied weights are stored once
@@ -82,6 +85,7 @@ def look_at(folder: Path) -> PretrainedConfig:
         ModelError: one of them is impossible, with its name.
     """
     require_files(folder)
+    require_tokenizer(folder)
     config = read_config(folder, local_files_only=True)
     try:
         require_weights(config, folder)
@@ -105,6 +109,53 @@ def require_files(folder: Path) -> None:
             raise ModelError(f"a file of the model cannot be read: {error.strerror}", where=str(path)) from error
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ModelError("this is no file: a pipe, a socket or a device", where=str(path), fix="remove it")
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Refuse a tokenizer with ids beyond any vocabulary, or whose normalizer or decoder makes long texts of short ones.
+
+    Raises:
+        ModelError: the id, or how many times longer a text may become.
+    """
+    for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            said = json.loads(path.read_text(encoding="utf-8"))
+            largest = max(_token_ids(said), default=0)
+            growth = max((_growth(said.get(part)) for part in ("normalizer", "decoder")), default=1)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ModelError(f"the tokenizer cannot be read: {error}", where=str(path), fix=_AGAIN) from error
+        if largest > MAX_TOKEN_ID:
+            raise ModelError(f"a token has the id {largest:,}", where=str(path), fix=_AGAIN)
+        if growth > MAX_GROWTH:
+            raise ModelError(
+                f"the tokenizer may make a text {growth:,} times as long, and at most {MAX_GROWTH:,} is taken",
+                where=str(path),
+                fix=_AGAIN,
+            )
+
+
+def _token_ids(said: dict[str, Any]) -> Iterator[int]:
+    """The ids of a tokenizer's file, or of a vocabulary's."""
+    model = said.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else said
+    if isinstance(vocabulary, dict):
+        yield from (each for each in vocabulary.values() if isinstance(each, int))
+    added = said.get("added_tokens")
+    yield from (token["id"] for token in (added if isinstance(added, list) else []))
+
+
+def _growth(step: Any) -> int:
+    """How many times longer a text may become by a step of a tokenizer and the steps in it, at most."""
+    if isinstance(step, list):
+        return math.prod(map(_growth, step))
+    if not isinstance(step, dict):
+        return 1
+    added = step.get("content") if step.get("type") == "Replace" else step.get("prepend")
+    own = 1 + len(added) if isinstance(added, str) else 1
+    return own * math.prod(_growth(each) for each in step.values() if isinstance(each, list))
 
 
 def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:

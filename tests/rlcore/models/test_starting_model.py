@@ -78,6 +78,20 @@ def many_tensors(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(count))
 
 
+def tokenize(**values: Any) -> Callable[[Path], None]:
+    """A change of tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def longer(content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+
+
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a million layers": (configure(num_hidden_layers=1_000_000), "num_hidden_layers = 1,000,000"),
     "a million layers by their types": (configure(layer_types=["full_attention"] * 1_000_000), "layer_types"),
@@ -89,6 +103,15 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "more than the files hold": (configure(intermediate_size=2**28), "the files hold"),
     "labels without end": (configure(num_labels=10**9), "num_labels = 1,000,000,000"),
     "very many tensors": (many_tensors, "200,000 tensors"),
+    "a token far beyond the others": (tokenize(added_tokens=[{"id": 10**9, "content": "<far>"}]), "id 1,000,000,000"),
+    "a far token of a vocabulary": (replace("added_tokens.json", b'{"<far>": 4000000000}'), "id 4,000,000,000"),
+    "a normalizer that writes much": (tokenize(normalizer=longer("a" * 10_000)), "10,001 times as long"),
+    "normalizers that grow each other's text": (
+        tokenize(normalizer={"type": "Sequence", "normalizers": [longer("a" * 40)] * 4}), "times as long",
+    ),
+    "a normalizer that puts much before": (
+        tokenize(normalizer={"type": "Prepend", "prepend": "b" * 100_000}), "100,001 times as long",
+    ),
     "no heads": (configure(num_attention_heads=0), ""),
     "less than nothing": (configure(hidden_size=-32), ""),
     "words for numbers": (configure(num_hidden_layers="many"), ""),
