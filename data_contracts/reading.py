@@ -190,7 +190,10 @@ def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
     with _readable(path), path.open("rb") as file:
         for batch in read_batches(path, file, MAX_LINE_BYTES):
             is_long = batch.sizes > MAX_LINE_BYTES
-            mask = np.ones(len(is_long), dtype=bool) if wanted is None else wanted[start : start + len(is_long)]
+            mask = np.full(len(is_long), wanted is None)
+            if wanted is not None:
+                part = wanted[start : start + len(is_long)]  # shorter at its end: nobody asked for what comes after
+                mask[: len(part)] = part
             rows = batch.rows(np.flatnonzero(mask & ~is_long))
             for place in np.flatnonzero(mask).tolist():
                 values = None if is_long[place] else next(rows)

@@ -17,7 +17,7 @@ from typing import Any
 from rlcore.errors import RlcoreError
 from rlcore.strict import build
 from tasks.preset.data import DatasetConfig
-from tasks.steps.data import prepare_dataset
+from tasks.steps.data import Use, prepare_dataset
 from tasks.steps.prepare import DATASET_KINDS
 from tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
 from tests.attack.bad_data import across_rows, files, leaks, one_row
@@ -59,7 +59,7 @@ def attack(case: Case, folder: Path) -> Outcome:
     questions = [ask(text) for text in case.evaluated]
     kind = DATASET_KINDS[case.contract]
     try:
-        prepare_dataset(kind, config, seed=0, tokens=TOKENS, folder=snapshot, evaluated=questions)
+        prepare_dataset(kind, config, seed=0, tokens=TOKENS, folder=snapshot, use=Use(evaluated=questions))
     except RlcoreError as error:
         refusal = str(error)
     return Outcome(refusal=refusal, quarantine=_quarantine(snapshot), train=_train(case, snapshot))

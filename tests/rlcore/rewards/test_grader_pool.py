@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,12 +19,18 @@ from rlcore.rewards import grader_pool
 from rlcore.rewards.grader_pool import GraderPool
 
 ROOT = Path(__file__).parents[3]
-TOWER = {"answer": "9^{9^9}", "reference": "5"}
-BAD_REFERENCE = {"answer": "x", "reference": "$$$"}
+ENDLESS = {"pattern": "(a|a)*b", "text": "a" * 60}  # 2^60 ways to fail, in one C function
+BAD_PATTERN = {"pattern": "(", "text": ""}
 
 
-def doubled(name: str) -> dict[str, str]:
-    return {"answer": f"{name}+{name}", "reference": f"2{name}"}
+def same(name: str) -> dict[str, str]:
+    return {"pattern": name, "text": name}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool("regex", timeout_seconds=2.0, num_workers=2) as pool:
+        yield pool
 
 
 def processes(pool: GraderPool) -> list[int]:
@@ -39,22 +46,22 @@ def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_outcomes_come_in_the_order_of_the_requests(math_pool: GraderPool) -> None:
-    requests = [{"answer": f"{i}+x", "reference": f"x+{i - i % 2}"} for i in range(12)]
-    assert [outcome.value for outcome in math_pool.grade_all(requests)] == [i % 2 == 0 for i in range(12)]
+def test_outcomes_come_in_the_order_of_the_requests(pool: GraderPool) -> None:
+    requests = [{"pattern": str(i), "text": str(i - i % 2)} for i in range(12)]
+    assert [outcome.value for outcome in pool.grade_all(requests)] == [i % 2 == 0 for i in range(12)]
 
 
 def test_no_requests_start_nothing() -> None:
-    pool = GraderPool("math", timeout_seconds=1.0, num_workers=1)
+    pool = GraderPool("regex", timeout_seconds=1.0, num_workers=1)
     assert pool.grade_all([]) == []
     assert pool._nursery is None
 
 
-def test_each_failure_stays_with_its_request(math_pool: GraderPool) -> None:
-    outcomes = math_pool.grade_all([doubled("x"), TOWER, BAD_REFERENCE, doubled("y"), doubled("z")])
+def test_each_failure_stays_with_its_request(pool: GraderPool) -> None:
+    outcomes = pool.grade_all([same("x"), ENDLESS, BAD_PATTERN, same("y"), same("z")])
     assert [outcome.value for outcome in outcomes] == [True, None, None, True, True]
     assert "longer than" in outcomes[1].error
-    assert "ValueError" in outcomes[2].error
+    assert "unterminated" in outcomes[2].error
     assert [outcome.is_of_answer for outcome in outcomes] == [False, True, False, False, False]
 
 
@@ -77,22 +84,22 @@ def test_a_text_of_any_characters_reaches_its_grader(text: str) -> None:
         assert pool.grade_all([{"pattern": "(?s).*", "text": text}])[0].value is True
 
 
-def test_equal_requests_are_graded_once(math_pool: GraderPool) -> None:
-    """Twenty towers cost one of the two workers its life; each on its own, they would cost both."""
-    math_pool.grade_all([doubled("x"), doubled("y")])
-    before = {worker.pid for worker in math_pool._workers}
-    outcomes = math_pool.grade_all([TOWER] * 20)
+def test_equal_requests_are_graded_once(pool: GraderPool) -> None:
+    """Twenty endless searches cost one of the two workers its life; each on its own, they would cost both."""
+    pool.grade_all([same("x"), same("y")])
+    before = {worker.pid for worker in pool._workers}
+    outcomes = pool.grade_all([ENDLESS] * 20)
     assert len({outcome.error for outcome in outcomes}) == 1
-    assert len(before & {worker.pid for worker in math_pool._workers}) == 1
+    assert len(before & {worker.pid for worker in pool._workers}) == 1
 
 
-def test_a_worker_that_dies_costs_one_answer(math_pool: GraderPool) -> None:
-    math_pool.grade_all([doubled("x")])
-    workers = [worker.pid for worker in math_pool._workers]
+def test_a_worker_that_dies_costs_one_answer(pool: GraderPool) -> None:
+    pool.grade_all([same("x")])
+    workers = [worker.pid for worker in pool._workers]
     timers = [threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)) for pid in workers]
     for timer in timers:
         timer.start()
-    outcomes = math_pool.grade_all([TOWER, TOWER | {"reference": "6"}, doubled("x")])
+    outcomes = pool.grade_all([ENDLESS, ENDLESS | {"text": "a" * 61}, same("x")])
     for timer in timers:
         timer.join()
     assert ["died" in outcome.error for outcome in outcomes] == [True, True, False]
@@ -100,47 +107,47 @@ def test_a_worker_that_dies_costs_one_answer(math_pool: GraderPool) -> None:
     assert outcomes[2].value is True
 
 
-def test_a_worker_that_died_while_idle_costs_one_answer(math_pool: GraderPool) -> None:
-    math_pool.grade_all([doubled("x")])
-    os.kill(math_pool._workers[0].pid, signal.SIGKILL)
+def test_a_worker_that_died_while_idle_costs_one_answer(pool: GraderPool) -> None:
+    pool.grade_all([same("x")])
+    os.kill(pool._workers[0].pid, signal.SIGKILL)
     time.sleep(0.1)
-    outcomes = math_pool.grade_all([doubled(name) for name in "wxyz"])
+    outcomes = pool.grade_all([same(name) for name in "wxyz"])
     assert sorted(outcome.error for outcome in outcomes)[-2:] == ["", "the grader died on this answer"]
     assert [outcome.value for outcome in outcomes].count(True) == 3
 
 
 def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_anew() -> None:
-    with GraderPool("math", timeout_seconds=1.0, num_workers=1) as pool:
-        pool.grade_all([doubled("x")])
+    with GraderPool("regex", timeout_seconds=1.0, num_workers=1) as pool:
+        pool.grade_all([same("x")])
         worker, parent = processes(pool)
         os.kill(parent, signal.SIGKILL)
-        lost = pool.grade_all([TOWER, doubled("x")])
+        lost = pool.grade_all([ENDLESS, same("x")])
         assert [outcome.value for outcome in lost] == [None, None]
-        assert pool.grade_all([doubled("y")])[0].value is True
+        assert pool.grade_all([same("y")])[0].value is True
     # Nobody was left to kill the worker: its own limit of CPU time does.
     assert wait_until_gone([worker, parent]) == []
 
 
 def test_closing_leaves_no_process_and_so_does_dropping_the_pool() -> None:
-    pool = GraderPool("math", timeout_seconds=1.0, num_workers=2)
-    pool.grade_all([TOWER, doubled("x")])
+    pool = GraderPool("regex", timeout_seconds=1.0, num_workers=2)
+    pool.grade_all([ENDLESS, same("x")])
     pids = processes(pool)
     pool.close()
     assert wait_until_gone(pids) == []
-    pool.grade_all([doubled("x")])
+    pool.grade_all([same("x")])
     pids = processes(pool)
     del pool
     assert wait_until_gone(pids) == []
 
 
 def test_killing_the_caller_ends_every_process() -> None:
-    """SIGKILL runs no handler: the closed control socket is what tells them. One worker is inside a C power."""
+    """SIGKILL runs no handler: the closed control socket is what tells them. One worker is inside a C function."""
     program = (
         "from rlcore.rewards.grader_pool import GraderPool\n"
-        "pool = GraderPool('math', timeout_seconds=60.0, num_workers=2)\n"
-        "pool.grade_all([{'answer': 'x+x', 'reference': '2x'}])\n"
+        "pool = GraderPool('regex', timeout_seconds=60.0, num_workers=2)\n"
+        "pool.grade_all([{'pattern': 'x', 'text': 'x'}])\n"
         "print(*(worker.pid for worker in pool._workers), flush=True)\n"
-        "pool.grade_all([{'answer': '9^{9^9}', 'reference': '5'}])\n"
+        "pool.grade_all([{'pattern': '(a|a)*b', 'text': 'a' * 60}])\n"
     )
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert caller.stdout is not None
@@ -154,12 +161,12 @@ def test_killing_the_caller_ends_every_process() -> None:
     assert wait_until_gone(pids) == []
 
 
-def test_threads_take_turns(math_pool: GraderPool) -> None:
+def test_threads_take_turns(pool: GraderPool) -> None:
     results: dict[str, list[bool]] = {}
 
     def work(name: str) -> None:
-        requests = [doubled(name) | {"reference": f"{factor}{name}"} for factor in (1, 2, 3)]
-        results[name] = [outcome.value for outcome in math_pool.grade_all(requests)]
+        requests = [same(name) | {"text": name * times} for times in (2, 1, 3)]
+        results[name] = [outcome.value for outcome in pool.grade_all(requests)]
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "wxyz"]
     for thread in threads:
@@ -169,9 +176,9 @@ def test_threads_take_turns(math_pool: GraderPool) -> None:
     assert results == {name: [False, True, False] for name in "wxyz"}
 
 
-def test_workers_have_a_memory_limit_and_none_of_our_environment(math_pool: GraderPool) -> None:
-    math_pool.grade_all([doubled("x")])
-    worker = psutil.Process(math_pool._workers[0].pid)
+def test_workers_have_a_memory_limit_and_none_of_our_environment(pool: GraderPool) -> None:
+    pool.grade_all([same("x")])
+    worker = psutil.Process(pool._workers[0].pid)
     assert worker.rlimit(psutil.RLIMIT_AS) == (2 << 30, 2 << 30)
     threads = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
     known = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHASHSEED", "LANG", "LC_CTYPE"} | threads
@@ -181,9 +188,9 @@ def test_workers_have_a_memory_limit_and_none_of_our_environment(math_pool: Grad
 
 def test_a_grader_that_cannot_start_says_why() -> None:
     with pytest.raises(RewardError, match="cannot start: KeyError"):
-        GraderPool("alchemy", timeout_seconds=1.0, num_workers=1).grade_all([doubled("x")])
+        GraderPool("alchemy", timeout_seconds=1.0, num_workers=1).grade_all([same("x")])
 
 
-def test_a_request_beyond_one_mebibyte_is_refused(math_pool: GraderPool) -> None:
+def test_a_request_beyond_one_mebibyte_is_refused(pool: GraderPool) -> None:
     with pytest.raises(RewardError, match="larger than 1 MiB"):
-        math_pool.grade_all([{"answer": "x", "reference": "y" * (1 << 20)}])
+        pool.grade_all([{"pattern": "x", "text": "y" * (1 << 20)}])

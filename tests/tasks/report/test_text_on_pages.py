@@ -69,7 +69,7 @@ def drift() -> str:
         column="source", level="refuse", psi=1.0, psi_by_chance=0.1, ks=0.0, ks_by_chance=0.0, before=9, after=9,
         means=None, moves=(Move(name="<b>|_x_", before=0.0, after=1.0),),
     )  # fmt: skip
-    found = DatasetDrift(name="rows", new="a", accepted="b", columns=(column,), left_out=(), is_excused=False)
+    found = DatasetDrift(name="rows", new="a", accepted="b", columns=(column,), left_out=(), lost=(), is_excused=False)
     page = drift_page.render([found])
     assert page.count(r"&lt;b&gt;\|\_x\_ 0.0% → 100.0%") == 2
     return page
