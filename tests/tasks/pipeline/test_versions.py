@@ -64,8 +64,8 @@ def changed(before: dict[str, Ingredients], after: dict[str, Ingredients]) -> di
     [
         ("torch", (), COMPUTING),
         ("tokenizers", (), COMPUTING),
-        ("sympy", (), {*GRADED, *PREPARING}),  # references are tried before they are learned from
-        ("mpmath", (), {*GRADED, *PREPARING}),
+        ("sympy", (), {*GRADED, "prepare_prompts"}),  # references are tried before they are learned from
+        ("mpmath", (), {*GRADED, "prepare_prompts"}),
         ("numpy", (), {"reward_model", "compare", *GRADED, *PREPARING}),
         ("scipy", (), {"compare", *PREPARING}),
         ("peft", (), set()),
