@@ -213,7 +213,8 @@ def f(x):
 
 def test_an_answer_that_takes_long_to_read_is_read_within_the_time_of_its_test(sandbox: SandboxPool) -> None:
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
-    job = Job(reference=json.dumps(reference), code=SLOW_TO_READ, limits=Limits(wall_seconds=0.25))  # reading takes half a second
+    limits = Limits(wall_seconds=0.25)  # reading takes half a second
+    job = Job(reference=json.dumps(reference), code=SLOW_TO_READ, limits=limits)
     (outcome,) = sandbox.check(job)
     assert (outcome.verdict, outcome.error) == (Verdict.TIMEOUT, "its answer took too long to read")
 
