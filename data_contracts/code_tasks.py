@@ -88,7 +88,7 @@ def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]]
 
 
 def _guessable(task: dict[str, Any]) -> str:
-    """Why a program that ignores its input passes: all of several tests want the same yes or no."""
+    """Reason for which a program that ignores its input passes: all of several tests want the same yes or no."""
     tests = task["tests"]
     if task["style"] == "assert" or task.get("checker") or len(tests) < 2:
         return ""

@@ -21,7 +21,7 @@ _DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnprRStTuUVwWxXyYzZ]")
 
 
 def writes_date(template: str) -> bool:
-    """Whether a chat template asks for the date."""
+    """True if a chat template asks for the date."""
     return _ASKED in template
 
 

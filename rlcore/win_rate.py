@@ -205,7 +205,7 @@ def audit_judge(
 
 
 def _unbiased(bias: Interval, limit: float) -> Check:
-    """Whether a judge prefers longer answers no more than people do; not passed where no pair could show it."""
+    """True if a judge prefers longer answers no more than people do; not passed where no pair could show it."""
     name = "preference for the longer answer beyond that of people"
     if bias.n or limit >= 1.0:
         return at_most(name, bias.mean, limit)

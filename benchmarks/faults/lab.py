@@ -238,7 +238,7 @@ def played(make: Callable[[], Parts]) -> Verdict:
 
 
 def course_of(rows: list[dict[str, float]]) -> str:
-    """How the reward went, as means of five iterations: what a silent fault has cost."""
+    """Course of the reward, as means of five iterations: what a silent fault has cost."""
     first, last = (sum(row["reward/mean"] for row in part) / 5.0 for part in (rows[:5], rows[-5:]))
     return f"the reward went from {first:.2f} to {last:.2f}"
 

@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def destination(self) -> str:
-        """Where MLflow's server keeps those files: what its user has set (``s3://…``), else :attr:`artifacts`."""
+        """Destination of those files on MLflow's server: what its user has set (``s3://…``), else :attr:`artifacts`."""
         return os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or self.artifacts.as_uri()
 
     @property

@@ -35,7 +35,7 @@ def is_told(layout: Layout) -> bool:
 
 
 def missing(layout: Layout) -> list[str]:
-    """What was promised and the server has not, in words: its database may be another than the one that was told."""
+    """Promises that the server does not keep, in words: its database may be another than the one that was told."""
     rows = [
         ("deployments", len(known := _deployments()), {"deployments": {"name": {"any_": _names(known)}}}),
         ("automations", len(rules := promised()), {"automations": {"name": {"any_": rules}}}),

@@ -42,7 +42,7 @@ def expected_prompts(
 
 
 def prompt_faults(asked: Sequence[Prompt], expected: Sequence[str] | None) -> Iterator[Finding]:
-    """Whether the prompts that were asked are those whose turn it is."""
+    """True if the prompts that were asked are those whose turn it is."""
     if expected is None or [prompt.prompt_id for prompt in asked] == list(expected):
         return
     shown = [", ".join(map(repr, ids[:4])) for ids in (list(expected), [prompt.prompt_id for prompt in asked])]
@@ -50,7 +50,7 @@ def prompt_faults(asked: Sequence[Prompt], expected: Sequence[str] | None) -> It
 
 
 def group_faults(groups: Groups, asked: Sequence[Prompt], config: RlConfig, *, allowed: int) -> Iterator[Finding]:
-    """What is wrong with the groups of an iteration; ``allowed``: how many rollouts failed, and may be missing."""
+    """Errors of the groups of an iteration; ``allowed``: how many rollouts failed, and may be missing."""
     if len(groups) != len(asked):
         yield Finding(what="groups", expected=str(len(asked)), found=str(len(groups)), fix=_FIX)
         return

@@ -115,7 +115,7 @@ def second_pass_fault(
 def _model_faults(
     item: ScoredRollout, sample: TrainingSample, beyond: float, found: Examined, number: int, parts: Parts
 ) -> Iterator[tuple[str, str, str]]:
-    """What the models say of one sample otherwise than the second pass."""
+    """Differences of the models from the second pass on one sample."""
     learner, config = parts.learner, parts.config
     own, places = learner.facts.compute_dtype, list(found.places[number])
     exact = max(parts.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
@@ -217,7 +217,7 @@ def _trial_fault(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollo
 
 
 def arrival_faults(stats: UpdateStats, handed: str) -> Iterator[Finding]:
-    """Whether each rank has learned in each epoch from what was looked at, bit for bit; ``handed``: a digest of it."""
+    """True if each rank has learned in each epoch from what was looked at, bit for bit; ``handed``: a digest of it."""
     fix = "samples were changed on their way from the audit to a gradient: to a rank, or between minibatches"
     if not stats.arrived:
         yield Finding(what="the learner does not say what it has learned from", fix=fix)

@@ -1,4 +1,4 @@
-"""What an audit found: a difference, with what was expected, what was found, and where."""
+"""Findings of an audit: a difference, with what was expected, what was found, and where."""
 
 from __future__ import annotations
 

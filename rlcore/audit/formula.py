@@ -60,7 +60,7 @@ def policy_loss(row: Row, tokens: Tokens, config: RlConfig, coefficient: float) 
 
 
 def policy_slack(row: Row, tokens: Tokens, config: RlConfig, coefficient: float, dtype: torch.dtype) -> Tensor:
-    """How far rounding may move the loss of each token [n]."""
+    """Largest change by rounding of the loss of each token [n]."""
     middle, error = policy_loss(row, tokens, config, coefficient), uncertainty(tokens.logprobs, dtype)
     twice = 2.0 * error if tokens.old is not None else error  # the old policy's were computed with an error too
     moved = [
@@ -79,7 +79,7 @@ def policy_slack(row: Row, tokens: Tokens, config: RlConfig, coefficient: float,
 
 
 def is_marginal(row: Row, tokens: Tokens, config: RlConfig, dtype: torch.dtype) -> bool:
-    """Whether something stands so near to a bound that rounding decides on which side of it."""
+    """True if something stands so near to a bound that rounding decides on which side of it."""
     if tokens.old is None:
         return False
     own, error = tokens.logprobs.detach() - tokens.old, uncertainty(tokens.logprobs, dtype)
@@ -156,7 +156,7 @@ def value_loss(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig
 
 
 def value_slack(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig, dtype: torch.dtype) -> Tensor:
-    """How far rounding may move the critic's loss of each token [n]."""
+    """Largest change by rounding of the critic's loss of each token [n]."""
     half = dtype.itemsize < 4
     middle, error = value_loss(values, old, target, config), _VALUE[half] * (1.0 + values.abs())
     moved = [value_loss(values + sign * error, old, target, config) for sign in (-1.0, 1.0)]

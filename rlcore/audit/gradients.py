@@ -45,7 +45,7 @@ class GradientWitness:
         self._chosen[id(optimizer)] = {id(learning[place]) for place in order}
 
     def faults(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
-        """What is wrong with the gradient that ``optimizer`` is about to step with."""
+        """Errors of the gradient that ``optimizer`` is about to step with."""
         learner = self._learner
         if not is_alone(learner.policy) or not learning:
             return []

@@ -132,7 +132,7 @@ def _edges(logprobs: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Which completion of an iteration one is: of the prompt in which place, and which of its group."""
+    """Name of a completion of an iteration: of the prompt in which place, and which of its group."""
 
     prompt: int
     sample: int

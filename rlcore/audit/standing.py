@@ -19,7 +19,7 @@ _RESUMED = "what a checkpoint restores is not what the run goes on with; start t
 
 
 def standing_faults(parts: Parts, iteration: int, *, coefficient: float | None) -> Iterator[Finding]:
-    """Whether the learner stands where the run does; ``coefficient``: of a KL that adapts, None before it has."""
+    """True if the learner stands where the run does; ``coefficient``: of a KL that adapts, None before it has."""
     learner, kl = parts.learner, parts.config.kl
     if learner.policy_version != iteration - 1:
         expected, found = f"{iteration - 1} updates", str(learner.policy_version)
@@ -52,7 +52,7 @@ def reference_says(parts: Parts) -> list[float]:
 
 
 def reference_faults(parts: Parts, now: list[float], first: list[float]) -> Iterator[Finding]:
-    """Whether the reference says what it said at the start, or when the run was interrupted."""
+    """True if the reference says what it said at the start, or when the run was interrupted."""
     moved = max((abs(one - other) for one, other in zip(now, first, strict=True)), default=0.0)
     if not moved <= _MOVED[parts.learner.facts.compute_dtype.itemsize < 4]:
         what = f"the reference has moved: it says {moved:.3g} nats else of a text than at the start"

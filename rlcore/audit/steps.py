@@ -251,7 +251,7 @@ def _head_of(model: Any) -> Iterator[nn.Parameter]:
 
 
 def _steps_of(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[float]:
-    """How many steps the moments of each parameter are of."""
+    """Number of steps that the moments of each parameter are of."""
     held = [torch.as_tensor(optimizer.state.get(p, {}).get("step", 0.0)).detach().float().cpu() for p in parameters]
     return torch.stack([each.reshape(()) for each in held]).tolist() if held else []
 

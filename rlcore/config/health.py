@@ -29,7 +29,7 @@ class Limit:
         return self.stop > self.warn
 
     def exceeds(self, reading: float, bound: float) -> bool:
-        """Whether a reading is beyond one of the two bounds; one that equals it is within, and NaN within none."""
+        """True if a reading is beyond one of the two bounds; one that equals it is within, and NaN within none."""
         return not (reading <= bound if self.is_upper else reading >= bound)
 
 

@@ -57,7 +57,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _lock(descriptor: int, *, where_there_are_none: bool) -> bool:
-    """Whether the folder is ours now; ``where_there_are_none``: the answer of a disk without locks."""
+    """True if the folder is ours now; ``where_there_are_none``: the answer of a disk without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -201,7 +201,7 @@ def brace_depth(text: str) -> int:
 
 
 def is_left_open(text: str) -> bool:
-    """Whether a marker is opened behind the last one that is closed, and never closed itself."""
+    """True if a marker is opened behind the last one that is closed, and never closed itself."""
     last = max((marked.end for marked in marked_answers(text)), default=0)
     return _OPENED.search(text, last) is not None
 

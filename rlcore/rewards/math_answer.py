@@ -182,7 +182,7 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
 
 
 def _states_rounded(answer: str, expected: Fraction) -> bool:
-    """Whether a value with its approximation names the expected one as a plain number; that they agree is for later."""
+    """True if a value with its approximation names the expected one as a plain number; that they agree is for later."""
     parts = answer.split("=")[-1].split("\\approx")
     numbers = [parse_number(clean(part)) for part in parts]
     return any(number is not None and number.value == expected for number in numbers)

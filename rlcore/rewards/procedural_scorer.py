@@ -54,7 +54,7 @@ EVALUATED_FIELDS = {
 
 
 def _makes(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether four operations on all the given numbers, each once, make the target (24 where there is none)."""
+    """True if four operations on all the given numbers, each once, make the target (24 where there is none)."""
     metadata = entry["metadata"]
     numbers = sorted(map(int, re.findall(r"[0-9]+", answer)))
     try:
@@ -68,7 +68,7 @@ def _same_truth(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _same_probability(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether a decimal or a fraction is right to four places and two digits."""
+    """True if a decimal or a fraction is right to four places and two digits."""
     try:
         found, right = Fraction(answer.replace(",", "")), Fraction(entry["answer"])
         return math.isclose(found, right, rel_tol=0.01, abs_tol=0.0) and abs(found - right) <= Fraction(1, 10_000)

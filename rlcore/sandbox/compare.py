@@ -21,7 +21,7 @@ _LAYOUT = re.compile(r"^[^\S\n]+\S|\S(?:[^\S\n]{2,}|\t)\S", re.MULTILINE)
 
 
 def same_text(expected: str, printed: str, tolerance: float | None = None) -> bool:
-    """Whether two outputs have the same words on the same lines, apart from blanks and empty lines at the end.
+    """True if two outputs have the same words on the same lines, apart from blanks and empty lines at the end.
 
     Numbers are compared as numbers. How many blanks stand between words counts only where the expected output begins a
     line with a blank, or has several in a row.
@@ -37,7 +37,7 @@ def same_text(expected: str, printed: str, tolerance: float | None = None) -> bo
 
 
 def same_value(expected: Any, value: Any, tolerance: float | None = None) -> bool:
-    """Whether plain data is what JSON says: a tuple is a list, a key 1 is "1", but ``True`` is not 1.
+    """True if plain data is what JSON says: a tuple is a list, a key 1 is "1", but ``True`` is not 1.
 
     Floats are equal within the tolerance; an expected integer is equal to its value alone.
     """
@@ -82,7 +82,7 @@ def _same_line(expected: str, printed: str, tolerance: float | None, counts_blan
 
 
 def _same_word(expected: str, printed: str, tolerance: float | None) -> bool:
-    """Whether two words are one number. ``007`` is none: it may be a code."""
+    """True if two words are one number. ``007`` is none: it may be a code."""
     if not (_is_number(expected) and _is_number(printed)):
         return False
     wanted, found = Decimal(expected), Decimal(printed)
@@ -111,7 +111,7 @@ def _is_near(expected: float, found: float, allowed: float) -> bool:
 
 
 def _is_finite(number: float) -> bool:
-    """Whether a number is one that a float can hold."""
+    """True if a number is one that a float can hold."""
     try:
         return math.isfinite(number)
     except OverflowError:

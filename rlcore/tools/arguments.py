@@ -20,7 +20,7 @@ _ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # where an 
 
 
 def declaration_faults(tool: str, declared: object) -> list[str]:
-    """What is wrong with a tool as it is declared to a chat template; nothing where its calls can be checked."""
+    """Errors of a tool as it is declared to a chat template; nothing where its calls can be checked."""
     if not 0 < len(tool) <= _MAX_NAME or not tool.isprintable() or any(each in tool for each in " <>{}\"'"):
         return [f"'{shown(tool)}' is no name of a tool"]
     function = declared.get("function") if isinstance(declared, Mapping) else None
@@ -65,7 +65,7 @@ def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | No
 
 
 def fits(value: object, schema: Schema | bool) -> bool:
-    """Whether a JSON value is one of a schema: ``true`` is that of every value, ``false`` of none."""
+    """True if a JSON value is one of a schema: ``true`` is that of every value, ``false`` of none."""
     if isinstance(schema, bool):
         return schema
     if value is None and schema.get("nullable"):

@@ -155,7 +155,7 @@ def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
 
 
 def file_faults(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
-    """What is wrong with the files of a folder, whose digests are listed by path; its manifest counts for none."""
+    """Errors of the files of a folder, whose digests are listed by path; its manifest counts for none."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not _is_folder(path)}
     found.pop(MANIFEST, None)
     missing = [f"{name} is missing" for name in sorted(listed.keys() - found.keys())]

@@ -82,7 +82,7 @@ def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: Tru
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock of a file, which stays as it is; where there is no file, nobody does."""
+    """True if a process holds the lock of a file, which stays as it is; where there is no file, nobody does."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -198,6 +198,6 @@ def _folders(home: Home) -> tuple[Path, ...]:
 
 
 def _is_passed(home: Home) -> bool:
-    """Whether a cluster of ``make services`` lies in the home that belongs to another user than the home does."""
+    """True if a cluster of ``make services`` lies in the home that belongs to another user than the home does."""
     cluster = home.root / "services" / "postgres"
     return cluster.exists() and cluster.stat().st_uid != home.root.stat().st_uid

@@ -173,7 +173,7 @@ def _read(note: Path) -> dict[str, Any]:
 
 
 def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
-    """Whether another version than the one that is installed wrote the database, and in an older schema.
+    """True if another version than the one that is installed wrote the database, and in an older schema.
 
     A schema on the way to the newest is none of another version where the same version was at work: it was killed as
     it made the tables.

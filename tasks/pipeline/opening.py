@@ -59,7 +59,7 @@ def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTr
 
 
 def is_unfinished(home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]) -> bool:
-    """Whether the last attempt at this very pipeline was killed or failed: what follows its results may be missing.
+    """True if the last attempt at this very pipeline was killed or failed: what follows its results may be missing.
 
     What dead processes have left is healed first.
     """

@@ -59,5 +59,5 @@ class Engine(Protocol):
         ...
 
     def is_healthy(self) -> bool:
-        """Whether it can be asked."""
+        """True if it can be asked."""
         ...

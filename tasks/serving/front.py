@@ -202,7 +202,7 @@ class _Front:
         return ids
 
     def _room(self, ids: tuple[int, ...], wanted: int | None) -> int:
-        """How many tokens are to be generated."""
+        """Number of tokens to generate."""
         if not ids:
             raise ApiError(400, "the prompt has no tokens", param="prompt", code="invalid_value")
         left = self._served.positions - len(ids)

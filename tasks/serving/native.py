@@ -101,7 +101,7 @@ class _Choice:
 
     @property
     def is_due(self) -> bool:
-        """Whether its text is to be looked at now: a text is decoded as a whole, which would grow with its square."""
+        """True if its text is to be looked at now: a text is decoded as a whole, which would grow with its square."""
         return len(self.ids) <= _ALWAYS_DECODED or len(self.ids) - self.looked > len(self.ids) // _ALWAYS_DECODED
 
 

@@ -37,7 +37,7 @@ class Head:
 
     @property
     def is_chat(self) -> bool:
-        """Whether a conversation is answered."""
+        """True if a conversation is answered."""
         return isinstance(self.request, ChatRequest)
 
 
@@ -72,7 +72,7 @@ def usage_chunk(head: Head, prompt_tokens: int, completion_tokens: int) -> dict[
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """How many tokens a request took."""
+    """Number of tokens that a request took."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 

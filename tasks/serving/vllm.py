@@ -52,7 +52,7 @@ class VllmEngine:
         await self._client.aclose()
 
     def is_healthy(self) -> bool:
-        """Whether the server answered when it was last asked."""
+        """True if the server answered when it was last asked."""
         return self._is_healthy
 
     def _question(self, job: Job) -> dict[str, Any]:

@@ -74,7 +74,7 @@ _GGUF = ("accelerate", "gguf")
 
 
 def unused_by_import(config: Sections) -> frozenset[str]:
-    """What the import of a starting checkpoint does not run."""
+    """Modules that the import of a starting checkpoint does not run."""
     return frozenset(() if config.model.source in ("gguf", "package") else _GGUF)
 
 

@@ -40,5 +40,5 @@ def unusable(references: Sequence[str], known: dict[str, str]) -> Mapping[int, s
 
 
 def is_compared(reference: str) -> bool:
-    """Whether a reference is an answer that is compared: it is not empty, and no JSON of another grader."""
+    """True if a reference is an answer that is compared: it is not empty, and no JSON of another grader."""
     return bool(reference.strip()) and not reference.lstrip().startswith('{"')

@@ -66,5 +66,5 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def has_digest(image: str) -> bool:
-    """Whether an image is named by its digest; ours have none before they are pushed, and a placeholder until then."""
+    """True if an image is named by its digest; ours have none before they are pushed, and a placeholder until then."""
     return re.search(r"^(?:\S+@sha256:[0-9a-f]{64}|rlcore-\w+@sha256:DIGEST-OF-YOUR-PUSH)$", image) is not None

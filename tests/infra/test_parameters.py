@@ -15,7 +15,7 @@ NAMES = names_by_preset()
 
 
 def refusal(flow: str, **parameters: Any) -> str:
-    """Why the server would refuse these parameters; empty where it would take them."""
+    """Reasons for which the server would refuse these parameters; empty where it would take them."""
     function = getattr(importlib.import_module(f"flows.{flow}"), flow)
     try:
         validate(parameters, closed(dict(parameter_schema(function)), NAMES), raise_on_error=True)

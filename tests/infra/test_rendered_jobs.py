@@ -85,7 +85,7 @@ Pod = Mapping[str, str]  # its labels, and its namespace under "namespace"
 
 
 def is_chosen(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector takes an object with these labels."""
+    """True if a label selector takes an object with these labels."""
     exact = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
     rules = selector.get("matchExpressions", [])
     assert all(rule["operator"] == "In" for rule in rules)
@@ -93,7 +93,7 @@ def is_chosen(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def is_meant(peer: Mapping[str, Any], other: Pod | str) -> bool:
-    """Whether a peer of a rule is this pod, or this address where it is a text."""
+    """True if a peer of a rule is this pod, or this address where it is a text."""
     if isinstance(other, str):
         return "ipBlock" in peer and ipaddress.ip_address(other) in ipaddress.ip_network(peer["ipBlock"]["cidr"])
     if "ipBlock" in peer:

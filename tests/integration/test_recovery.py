@@ -170,7 +170,7 @@ def test_ready_means_that_everything_is_there_also_after_the_database_was_lost(s
 
 
 def registered(services: Services) -> tuple[int, int]:
-    """How many deployments and automations the server has."""
+    """Numbers of deployments and automations of the server."""
     return services.ask("prefect", "api/deployments/count", {}), services.ask("prefect", "api/automations/count", {})
 
 
@@ -223,7 +223,7 @@ def cut_power(services: Services) -> None:
 
 
 def is_marked(process: psutil.Process, services: Services) -> bool:
-    """Whether a process belongs to the services; PostgreSQL's write over their environment."""
+    """True if a process belongs to the services; PostgreSQL's write over their environment."""
     try:
         is_ours = process.environ().get("RLCORE_STARTED_BY") == str(services.root)
         return process.pid != os.getpid() and (is_ours or str(services.root / "postgres") in command_of(process))

@@ -41,7 +41,7 @@ _DECIMAL = re.compile(r"-?[0-9]*\.?[0-9]+")
 
 
 def equals(reference: Item, answer: Item) -> bool:
-    """Whether an answer states what the reference does.
+    """True if an answer states what the reference does.
 
     Raises:
         UndefinedError: a value that does not exist.

@@ -34,7 +34,7 @@ _ENOUGH = 3  # points at which both have a value
 
 
 def equal_values(reference: Node, answer: Node) -> bool:
-    """Whether two formulas have one value, as functions of their variables; an answer without a value has not.
+    """True if two formulas have one value, as functions of their variables; an answer without a value has not.
 
     Raises:
         UndefinedError: the reference has no value (``1/0``).
@@ -93,7 +93,7 @@ def _has_opaque(node: Node) -> bool:
 
 
 def _equal_numbers(reference: Node, answer: Node) -> bool:
-    """Whether two numbers are equal, by the least size of a difference that is not zero."""
+    """True if two numbers are equal, by the least size of a difference that is not zero."""
     is_real = not any(_is_imaginary(node) for node in (reference, answer))
     for real in (True, False) if is_real else (False,):
         try:
@@ -166,7 +166,7 @@ def _bounds(node: Node, roots: dict[Node, int]) -> tuple[float, float]:
 
 
 def _equal_functions(reference: Node, answer: Node, names: Sequence[str], seed: random.Random) -> bool:
-    """Whether two formulas agree at random points: real ones, else natural numbers, else as complex values."""
+    """True if two formulas agree at random points: real ones, else natural numbers, else as complex values."""
     pair = (reference, answer)
     rounds: tuple[tuple[bool, Iterator[Mapping[str, Fraction]]], ...] = (
         (True, _points(names, seed)),
@@ -184,7 +184,7 @@ def _equal_functions(reference: Node, answer: Node, names: Sequence[str], seed: 
 
 
 def _agree(pair: tuple[Node, Node], points: Iterator[Mapping[str, Fraction]], *, real: bool) -> bool | None:
-    """Whether both have one value wherever both have one; None where that is at too few points.
+    """True if both have one value wherever both have one; None where that is at too few points.
 
     An absolute value on one side says where the other has none: ``\\ln|x|`` is not ``\\ln x``.
     """

@@ -126,7 +126,7 @@ def _equal_in_any_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[It
 
 
 def _has_order(reference: Items) -> bool:
-    """Whether a list is one of bare letters or words, or a sequence that goes on: there the order says something."""
+    """True if a list is one of bare letters or words, or a sequence that goes on: there the order says something."""
     if any(isinstance(item, Text) and "\\ldots" in item.text for item in reference.items):
         return True
     letters = [letter_of(item) for item in reference.items]

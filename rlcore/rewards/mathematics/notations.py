@@ -54,7 +54,7 @@ def read_notation(text: str) -> Notation | None:
 
 
 def same_notation(reference: Notation, answer: Notation) -> bool:
-    """Whether two are one time, date, number, or ratio; a ratio of whole numbers in lowest terms or as it is asked."""
+    """True if two are one time, date, number, or ratio; a ratio of whole numbers in lowest terms or as it is asked."""
     if reference.kind != answer.kind:
         return {reference.kind, answer.kind} == {"time", "ratio"} and as_ratio(reference) == as_ratio(answer)
     if reference.kind == "time":

@@ -278,12 +278,12 @@ def _is_set(text: str) -> bool:
 
 
 def _is_prose(part: str) -> bool:
-    """Whether a part of a list has many words."""
+    """True if a part of a list has many words."""
     return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", part))) > 6
 
 
 def _encloses(text: str) -> bool:
-    """Whether the bracket at the start closes at the end."""
+    """True if the bracket at the start closes at the end."""
     depth = 0
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

@@ -44,7 +44,7 @@ def as_real_set(item: Item, *, is_reference: bool) -> RealSet | None:
 
 
 def equal_sets(reference: RealSet, answer: RealSet) -> bool:
-    """Whether two sets are equal, and name the same variable where both name one."""
+    """True if two sets are equal, and name the same variable where both name one."""
     if reference.name and answer.name and reference.name != answer.name:
         return False
     ends = [*_ends(reference.item), *_ends(answer.item)]

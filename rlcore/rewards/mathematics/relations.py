@@ -42,7 +42,7 @@ def _same_texts(reference: Relation, answer: Relation) -> bool:
 
 
 def _proportional(first: Node, second: Node, operator: str) -> bool:
-    """Whether two differences are each other's multiple by a constant; by a positive one in an inequality."""
+    """True if two differences are each other's multiple by a constant; by a positive one in an inequality."""
     if equal_values(first, second):
         return True
     point = {name: Fraction(7 * place + 3, 5) for place, name in enumerate(sorted(free_symbols(first)), 2)}

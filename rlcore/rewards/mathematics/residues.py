@@ -113,7 +113,7 @@ def _quotient(value: Fraction, prime: int) -> int:
 
 
 def equal_residues(reference: Node, answer: Node, seed: random.Random) -> bool:
-    """Whether two rational functions are equal, modulo random primes at random points.
+    """True if two rational functions are equal, modulo random primes at random points.
 
     Raises:
         NotRationalError: one of them is no rational function.

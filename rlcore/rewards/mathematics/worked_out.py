@@ -34,7 +34,7 @@ _PARTS = ("item", "items", "sides", "left", "right", "pair", "rows")
 
 
 def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
-    """Whether an answer that equals the reference does nothing in vain, and has the form that the problem asks for."""
+    """True if an answer that equals the reference does nothing in vain, and has the form that the problem asks for."""
     ours, theirs = _bare(read(reference, is_reference=True)), _bare(read(answer))
     if _has_open_division(theirs) and not _has_open_division(ours):
         return False
@@ -63,7 +63,7 @@ def _new_names(answer: Node, reference: Node) -> frozenset[str]:
 
 
 def _has_open_division(item: object) -> bool:
-    """Whether a number anywhere in an answer is a fraction that is not in lowest terms: ``x < 8/2``."""
+    """True if a number anywhere in an answer is a fraction that is not in lowest terms: ``x < 8/2``."""
     if isinstance(item, Value):
         number = parse_number(item.text)
         return number is not None and not number.is_evaluated
@@ -90,7 +90,7 @@ def _idle(node: Node) -> frozenset[str]:
 
 
 def _numbers_of(product: Node) -> int:
-    """How many integers but -1 stand in a product beside each other."""
+    """Number of integers but -1 that stand in a product beside each other."""
     return sum(
         factor.kind == "number" and Fraction(factor.value).denominator == 1 and abs(Fraction(factor.value)) > 1
         for factor in product.args
@@ -98,7 +98,7 @@ def _numbers_of(product: Node) -> int:
 
 
 def _cancels(terms: Sequence[Node]) -> bool:
-    """Whether two terms of a sum are each other's negative."""
+    """True if two terms of a sum are each other's negative."""
     plain = [term for term in terms if not _is_negative(term)]
     return any(
         term.args[1:] == (other,) or term.args[1:] == other.args
@@ -114,7 +114,7 @@ def _is_negative(term: Node) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_asked_for(reference: Node, formula: Node) -> bool:
-    """Whether a formula of the problem equals the reference and is built otherwise."""
+    """True if a formula of the problem equals the reference and is built otherwise."""
     try:
         return _form(reference) != _form(formula) and equal_values(reference, formula)
     except UndefinedError:
@@ -127,7 +127,7 @@ def _form(node: Node) -> tuple[object, ...]:
 
 
 def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
-    """Whether an answer is built as the reference is, where the problem's formula is not."""
+    """True if an answer is built as the reference is, where the problem's formula is not."""
     if _calls(answer) - _calls(reference) or _roots_below(answer) > _roots_below(reference):
         return False
     if max(_radicands(answer), default=0) > max(_radicands(reference), default=0):
@@ -172,7 +172,7 @@ def _terms(node: Node) -> tuple[Node, ...]:
 
 
 def _is_expanded(node: Node) -> bool:
-    """Whether no sum with a variable stands in a product, under a power, or behind a minus."""
+    """True if no sum with a variable stands in a product, under a power, or behind a minus."""
     terms = node.args if node.kind == "add" else (node,)
     return not any(
         part.kind == "add" and free_symbols(part)
@@ -212,7 +212,7 @@ def _radicands(node: Node) -> frozenset[Fraction]:
 
 
 def _roots_below(node: Node) -> int:
-    """How many roots stand in denominators."""
+    """Number of roots in denominators."""
     below = [part for part in walk(node) if part.kind == "pow" and (exact_rational(part.args[1]) or 0) < 0]
     return sum(bool(_radicands(each)) for each in below)
 
@@ -222,7 +222,7 @@ def _calls(node: Node) -> frozenset[object]:
 
 
 def _keeps_sides(reference: Relation, answer: Item, asked: Item) -> bool:
-    """Whether an equation has the reference's own sides, where the problem has the equation in another form."""
+    """True if an equation has the reference's own sides, where the problem has the equation in another form."""
     if not isinstance(asked, Relation | Named) or not isinstance(answer, Relation):
         return True
     pairs = [(reference.sides, answer.sides), (reference.sides, answer.sides[::-1])]

@@ -110,7 +110,7 @@ def test_a_loss_that_leaves_the_kl_out_shows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def exceeds(trial: Trial | None, name: str = "loss/policy") -> bool:
-    """Whether the losses of a trial are further apart than rounding sets them."""
+    """True if the losses of a trial are further apart than rounding sets them."""
     assert trial is not None
     theirs, ours, slack = trial.losses[name]
     return abs(theirs - ours) > slack

@@ -46,7 +46,7 @@ def problems(dataset: str) -> list[dict[str, Any]]:
 
 
 def is_right(answer: str, entry: dict[str, Any]) -> bool:
-    """Whether an answer is the generator's own, by its text or as a number."""
+    """True if an answer is the generator's own, by its text or as a number."""
     own = str(entry["answer"])
     if answer.casefold() == own.casefold():
         return True

@@ -26,7 +26,7 @@ _WRITES = ("INSERT", "UPDATE", "DELETE")
 
 
 class Disk:
-    """Whether it has room for MLflow's database."""
+    """True if it has room for MLflow's database."""
 
     is_full = False
 

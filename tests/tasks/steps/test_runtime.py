@@ -60,7 +60,7 @@ def activations(model: AdaptedModel) -> int:
 
 
 def recomputes(model: torch.nn.Module) -> bool:
-    """Whether any layer computes its activations again; the library's own name for it has changed."""
+    """True if any layer computes its activations again; the library's own name for it has changed."""
     return any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
 
 
