@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -148,9 +148,8 @@ def _is_divided(node: Node) -> bool:
     )
 
 
-def _fraction(node: Node) -> tuple[int, ...]:
-    """Numerator and denominator as they stand, by keys that constant factors do not change."""
-    sides: list[list[Node]] = [[], []]
+def _powers(node: Node) -> Iterator[tuple[Node, int]]:
+    """Factors of a product with their whole exponents, negative below the line."""
     open_factors = [(node, 1)]
     while open_factors:
         factor, times = open_factors.pop()
@@ -160,7 +159,14 @@ def _fraction(node: Node) -> tuple[int, ...]:
         elif exponent is not None and exponent.denominator == 1 and 0 < abs(exponent) <= _MAX_POWER:
             open_factors.append((factor.args[0], times * int(exponent)))
         else:
-            sides[times < 0] += [factor] * abs(times)
+            yield factor, times
+
+
+def _fraction(node: Node) -> tuple[int, ...]:
+    """Numerator and denominator as they stand, by keys that constant factors do not change."""
+    sides: list[list[Node]] = [[], []]
+    for factor, times in _powers(node):
+        sides[times < 0] += [factor] * abs(times)
     return tuple(constant_free_key(mul(*side)) if side else 1 for side in sides)
 
 
@@ -189,15 +195,8 @@ def _is_in_exponent(part: Node, term: Node) -> bool:
 def _factors(node: Node) -> Counter[tuple[int, bool]]:
     """The factors with a variable and whether they stand below, each by a key that constant factors do not change."""
     found: Counter[tuple[int, bool]] = Counter()
-    open_factors = [(node, 1)]
-    while open_factors:
-        factor, times = open_factors.pop()
-        exponent = exact_rational(factor.args[1]) if factor.kind == "pow" else None
-        if factor.kind == "mul":
-            open_factors += [(each, times) for each in factor.args]
-        elif exponent is not None and exponent.denominator == 1 and 0 < abs(exponent) <= _MAX_POWER:
-            open_factors.append((factor.args[0], times * int(exponent)))
-        elif free_symbols(factor):
+    for factor, times in _powers(node):
+        if free_symbols(factor):
             found[constant_free_key(factor), times < 0] += abs(times)
     return found
 
