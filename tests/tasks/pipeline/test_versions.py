@@ -106,9 +106,9 @@ def test_a_benchmark_hangs_on_the_harness(tmp_path: Path) -> None:
 def test_a_library_that_a_reward_of_ones_own_imports_counts_where_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_words.py").write_text("def score(rollouts):\n    import hypothesis\n    return [0.0]\n")
+    (tmp_path / "my_versioned_words.py").write_text("def score(rollouts):\n    import hypothesis\n    return [0.0]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = ingredients("stages.grpo.rewards=[{kind='my_words:score',weight=1.0}]")
+    found = ingredients("stages.grpo.rewards=[{kind='my_versioned_words:score',weight=1.0}]")
     assert {name for name in found if "hypothesis" in found[name]["versions"]} == {"grpo"}
     assert found["grpo"]["versions"]["hypothesis"] == metadata.version("hypothesis")
 
