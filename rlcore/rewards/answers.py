@@ -65,6 +65,7 @@ _TAKES_BACK = re.compile(
 )
 _MAX_BETWEEN = 70
 _OPENED = re.compile(r"\\(?:boxed|fbox|box) ?\{|<answer>")
+_PERCENT = re.compile(r"[\s}]*(?:\$|\\[)\]])?\s*(?:\\?%|(?:per ?cent|pct)\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,13 @@ def last_marked_answer(text: str) -> str | None:
             break
         answer, kind = answer[slice(*box.inner)], "box"
     return answer.strip()
+
+
+def is_percent_behind(rollout: Rollout, prefill: str = "") -> bool:
+    r"""True if a percent sign or the word follows the last box, outside of it: ``$\boxed{20}\%$``."""
+    text = final_part(prefill + rollout.text) or ""
+    found = marked_answers(text)
+    return bool(found) and found[-1].kind == "box" and _PERCENT.match(text, found[-1].end) is not None
 
 
 def is_blank(text: str) -> bool:

@@ -34,6 +34,7 @@ from rlcore.rewards.answers import (
     clean,
     find_answer,
     find_reference,
+    is_percent_behind,
     spelled,
     stated,
 )
@@ -139,6 +140,8 @@ class MathReward:
             return ungraded(f"the reference {fault}")
         found = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         answer, reference = spelled(found or ""), find_reference(rollout.prompt.reference)
+        if reference.endswith("%") and not answer.endswith("%") and is_percent_behind(rollout, self._prefill):
+            answer += reference[-2:] if reference.endswith("\\%") else "%"
         problem = _problem_of(rollout) if self._options.evaluated_only else ""
         verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only, problem=problem)
         if verdict is not None:
