@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from data_contracts.drift import ColumnDrift, DriftLimits, judge
-from data_contracts.sketches import Sketch, sketch
+from data_contracts.drift.comparison import ColumnDrift, DriftLimits, judge
+from data_contracts.drift.sketches import Sketch, sketch
 
 NUM_NAMES = (2, 10, 60, 1_000, 10_000)
 SIZES = ((200, 150), (2_000, 150), (20_000, 40))  # rows of each side, and comparisons

@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from data_contracts.contracts.preference_pairs import single
 from data_contracts.generated import different_problems, rows_of_problems
-from data_contracts.preference_pairs import single
 
 NUM_TERMS = 5
 MAX_TOTAL = 9

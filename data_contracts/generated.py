@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from data_contracts.fields import ask
-from data_contracts.splits import is_held_out
+from data_contracts.adapters.fields import ask
+from data_contracts.gate.splits import is_held_out
 from data_contracts.text import prompt_hash
 
 _MAX_MISSES = 10_000

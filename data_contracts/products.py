@@ -15,8 +15,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from data_contracts.contracts.preference_pairs import single
 from data_contracts.generated import different_problems, rows_of_problems
-from data_contracts.preference_pairs import single
 from data_contracts.tool_task import ToolTask
 
 TASK = "products"

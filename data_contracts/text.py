@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from data_contracts.characters import folded, latin_looks, without_invisible
-from data_contracts.near import packed
-from data_contracts.remembered import Remembered
+from data_contracts.gate.near_duplicates import packed
+from data_contracts.memo import Remembered
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")
@@ -72,7 +72,7 @@ def question_text(text: str) -> str:
 
 
 def question_and_hashes(text: str) -> tuple[str, bytes]:
-    """:func:`question_text`, and the hashes of its words and signs as :func:`data_contracts.near.packed` has them."""
+    """:func:`question_text`, and the hashes of its words and signs as ``near_duplicates.packed`` has them."""
     question, chunks, is_quoted = _typed_alike(text)
     if chunks is None:
         return question, packed(question.split())
@@ -103,7 +103,7 @@ def words_of(text: str) -> list[str]:
 
 
 def hashes_of_words(text: str) -> bytes:
-    """The hashes of :func:`words_of`, as :func:`data_contracts.near.packed` has them; no word goes across a blank."""
+    """The hashes of :func:`words_of`, as ``near_duplicates.packed`` has them; no word goes across a blank."""
     return b"".join(map(_WORD_HASHES.__getitem__, unicodedata.normalize("NFKC", text).casefold().split()))
 
 

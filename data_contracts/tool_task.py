@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from data_contracts.fields import ask
+from data_contracts.adapters.fields import ask
 from data_contracts.generated import different_problems, rows_of_problems
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from data_contracts.convert import is_generator
+from data_contracts.adapters.convert import is_generator
 from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.settings import resolve_algorithm
 from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, SamplingConfig

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_contracts.convert import is_generator, row_function
+from data_contracts.adapters.convert import is_generator, row_function
 from data_contracts.errors import ContractError, RowFault
-from data_contracts.stream import RowFn
+from data_contracts.gate.stream import RowFn
 from rlcore.canaries.rewards import VERIFIERS
 from tasks.preset.data import DatasetConfig
 from tasks.preset.graph import evaluated_data

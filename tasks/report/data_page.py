@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_contracts.report import GateReport, RuleResult
+from data_contracts.gate.report import GateReport, RuleResult
 from tasks.home.markdown import code, plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_contracts.drift import ColumnDrift, Move
+from data_contracts.drift.comparison import ColumnDrift, Move
 from tasks.home.markdown import plain
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.benchmark_records import NAME, check_benchmark_records
+from data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.audit.seals import require_sealed
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_contracts import code_tasks, convert, gate
-from data_contracts.adapters import Kind
-from data_contracts.budget import TokenMeter
-from data_contracts.contract import Contract
+from data_contracts.adapters import convert
+from data_contracts.adapters.fields import Messages
+from data_contracts.adapters.table import Kind
+from data_contracts.contracts import code_tasks
+from data_contracts.contracts.contract import Contract
 from data_contracts.errors import ContractError
-from data_contracts.fields import Messages
-from data_contracts.gate import GateLimits, GateReport, GateResult
-from data_contracts.overlap import SharedWords
-from data_contracts.reading import Source, joined, read_source, require_file, source_of
-from data_contracts.row_rules import Screen
-from data_contracts.stream import RowStream
+from data_contracts.gate import data_gate
+from data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
+from data_contracts.gate.overlap import SharedWords
+from data_contracts.gate.reading import Source, joined, read_source, require_file, source_of
+from data_contracts.gate.row_rules import Screen
+from data_contracts.gate.stream import RowStream
+from data_contracts.gate.token_budget import TokenMeter
 from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
@@ -40,7 +42,7 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """What the gate needs to know of a tokenizer; see :class:`data_contracts.budget.TokenMeter`.
+    """What the gate needs to know of a tokenizer; see :class:`data_contracts.gate.token_budget.TokenMeter`.
 
     ``encode``: token ids of each text, control tokens never among them. ``prompt_lengths``: numbers of tokens of
     conversations, with their template and generation prompt; ``prompt_bounds``, ``text_bound``: what these numbers
@@ -142,7 +144,7 @@ def _prepare(
             for split, write in add.items():
                 write(frame[frame["split"] == split])
 
-        result = gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=looked)
+        result = data_gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=looked)
         _write_account(result, folder, where=stream.source.name)
     return result.report
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.difficulties import NAME, check_difficulties
+from data_contracts.contracts.difficulties import NAME, check_difficulties
 from rlcore.config import AnswersConfig
 from rlcore.evaluation import Interval, accuracy, mean_share
 from rlcore.rejection import Candidate

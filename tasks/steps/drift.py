@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_contracts.drift import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
+from data_contracts.drift.comparison import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
 from rlcore.errors import DataError
 from tasks.home.settings import find_home
 from tasks.home.storage import read_json, write_json

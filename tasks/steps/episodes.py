@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from data_contracts.contracts.search_corpus import read_corpus
 from data_contracts.errors import ContractError
-from data_contracts.search_corpus import read_corpus
 from rlcore.config import EpisodeConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts import evaluations as contract
+from data_contracts.contracts import evaluations as contract
 from rlcore.audit.seals import require_sealed
 from rlcore.canaries.served import require_served
 from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k

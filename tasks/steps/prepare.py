@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from data_contracts.fields import Messages
-from data_contracts.gate import GateReport
-from data_contracts.overlap import Overlap
+from data_contracts.adapters.fields import Messages
+from data_contracts.gate.data_gate import GateReport
+from data_contracts.gate.overlap import Overlap
 from data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound

@@ -39,7 +39,7 @@ _EPISODES = (
 )
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     "python": (*_EPISODES, "rlcore.sandbox"),
-    "search": (*_EPISODES, "data_contracts.search_corpus"),
+    "search": (*_EPISODES, "data_contracts.contracts.search_corpus"),
     "calculator": _EPISODES,
 }
 _DRAWN = ("rlcore.difficulty", "tasks.steps.drawing")

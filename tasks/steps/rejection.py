@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from data_contracts.gate import GateLimits, GateReport
-from data_contracts.reading import source_of
+from data_contracts.gate.data_gate import GateLimits, GateReport
+from data_contracts.gate.reading import source_of
 from rlcore.config import RejectionConfig
 from rlcore.errors import DataError
 from rlcore.rejection import Candidate, Selection, Yield, account, select

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts import rollouts as contract
+from data_contracts.contracts import rollouts as contract
 from rlcore.errors import StorageError
 from rlcore.loop import Stop, summary_line
 from rlcore.loop.turns import Drawn

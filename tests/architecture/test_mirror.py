@@ -16,35 +16,35 @@ PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/")
 
 # By the test, below tests/: parts of what it tests as a whole. A flow's test runs steps, pages and flows in order.
 DRIVEN_BY = {
-    "data_contracts/test_adapters": (
-        "data_contracts/convert",
+    "data_contracts/adapters/test_table": (
+        "data_contracts/adapters/convert",
+        "data_contracts/adapters/fields",
+        "data_contracts/adapters/public",
         "data_contracts/generated",
-        "data_contracts/public_adapters",
     ),
-    "data_contracts/test_contracts": (
-        "data_contracts/demonstrations",
+    "data_contracts/contracts/test_contracts": (
+        "data_contracts/contracts/demonstrations",
+        "data_contracts/contracts/evaluations",
+        "data_contracts/contracts/preference_pairs",
+        "data_contracts/contracts/prompts",
+        "data_contracts/contracts/ranked_sets",
+        "data_contracts/contracts/rollouts",
         "data_contracts/errors",
-        "data_contracts/evaluations",
-        "data_contracts/preference_pairs",
-        "data_contracts/prompts",
-        "data_contracts/ranked_sets",
-        "data_contracts/rollouts",
     ),
-    "data_contracts/test_gate": (
-        "data_contracts/budget",
-        "data_contracts/details",
-        "data_contracts/entries",
-        "data_contracts/fields",
-        "data_contracts/kept",
-        "data_contracts/lookup",
-        "data_contracts/records",
-        "data_contracts/report",
-        "data_contracts/row_rules",
-        "data_contracts/rules",
-        "data_contracts/settle",
-        "data_contracts/survey",
+    "data_contracts/gate/test_data_gate": (
+        "data_contracts/gate/cross_row_checks",
+        "data_contracts/gate/kept_rows",
+        "data_contracts/gate/lookup",
+        "data_contracts/gate/records",
+        "data_contracts/gate/report",
+        "data_contracts/gate/row_hashes",
+        "data_contracts/gate/row_rules",
+        "data_contracts/gate/row_summary",
+        "data_contracts/gate/rules",
+        "data_contracts/gate/scan",
+        "data_contracts/gate/token_budget",
     ),
-    "data_contracts/test_reading": ("data_contracts/strict_json",),
+    "data_contracts/gate/test_reading": ("data_contracts/gate/strict_json",),
     "flows/command/test_app": (
         "flows/command/machine",
         "flows/command/models",
@@ -86,7 +86,7 @@ DRIVEN_BY = {
         "tasks/steps/sft",
     ),
     "flows/test_dpo": ("tasks/steps/dpo",),
-    "flows/test_curriculum": ("data_contracts/difficulties", "tasks/report/difficulty_page"),
+    "flows/test_curriculum": ("data_contracts/contracts/difficulties", "tasks/report/difficulty_page"),
     "flows/test_skills": ("tasks/report/benchmark_page",),
     "flows/test_win_rate": (
         "tasks/report/win_rate_page",

@@ -7,9 +7,10 @@ import random
 import pandas as pd
 import pytest
 
-from data_contracts import demonstrations, products
-from data_contracts.contract import complaints, require
-from data_contracts.fields import ask
+from data_contracts import products
+from data_contracts.adapters.fields import ask
+from data_contracts.contracts import demonstrations
+from data_contracts.contracts.contract import complaints, require
 from data_contracts.text import prompt_hash
 
 CALL = {"role": "assistant", "content": "<tool:calculator>3*4</tool>"}

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from data_contracts import products, stock, towns
-from data_contracts.splits import is_held_out
+from data_contracts.gate.splits import is_held_out
 from data_contracts.text import prompt_hash
 from data_contracts.tool_task import ToolTask
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_contracts import towns
+from data_contracts.contracts.search_corpus import read_corpus
 from data_contracts.errors import ContractError
-from data_contracts.search_corpus import read_corpus
 
 
 def rows(direct_share: float, count: int = 40) -> list[dict[str, object]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from data_contracts.difficulties import check_difficulties
+from data_contracts.contracts.difficulties import check_difficulties
 from flows.presets import open_preset
 from rlcore.errors import ConfigError
 from rlcore.metrics import check_names

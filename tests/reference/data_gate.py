@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from data_contracts import characters, text
-from data_contracts.near import is_sign_of_meaning
+from data_contracts.gate.near_duplicates import is_sign_of_meaning
 
 _LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts import convert
-from data_contracts.adapters import ADAPTERS, CONTRACTS, Kind
-from data_contracts.contract import complaints
+from data_contracts.adapters import convert
+from data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
+from data_contracts.contracts.contract import complaints
 from data_contracts.errors import ContractError, RowFault
-from data_contracts.reading import read_source
+from data_contracts.gate.reading import read_source
 from tests.attack.bad_data.case import CONTRACTS as NAMES
 from tests.attack.bad_data.case import Contract, rows
-from tests.data_contracts.gating import gate_source
-from tests.data_contracts.test_adapters import ROWS
+from tests.data_contracts.adapters.test_table import ROWS
+from tests.data_contracts.gate.gating import gate_source
 
 KINDS: Mapping[Contract, Kind] = {
     "prompts": "prompts",

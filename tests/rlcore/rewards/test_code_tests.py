@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from data_contracts.code_tasks import stub
-from data_contracts.public_adapters import humaneval_prompts
+from data_contracts.adapters.public import humaneval_prompts
+from data_contracts.contracts.code_tasks import stub
 from rlcore.canaries import reward_canary
 from rlcore.config import RewardTerm
 from rlcore.errors import CanaryError

@@ -18,7 +18,7 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from data_contracts.procedural import generate_prompts
+from data_contracts.adapters.procedural import generate_prompts
 from rlcore.config import RewardTerm
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.procedural import ProceduralReward

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_contracts.reading import source_of
+from data_contracts.gate.reading import source_of
 from tasks.home.storage import write_json
 from tasks.pipeline.pages import Result
 from tasks.report.data_page import data_page
-from tests.data_contracts.gating import gate_source
+from tests.data_contracts.gate.gating import gate_source
 
 
 def test_the_page_says_how_many_rows_are_used_over_and_set_aside_and_what_warns(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 
-from data_contracts.drift import ColumnDrift, Move
-from data_contracts.report import GateReport, RuleResult
+from data_contracts.drift.comparison import ColumnDrift, Move
+from data_contracts.gate.report import GateReport, RuleResult
 from rlcore.checks import Check
 from rlcore.evaluation import Interval
 from rlcore.promotion import Verdict

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.benchmark_records import check_benchmark_records
+from data_contracts.contracts.benchmark_records import check_benchmark_records
 from data_contracts.errors import ContractError
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, StorageError

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from data_contracts.gate import GateReport
+from data_contracts.gate.data_gate import GateReport
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.preset.data import DatasetConfig

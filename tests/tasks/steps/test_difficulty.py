@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from data_contracts.difficulties import check_difficulties
+from data_contracts.contracts.difficulties import check_difficulties
 from data_contracts.errors import ContractError
 from rlcore.errors import DataError
 from rlcore.rejection import Candidate

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from data_contracts.sketches import sketch
+from data_contracts.drift.sketches import sketch
 from rlcore.errors import StorageError
 from tasks.home.storage import read_json, write_json
 from tasks.preset.data import DatasetConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.overlap import FEWEST_WORDS
+from data_contracts.gate.overlap import FEWEST_WORDS
 from rlcore.errors import ConfigError, DataError
 from tasks.home.storage import write_table
 from tasks.preset.data import ComparisonConfig, DatasetConfig

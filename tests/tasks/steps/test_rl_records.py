@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from data_contracts.contracts.rollouts import check_rollouts
 from data_contracts.errors import ContractError
-from data_contracts.rollouts import check_rollouts
 from rlcore.errors import StorageError
 from rlcore.loop.turns import Drawn
 from rlcore.types import Message, ScoredRollout

@@ -1,0 +1,125 @@
+"""Applying an adapter: a source, or a generator's rows, become a stream of contract rows for the gate."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from data_contracts.adapters.table import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, Scalar
+from data_contracts.contracts.contract import Contract
+from data_contracts.errors import ContractError
+from data_contracts.gate.reading import Source, source_of
+from data_contracts.gate.stream import RowFn, RowStream
+
+Options = Mapping[str, Scalar]
+
+
+def row_function(adapter: str, kind: Kind) -> RowFn:
+    """The function of an adapter that reads rows of one kind.
+
+    Raises:
+        ContractError: unknown adapter, or one that cannot make this kind from a file.
+    """
+    rows = ADAPTERS[_known(adapter)].rows
+    if kind not in rows:
+        others = [name for name, known in ADAPTERS.items() if kind in known.rows]
+        raise ContractError(
+            f"the adapter {adapter!r} reads no {kind} from a file", fix=f"those that do: {', '.join(others)}"
+        )
+    return rows[kind]
+
+
+def is_generator(adapter: str) -> bool:
+    """Whether an adapter makes its rows, so that it needs no file.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    return bool(ADAPTERS[_known(adapter)].generators)
+
+
+def is_exact(adapter: str) -> bool:
+    """Whether every character counts where two texts of an adapter are compared.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    return ADAPTERS[_known(adapter)].is_exact
+
+
+def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: int, options: Options) -> Source:
+    """Rows that an adapter makes up, a pure function of its arguments.
+
+    Raises:
+        ContractError: it makes no such kind, an unknown or ill-typed option, or it cannot make so many different rows.
+    """
+    generators = ADAPTERS[_known(adapter)].generators
+    if kind not in generators:
+        raise ContractError(f"the adapter {adapter!r} makes no {kind}", fix=f"it makes {', '.join(generators)}")
+    generator = generators[kind]
+    rng = random.Random(f"{adapter}/{kind}/{seed}")  # each kind draws problems of its own
+    return source_of(
+        adapter,
+        generator.make(rng, num_train=num_train, num_eval=num_eval, **_arguments(generator, options, adapter)),
+    )
+
+
+def contract_of(adapter: str, kind: Kind) -> Contract:
+    """What the rows of an adapter must be.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    return ADAPTERS[_known(adapter)].contracts.get(kind, CONTRACTS[kind])
+
+
+def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
+    """The options of an adapter, and whether it takes settings with a dot in their name besides.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    generator = ADAPTERS[_known(adapter)].generators.get(kind, Generator(make=list))
+    return frozenset(generator.options), generator.takes_settings
+
+
+def stream_of(source: Source, kind: Kind, *, adapter: str, system: str = "") -> RowStream:
+    """The rows of a source as contract rows. ``system``: the system prompt of conversations that have none.
+
+    Raises:
+        ContractError: unknown adapter, or one that cannot make this kind from a file.
+    """
+    make = OWN_ROWS[kind] if is_generator(adapter) else row_function(adapter, kind)
+    return RowStream(source=source, make=make, system=system)
+
+
+def _known(adapter: str) -> str:
+    if adapter not in ADAPTERS:
+        close = difflib.get_close_matches(adapter, ADAPTERS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ADAPTERS)}"
+        raise ContractError(f"unknown adapter {adapter!r}", fix=hint)
+    return adapter
+
+
+def _arguments(generator: Generator, options: Options, adapter: str) -> dict[str, Any]:
+    settings = {name: value for name, value in options.items() if generator.takes_settings and "." in name}
+    unknown = sorted(options.keys() - generator.options.keys() - settings.keys())
+    if unknown:
+        known = ", ".join(generator.options) or "none"
+        raise ContractError(f"the adapter {adapter!r} has no option {unknown[0]!r}", fix=f"it has: {known}")
+    arguments: dict[str, Any] = {
+        name: _value(name, options.get(name, option.default), option) for name, option in generator.options.items()
+    }
+    return arguments | ({"settings": settings} if generator.takes_settings else {})
+
+
+def _value(name: str, value: Scalar, option: Option) -> Scalar:
+    if isinstance(option.default, float) and type(value) is int:
+        value = float(value)
+    if type(value) is not type(option.default):
+        raise ContractError(f"option {name} = {value!r} must be of type {type(option.default).__name__}")
+    if isinstance(value, float) and not option.low <= value <= option.high:
+        raise ContractError(f"option {name} = {value!r} must be between {option.low:g} and {option.high:g}")
+    return value

@@ -1,0 +1,140 @@
+"""Take one field out of a source row, with its type and never a conversion; the fault names the field."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+from data_contracts.contracts.column_checks import SPLITS
+from data_contracts.errors import RowFault
+
+Row = Mapping[str, Any]
+Messages = list[dict[str, str]]
+_LIKE = 0.8  # of difflib: one letter missing, added or swapped in a word of five
+
+
+def text(row: Row, name: str) -> str:
+    """The text in field ``name``, which may be empty.
+
+    Raises:
+        RowFault: missing, or not a text.
+    """
+    value = _present(row, name)
+    if not isinstance(value, str):
+        raise RowFault(name, f"must be a text, not {_kind(value)}", value)
+    return value
+
+
+def number(row: Row, name: str) -> float:
+    """The finite number in field ``name``.
+
+    Raises:
+        RowFault: missing, not a number (a boolean is none), or not finite.
+    """
+    value = _present(row, name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowFault(name, f"must be a number, not {_kind(value)}", value)
+    try:
+        converted = float(value)
+    except OverflowError as error:
+        raise RowFault(name, "is beyond the range of a float", value) from error
+    if not math.isfinite(converted):
+        raise RowFault(name, "must be finite", value)
+    return converted
+
+
+def items(row: Row, name: str) -> list[Any]:
+    """The list in field ``name``.
+
+    Raises:
+        RowFault: missing, or not a list.
+    """
+    value = _present(row, name)
+    if not isinstance(value, list):
+        raise RowFault(name, f"must be a list, not {_kind(value)}", value)
+    return value
+
+
+def messages(row: Row, name: str = "messages") -> Messages:
+    """The conversation in field ``name``: objects with exactly ``role`` and ``content``, both texts.
+
+    Raises:
+        RowFault: naming the message and its field, ``messages.2.role``.
+    """
+    return [_message(turn, name, place) for place, turn in enumerate(items(row, name))]
+
+
+def optional_split(row: Row) -> dict[str, str]:
+    """The field ``split``, where the source has one: ``{"split": "train"}`` or nothing.
+
+    Raises:
+        RowFault: neither ``train`` nor ``eval``.
+    """
+    if row.get("split") is None:
+        return {}
+    value = text(row, "split")
+    if value not in SPLITS:
+        raise RowFault("split", "must be 'train' or 'eval'", value)
+    return {"split": value}
+
+
+def refuse_misspelt(row: Row, names: Collection[str]) -> None:
+    """Refuse a field that is nearly one of ``names``, which may be left out: its value would be lost in silence.
+
+    Raises:
+        RowFault: naming the field and what it may have been meant to be.
+    """
+    for field, meant in _misspelt(tuple(row), tuple(names)):
+        raise RowFault(field, f"is no field of the contract; {meant!r} is: rename it, or leave it out", row[field])
+
+
+@lru_cache(maxsize=64)
+def _misspelt(fields: tuple[str, ...], names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The fields that are nearly a name that is absent, with that name; most rows have those of the row before."""
+    absent = [name for name in names if name not in fields]
+    found = ((one, difflib.get_close_matches(one.strip().casefold(), absent, n=1, cutoff=_LIKE)) for one in fields)
+    return sorted((one, meant[0]) for one, meant in found if meant and one not in names)
+
+
+def refuse_other_contract(row: Row, contract: str) -> None:
+    """Refuse a row that says itself to be of another contract, or of another version.
+
+    Raises:
+        RowFault: naming both.
+    """
+    if "contract" in row and row["contract"] != contract:
+        reason = f"the row is of another contract: these rows are read as {contract}"
+        raise RowFault("contract", reason, row["contract"])
+
+
+def ask(question: str) -> Messages:
+    """A conversation of one question."""
+    return [{"role": "user", "content": question}]
+
+
+def _message(turn: object, field: str, place: int) -> dict[str, str]:
+    if type(turn) is dict and len(turn) == 2:  # as nearly all are: the longer way below is for the reason
+        role, content = turn.get("role"), turn.get("content")
+        if isinstance(role, str) and isinstance(content, str):
+            return {"role": role, "content": content}
+    path = f"{field}.{place}"
+    if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
+        raise RowFault(path, "must be an object with exactly 'role' and 'content'", turn)
+    for name in ("role", "content"):
+        if not isinstance(turn[name], str):
+            raise RowFault(f"{path}.{name}", f"must be a text, not {_kind(turn[name])}", turn[name])
+    return {"role": turn["role"], "content": turn["content"]}
+
+
+def _present(row: Row, name: str) -> Any:
+    if name not in row:
+        raise RowFault(name, f"missing column {name!r}; there are {', '.join(sorted(row)) or 'none'}"[:200])
+    return row[name]
+
+
+def _kind(value: object) -> str:
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+    return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

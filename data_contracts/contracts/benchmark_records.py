@@ -1,0 +1,51 @@
+"""``benchmark_records/v1``: what a checkpoint made of each document of a benchmark."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.contracts import column_checks
+from data_contracts.contracts.contract import Contract, require
+from data_contracts.errors import ContractError
+
+NAME = "benchmark_records/v1"
+
+
+class BenchmarkRecords(pa.DataFrameModel):
+    """One row for each task, document and metric.
+
+    ``doc_id``: the document's number within the task; ``doc_sha256``: of its text. Two checkpoints are compared only
+    on equal documents. ``metric``: its name and the filter that the answer went through; ``value``: the figure.
+    """
+
+    task: str
+    doc_id: int = pa.Field(ge=0)
+    doc_sha256: str = pa.Field(str_matches=r"^[0-9a-f]{64}$")
+    metric: str
+    value: float
+
+    class Config:
+        strict = True
+        name = NAME
+
+    @pa.check("task", "metric", error="must not be blank")
+    @classmethod
+    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return column_checks.is_filled(texts)
+
+
+CONTRACT = Contract(name=NAME, model=BenchmarkRecords, id_column="task", answers=())
+
+
+def check_benchmark_records(frame: pd.DataFrame) -> None:
+    """Refuse a table of records that breaks its contract or has a document twice.
+
+    Raises:
+        ContractError: naming the first rows at fault.
+    """
+    require(frame, CONTRACT)
+    repeated = frame[frame.duplicated(["task", "doc_id", "metric"])]
+    if len(repeated):
+        first = repeated.iloc[0]
+        raise ContractError(f"{first['task']}: document {first['doc_id']} has {first['metric']} twice", where=NAME)

@@ -1,0 +1,62 @@
+"""``difficulties/v1``: how often a policy solved each prompt."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.contracts import column_checks
+from data_contracts.contracts.contract import Contract, require
+from data_contracts.errors import ContractError
+
+NAME = "difficulties/v1"
+
+
+class Difficulties(pa.DataFrameModel):
+    """One row per prompt.
+
+    ``dataset``, ``prompt_id``: the prompt as its data set names it. ``answers``: those that were scored; ``passed``:
+    those with the threshold and more; ``pass_rate``: their share, ``low`` and ``high`` its Wilson interval.
+    ``reward``: mean of the scores.
+    """
+
+    dataset: str
+    prompt_id: str
+    task: str
+    answers: int = pa.Field(ge=1)
+    passed: int = pa.Field(ge=0)
+    pass_rate: float = pa.Field(ge=0, le=1)
+    low: float = pa.Field(ge=0, le=1)
+    high: float = pa.Field(ge=0, le=1)
+    reward: float
+
+    class Config:
+        strict = True
+        name = NAME
+
+    @pa.check("dataset", "prompt_id", "task", error="must not be blank")
+    @classmethod
+    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return column_checks.is_filled(texts)
+
+    @pa.dataframe_check(error="pass_rate is not passed / answers, or lies outside its interval")
+    @classmethod
+    def figures_fit(cls, frame: pd.DataFrame) -> pd.Series:
+        share = frame["passed"] / frame["answers"]
+        return (share == frame["pass_rate"]) & (frame["low"] <= share) & (share <= frame["high"])
+
+
+CONTRACT = Contract(name=NAME, model=Difficulties, id_column="prompt_id", answers=())
+
+
+def check_difficulties(frame: pd.DataFrame) -> None:
+    """Refuse a table of pass rates that breaks its contract or has a prompt twice.
+
+    Raises:
+        ContractError: naming the first rows at fault.
+    """
+    require(frame, CONTRACT)
+    repeated = frame[frame.duplicated(["dataset", "prompt_id"])]
+    if len(repeated):
+        first = repeated.iloc[0]
+        raise ContractError(f"{first['dataset']}/{first['prompt_id']} is there twice", where=NAME)

@@ -1,0 +1,84 @@
+"""``preference_pairs/v2``: two answers to one question, of which the first is the better one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.contracts import column_checks
+from data_contracts.contracts.contract import Contract
+
+MAX_MARGIN = 100.0  # rewards of pairs are some units apart; a larger number is another scale, or a mistake
+
+
+class PreferencePairs(pa.DataFrameModel):
+    """One row per pair.
+
+    ``set_id``: what was judged together; a pair that was judged by itself has its own ``pair_id`` there, the pairs of a
+    ranking share one, so that a ranking counts as much as one pair. ``margin`` (0 to 100): by how much the chosen
+    answer's reward should lead, in units of reward. ``probability`` (in (1/2, 1]): that the chosen answer is the better
+    one; at 1/2 neither is preferred, which is a tie and no pair. ``weight`` (in (0, 1]): how much the whole set counts.
+    ``source``: who or what made the pair.
+    """
+
+    pair_id: str
+    set_id: str
+    messages: object
+    chosen: str
+    rejected: str
+    margin: float
+    probability: float
+    weight: float
+    source: str
+    split: str
+
+    class Config:
+        strict = True
+        name = "preference_pairs/v2"
+
+    @pa.check("pair_id", "set_id", "chosen", "rejected", "source", error="must not be blank")
+    @classmethod
+    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return column_checks.is_filled(texts)
+
+    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
+    @classmethod
+    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_question(values)
+
+    @pa.check("margin", error=f"must be between 0 and {MAX_MARGIN:g}")
+    @classmethod
+    def margin_is_a_lead(cls, values: pd.Series) -> pd.Series:
+        return (values >= 0.0) & (values <= MAX_MARGIN)
+
+    @pa.check("probability", error="must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped")
+    @classmethod
+    def label_is_more_likely_than_not(cls, values: pd.Series) -> pd.Series:
+        return (values > 0.5) & (values <= 1.0)
+
+    @pa.check("weight", error="must be above 0 and at most 1")
+    @classmethod
+    def weight_is_a_share(cls, values: pd.Series) -> pd.Series:
+        return (values > 0.0) & (values <= 1.0)
+
+    @pa.check("split", error="must be 'train' or 'eval'")
+    @classmethod
+    def split_is_known(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_split(values)
+
+    @pa.dataframe_check(error="chosen and rejected are the same")
+    @classmethod
+    def sides_differ(cls, frame: pd.DataFrame) -> pd.Series:
+        return frame["chosen"] != frame["rejected"]
+
+
+CONTRACT = Contract(
+    name="preference_pairs/v2", model=PreferencePairs, id_column="pair_id", answers=("chosen", "rejected")
+)
+
+
+def single(pair_id: str) -> dict[str, Any]:
+    """The columns of a pair that was judged by itself, without doubt and without a margin."""
+    return {"pair_id": pair_id, "set_id": pair_id, "margin": 0.0, "probability": 1.0, "weight": 1.0}

@@ -1,0 +1,104 @@
+"""``ranked_sets/v1``: several answers to one question in order of preference, and the pairs that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts import column_checks
+from data_contracts.contracts.contract import Contract
+from data_contracts.errors import RowFault
+
+MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the pairs grow with the square
+
+
+class RankedSets(pa.DataFrameModel):
+    """One row per question. ``ranks``: one integer per completion, 0 the best; equal ranks are ties."""
+
+    set_id: str
+    messages: object
+    completions: object
+    ranks: object
+    split: str
+
+    class Config:
+        strict = True
+        name = "ranked_sets/v1"
+
+    @pa.check("set_id", error="must not be blank")
+    @classmethod
+    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return column_checks.is_filled(texts)
+
+    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
+    @classmethod
+    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_question(values)
+
+    @pa.check("completions", error="must be two or more texts that are not blank")
+    @classmethod
+    def completions_are_texts(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_list_of_texts(values)
+
+    @pa.check("ranks", error="must be integers from 0")
+    @classmethod
+    def ranks_are_counts(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_list_of_counts(values)
+
+    @pa.check("split", error="must be 'train' or 'eval'")
+    @classmethod
+    def split_is_known(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_split(values)
+
+    @pa.dataframe_check(error="needs one rank for each completion")
+    @classmethod
+    def ranks_match_completions(cls, frame: pd.DataFrame) -> pd.Series:
+        return frame["completions"].map(_length) == frame["ranks"].map(_length)
+
+
+CONTRACT = Contract(name="ranked_sets/v1", model=RankedSets, id_column="set_id")
+
+
+def expand(
+    set_id: str, messages: Messages, completions: Sequence[str], ranks: Sequence[int], *, source: str
+) -> list[dict[str, Any]]:
+    """The pairs of a ranking, as rows of ``preference_pairs/v2`` without ``split``.
+
+    K answers without ties give K (K - 1) / 2 pairs, which share ``set_id`` and so count once together. A tie prefers
+    neither side and gives no pair.
+
+    Raises:
+        RowFault: as many ranks as completions are needed, no more than 64, and two of them must differ.
+    """
+    if len(completions) > MAX_COMPLETIONS:
+        what = f"{len(completions)} completions are more than {MAX_COMPLETIONS}: divide the ranking into several sets"
+        raise RowFault("completions", what, completions[0])
+    if len(completions) != len(ranks):
+        raise RowFault("ranks", f"{len(ranks)} ranks for {len(completions)} completions", list(ranks))
+    order = sorted(range(len(ranks)), key=lambda place: ranks[place])
+    pairs = [(better, worse) for better, worse in combinations(order, 2) if ranks[better] != ranks[worse]]
+    if not pairs:
+        raise RowFault("ranks", "all completions are tied, so no pair follows", list(ranks))
+    return [
+        {
+            "pair_id": f"{set_id}-{better}-{worse}",
+            "set_id": set_id,
+            "messages": messages,
+            "chosen": completions[better],
+            "rejected": completions[worse],
+            "margin": 0.0,
+            "probability": 1.0,
+            "weight": 1.0,
+            "source": source,
+        }
+        for better, worse in pairs
+    ]
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list) else -1

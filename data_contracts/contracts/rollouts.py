@@ -1,0 +1,162 @@
+"""``rollouts/v2`` and ``scores/v1``: what was sampled in an iteration and how it was graded, in one table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+
+import numpy as np
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.contracts import column_checks
+from data_contracts.contracts.contract import Contract, require
+from data_contracts.errors import ContractError
+
+KEYS = ("iteration", "prompt_id", "sample_index")
+
+
+class Rollouts(pa.DataFrameModel):
+    """One row per completion, exactly as sampled; the three lists have one entry per completion token.
+
+    ``sampler_logprobs``: natural logarithms of the tempered distribution, as the engine reported them.
+    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled. ``replica``: the number of
+    the engine that sampled, of a run with several. ``replaced``: the group had no signal and gave way to another
+    prompt's (dynamic sampling); it was not trained on.
+    """
+
+    iteration: int
+    prompt_id: str
+    sample_index: int
+    prompt: str
+    reference: str
+    text: str
+    completion_ids: object
+    sampler_logprobs: object
+    loss_mask: object
+    policy_version: int
+    replica: int
+    finish_reason: str
+    replaced: bool
+
+    class Config:
+        strict = True
+        name = "rollouts/v2"
+
+    @pa.check("iteration", "sample_index", "policy_version", "replica", error="must be at least 0")
+    @classmethod
+    def counts_are_counts(cls, values: pd.Series) -> pd.Series:
+        return values >= 0
+
+    @pa.check("prompt_id", error="must not be blank")
+    @classmethod
+    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return column_checks.is_filled(texts)
+
+    @pa.check("completion_ids", error="must be token ids, at least one")
+    @classmethod
+    def completion_is_tokens(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_list_of_counts(values)
+
+    @pa.check("sampler_logprobs", error="must be finite and at most 0")
+    @classmethod
+    def logprobs_are_logprobs(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_list_of_logprobs(values)
+
+    @pa.check("loss_mask", error="must be true or false")
+    @classmethod
+    def mask_is_boolean(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_list_of_booleans(values)
+
+    @pa.check("finish_reason", error="must be 'stop' or 'length'")
+    @classmethod
+    def finish_reason_is_known(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_finish_reason(values)
+
+    @pa.dataframe_check(error="completion_ids, sampler_logprobs and loss_mask differ in length")
+    @classmethod
+    def lists_are_aligned(cls, frame: pd.DataFrame) -> pd.Series:
+        tokens = frame["completion_ids"].map(len)
+        return (frame["sampler_logprobs"].map(len) == tokens) & (frame["loss_mask"].map(len) == tokens)
+
+
+class Scores(pa.DataFrameModel):
+    """One row per completion: the total reward, or null and the grader's error; ``parts``: JSON, components by name."""
+
+    iteration: int
+    prompt_id: str
+    sample_index: int
+    value: float = pa.Field(nullable=True)
+    parts: str
+    error: str
+
+    class Config:
+        strict = True
+        name = "scores/v1"
+
+    @pa.check("value", error="must be finite")
+    @classmethod
+    def value_is_finite(cls, values: pd.Series) -> pd.Series:
+        return values.abs() < np.inf
+
+    @pa.check("parts", error="must be a JSON object of finite numbers")
+    @classmethod
+    def parts_are_numbers(cls, values: pd.Series) -> pd.Series:
+        return values.map(_are_parts).astype(bool)
+
+    @pa.dataframe_check(error="has neither a value nor an error")
+    @classmethod
+    def unscored_has_an_error(cls, frame: pd.DataFrame) -> pd.Series:
+        return frame["value"].notna() | (frame["error"] != "")
+
+
+ROLLOUTS = Contract(name="rollouts/v2", model=Rollouts, id_column="prompt_id", answers=("text",))
+SCORES = Contract(name="scores/v1", model=Scores, id_column="prompt_id")
+
+
+def check_rollouts(frame: pd.DataFrame) -> None:
+    """Refuse a table of scored rollouts (the columns of both contracts) that breaks one, or has incomplete groups.
+
+    Raises:
+        ContractError: naming the first rows or groups at fault.
+    """
+    unknown = set(frame.columns) - {*ROLLOUTS.columns, *SCORES.columns}
+    if unknown:
+        raise ContractError(f"{ROLLOUTS.name}: unknown columns {sorted(unknown)}", where=ROLLOUTS.name)
+    for contract in (ROLLOUTS, SCORES):
+        require(frame[[name for name in contract.columns if name in frame]], contract)
+    broken = incomplete_groups(frame)
+    if broken:
+        raise ContractError(
+            f"{ROLLOUTS.name}: {len(broken)} groups are not numbered 0, 1, 2, …; the first is {broken[0]}",
+            where=ROLLOUTS.name,
+        )
+
+
+def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
+    """(iteration, prompt_id) of the groups with a hole in their sample indices.
+
+    A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. So the rule is: no
+    index occurs more often than the index before it, and index 0 is there.
+    """
+    groups: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+    for iteration, prompt_id, index in zip(*(frame[name].tolist() for name in KEYS), strict=True):
+        groups[iteration, prompt_id][index] += 1
+    return sorted(group for group, counts in groups.items() if _has_hole(counts))
+
+
+def _has_hole(counts: Counter[int]) -> bool:
+    """Of how often each index occurs: {0: 2, 1: 1} has none, {0: 1, 2: 1} lacks 1, {0: 1, 1: 2} lacks a second 0."""
+    times = [counts[index] for index in range(len(counts))]
+    return 0 in times or times != sorted(times, reverse=True)
+
+
+def _are_parts(text: object) -> bool:
+    try:
+        parts = json.loads(str(text))
+    except ValueError:
+        return False
+    return isinstance(parts, dict) and all(
+        type(part) in (int, float) and math.isfinite(part) for part in parts.values()
+    )

@@ -1,0 +1,51 @@
+"""``search_corpus/v1``: the passages that a search tool finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pandera.pandas as pa
+
+from data_contracts.contracts import column_checks
+from data_contracts.contracts.contract import Contract, require
+from data_contracts.errors import ContractError
+from data_contracts.gate.reading import read_source
+
+
+class SearchCorpus(pa.DataFrameModel):
+    """One row per passage. ``passage_id`` is what the policy sees beside the text and may quote."""
+
+    passage_id: str
+    text: str
+
+    class Config:
+        strict = True
+        name = "search_corpus/v1"
+
+    @pa.check("passage_id", "text", error="must not be blank")
+    @classmethod
+    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
+        return column_checks.is_filled(texts)
+
+
+CONTRACT = Contract(name="search_corpus/v1", model=SearchCorpus, id_column="passage_id")
+
+
+def read_corpus(path: Path) -> list[tuple[str, str]]:
+    """(id, text) of every passage of a JSONL or Parquet file, in its order.
+
+    A corpus is read whole or not at all: a line that is left out would be knowledge that is silently missing.
+
+    Raises:
+        ContractError: an unreadable file or line, a row that breaks the contract, or an id that occurs twice.
+    """
+    source = read_source(path)
+    if source.rejected:
+        raise ContractError(f"the corpus has unreadable lines: {source.rejected[0]}", where=str(path))
+    frame = pd.DataFrame([dict(row.values) for row in source.rows])
+    require(frame, CONTRACT)
+    repeated = frame.loc[frame["passage_id"].duplicated(), "passage_id"]
+    if len(repeated):
+        raise ContractError(f"{len(repeated)} ids occur twice, the first is {repeated.iloc[0]!r}", where=str(path))
+    return list(zip(frame["passage_id"], frame["text"], strict=True))

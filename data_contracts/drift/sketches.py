@@ -1,0 +1,172 @@
+"""Sketches of columns: histograms and counts, small enough to keep in every report, from which drift is measured.
+
+Every prompt weighs 1: what describes it is counted once, and its rows (the pairs of a ranked list, say) share the
+weight between them, so counts may be fractions. Prompts that come in documents were not drawn one by one: each sketch
+has its *design effect* (:func:`data_contracts.drift.documents.design_effect`), with which the bounds of chance in
+:mod:`data_contracts.drift.comparison` count.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.drift.documents import design_effect
+from data_contracts.memo import Remembered
+from data_contracts.text import normalise, words_of
+
+Sketch = Mapping[str, Any]
+Floats = NDArray[np.float64]
+
+MAX_CATEGORIES = 50
+NUM_BUCKETS = 1_024  # a power of two, so that drift can fold them
+MAX_CHARACTERS = 2_000  # of a prompt that are looked at for its script and its words
+# Upper edges of bins; there is an open last bin. Token counts: two bins per doubling.
+TOKEN_EDGES = (1, 2, *(step * 2**power for power in range(12) for step in (3, 4)))
+RATIO_EDGES = (0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 8)
+_EDGES: Mapping[str, Sequence[float]] = {
+    "margin": (0, 0.5, 1, 2, 4, 8),
+    "probability": (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.999),
+}
+_NAMES = ("task", "source")
+_DECIMALS = 4  # of counts that are fractions
+_LETTER = re.compile("[A-Za-z]")
+_NO_LETTERS, _NO_WORDS = "(no letters)", "(no words)"
+
+
+def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
+    """A sketch for every column that a frame of kept rows has, or that follows from what it has.
+
+    Of each prompt: number of tokens, of characters per token and of turns, its script, one of its words (the one with
+    the smallest CRC-32, so equal prompts give equal words and each word stands for a fixed part of the prompts), and
+    the length of the reference. Of each answer: number of tokens. Of each pair: which side is longer, margin,
+    probability. Names of tasks and sources as they stand.
+
+    A histogram has ``edges``, ``counts``, ``mean`` and ``max``. Names have the ``counts`` of the 50 most frequent, and
+    ``others`` in all; where there are others, ``buckets`` has the counts of all names by :func:`bucket_of`. Both have
+    ``design_effect``.
+    """
+    weights = _weights(frame)
+    prompts = frame.drop_duplicates("prompt_hash") if "prompt_hash" in frame.columns else frame
+    answers = {name: _histogram(frame[name], TOKEN_EDGES, weights) for name in frame.columns if _is_answer_length(name)}
+    numbers = {name: _histogram(frame[name], edges, weights) for name, edges in _EDGES.items() if name in frame.columns}
+    names = {name: _categories(frame[name].tolist(), weights) for name in _NAMES if name in frame.columns}
+    return {**_prompt_sketches(prompts), **answers, **numbers, **names, **_pair_sketches(frame, weights)}
+
+
+def script_of(text: str) -> str:
+    """The writing system of most letters of a text (``latin``, ``cjk``, …), by their names in Unicode."""
+    if text.isascii():
+        return "latin" if _LETTER.search(text) else _NO_LETTERS
+    counts: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            counts[_script(letter)] += count
+    return min(counts, key=lambda name: (-counts[name], name)) if counts else _NO_LETTERS
+
+
+def word_of(text: str) -> str:
+    """The word of a text with the smallest CRC-32."""
+    return min(map(_SMALLEST.__getitem__, normalise(text).split()), default=_NONE)[1]  # no word goes across a blank
+
+
+def bucket_of(name: str) -> int:
+    """Where a name is counted among ``NUM_BUCKETS``, by its CRC-32: the same place in every sketch."""
+    return _crc32(name) % NUM_BUCKETS
+
+
+def _weights(frame: pd.DataFrame) -> Floats:
+    """Of each row, so that those of a prompt have 1 together."""
+    if "prompt_hash" not in frame.columns:
+        return np.ones(len(frame))
+    sizes = frame.groupby("prompt_hash")["prompt_hash"].transform("size")
+    return 1.0 / sizes.to_numpy(dtype=np.float64)
+
+
+def _prompt_sketches(prompts: pd.DataFrame) -> dict[str, Sketch]:
+    found: dict[str, Sketch] = {}
+    once = np.ones(len(prompts))
+    if "prompt_tokens" in prompts.columns:
+        found["prompt_tokens"] = _histogram(prompts["prompt_tokens"], TOKEN_EDGES, once)
+    if "reference" in prompts.columns:
+        found["reference_characters"] = _histogram(prompts["reference"].map(len), TOKEN_EDGES, once)
+    if "messages" not in prompts.columns:
+        return found
+    messages: list[Messages] = prompts["messages"].tolist()
+    texts = ["\n".join(turn["content"] for turn in turns if turn["role"] != "system") for turns in messages]
+    found["turns"] = _categories([str(len(turns)) for turns in messages], once)
+    found["script"] = _categories([script_of(text[:MAX_CHARACTERS]) for text in texts], once)
+    found["word"] = _categories([word_of(text[:MAX_CHARACTERS]) for text in texts], once)
+    if "prompt_tokens" in prompts.columns:
+        characters = pd.Series([sum(len(turn["content"]) for turn in turns) for turns in messages], dtype=float)
+        ratios = characters / prompts["prompt_tokens"].clip(lower=1).reset_index(drop=True)
+        found["characters_per_token"] = _histogram(ratios, RATIO_EDGES, once)
+    return found
+
+
+def _pair_sketches(frame: pd.DataFrame, weights: Floats) -> dict[str, Sketch]:
+    if not {"chosen_tokens", "rejected_tokens"} <= set(frame.columns):
+        return {}
+    gap = (frame["chosen_tokens"] - frame["rejected_tokens"]).to_numpy()
+    sides = np.select([gap > 0, gap < 0], ["longer", "shorter"], "as long").tolist()
+    return {"chosen_is": _categories(sides, weights)}
+
+
+def _is_answer_length(name: str) -> bool:
+    return name.endswith("_tokens") and name != "prompt_tokens"
+
+
+def _histogram(values: pd.Series, edges: Sequence[float], weights: Floats) -> Sketch:
+    numbers = values.to_numpy(dtype=np.float64)
+    places = np.searchsorted(edges, numbers, side="left")
+    counts = _counts(places, weights, len(edges) + 1)
+    summary = {"mean": 0.0, "max": 0.0, "design_effect": design_effect(places, weights)}
+    if len(numbers):
+        summary |= {"mean": float(np.average(numbers, weights=weights)), "max": float(numbers.max())}
+    return {"kind": "histogram", "edges": list(edges), "counts": counts, **summary}
+
+
+def _categories(values: Sequence[object], weights: Floats) -> Sketch:
+    names, places = np.unique([str(value) for value in values], return_inverse=True)
+    counts = dict(zip(names.tolist(), _counts(places, weights, len(names)), strict=True))
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    effect = design_effect(places, weights)
+    sketched = {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": 0, "design_effect": effect}
+    if len(ranked) <= MAX_CATEGORIES:
+        return sketched
+    others = round(sum(count for _, count in ranked[MAX_CATEGORIES:]), _DECIMALS)
+    buckets = np.array([bucket_of(name) for name in names.tolist()])[places]
+    return {**sketched, "others": others, "buckets": _counts(buckets, weights, NUM_BUCKETS)}
+
+
+def _counts(places: NDArray[np.int64], weights: Floats, size: int) -> list[float]:
+    """Weight at each place; whole numbers where the weights add up to some."""
+    sums = np.bincount(places, weights=weights, minlength=size).astype(np.float64).round(_DECIMALS).tolist()
+    return [int(count) if count.is_integer() else count for count in sums]
+
+
+@lru_cache(maxsize=4096)
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "unnamed").split()[0].lower()
+
+
+def _crc32(word: str) -> int:
+    return zlib.crc32(word.encode())
+
+
+def _smallest(chunk: str) -> tuple[int, str]:
+    return min(((_crc32(word), word) for word in words_of(chunk)), default=_NONE)
+
+
+_NONE = (2**32, _NO_WORDS)  # after every word
+_SMALLEST = Remembered(_smallest, most=65_536)

@@ -1,0 +1,124 @@
+"""Rows of which another row says the opposite: nothing tells which one is right, so all of them go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_contracts.contracts import preference_pairs, prompts
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows, is_repeated
+from data_contracts.gate.row_summary import Detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flagged:
+    """Refused rows, ascending, each with another that is against it: a row of the ledger, or ``-1 - place`` among the
+    prompts that other data sets evaluate on. ``tell`` says of both what they say.
+    """
+
+    rows: Rows
+    others: Rows
+    field: str
+    reason: str
+    tell: Callable[[Detail, Detail], str]
+
+
+def contradictions(ledger: Ledger, is_sound: Mask, contract: Contract) -> list[Flagged]:
+    """What the rows of a contract contradict; tests of code do not, by being different."""
+    if contract is prompts.CONTRACT:
+        return [_two_references(ledger, np.flatnonzero(is_sound))]
+    if contract is not preference_pairs.CONTRACT:
+        return []
+    found = _circles(ledger, np.flatnonzero(is_sound))
+    left = is_sound.copy()
+    for one in found:
+        left[one.rows] = False
+    return [*found, _mixed_sets(ledger, np.flatnonzero(left))]
+
+
+def _two_references(ledger: Ledger, sound: Rows) -> Flagged:
+    """Rows whose prompt has another reference in another row."""
+    rows, others = _against(sound, ledger.key[sound], ledger.reference[sound])
+    return Flagged(
+        rows=rows,
+        others=others,
+        field="reference",
+        reason="another row has the same prompt and another reference",
+        tell=lambda row, other: f"{row.name}: {row.reference!r}, {other.name}: {other.reference!r}",
+    )
+
+
+def _mixed_sets(ledger: Ledger, sound: Rows) -> Flagged:
+    """Pairs of a set whose pairs differ in prompt or weight: a set is one judgement."""
+    content = _mixed(ledger.key[sound], ledger.weight[sound].view(np.uint64))
+    rows, others = _against(sound, ledger.set_name[sound], content)
+    return Flagged(
+        rows=rows,
+        others=others,
+        field="set_id",
+        reason="another pair of this set has another prompt or weight",
+        tell=lambda row, other: f"{row.set_name} in {row.name} and {other.name}",
+    )
+
+
+def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
+    """Those of the rows in whose group another row has another content, and one such row for each."""
+    together = is_repeated(groups)
+    if not together.any():
+        return NO_ROWS, NO_ROWS
+    rows, groups, contents = rows[together], groups[together], contents[together]
+    order = np.lexsort((rows, contents, groups))
+    rows, groups, contents = rows[order], groups[order], contents[order]
+    is_start = np.append(True, groups[1:] != groups[:-1])
+    group, starts = np.cumsum(is_start) - 1, np.flatnonzero(is_start)
+    first, last = starts[group], (np.append(starts[1:], len(rows)) - 1)[group]
+    # Against a row with the first content of its group stands one with the last, and against all others the first.
+    others = np.where(contents == contents[first], rows[last], rows[first])
+    is_mixed = contents[first] != contents[last]
+    found, others = rows[is_mixed], others[is_mixed]
+    back = np.argsort(found)
+    return found[back], others[back]
+
+
+def _circles(ledger: Ledger, sound: Rows) -> list[Flagged]:
+    """Pairs that prefer an answer to itself by way of others: A over B over A, or A over B over C over A."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    sides = [_mixed(ledger.key[sound], ledger.answers[sound, side]) for side in (0, 1)]
+    _, nodes = np.unique(np.concatenate(sides), return_inverse=True)
+    chosen, rejected = nodes[: len(sound)], nodes[len(sound) :]
+    size = int(nodes.max(initial=-1)) + 1
+    graph = coo_array((np.ones(len(sound), dtype=np.int8), (chosen, rejected)), shape=(size, size)).tocsr()
+    component = connected_components(graph, connection="strong")[1] if size else nodes
+    inside = np.flatnonzero(component[chosen] == component[rejected])
+    edges = {(int(chosen[one]), int(rejected[one])): int(sound[one]) for one in inside[::-1]}
+    leaving = {better: row for (better, _), row in edges.items()}
+    mirrored: list[tuple[int, int]] = []
+    longer: list[tuple[int, int]] = []
+    for one in inside.tolist():
+        better, worse = int(chosen[one]), int(rejected[one])
+        mirror = edges.get((worse, better))
+        (longer if mirror is None else mirrored).append((int(sound[one]), leaving[worse] if mirror is None else mirror))
+    reasons = ("another pair prefers the same answers the other way", "the pairs of its prompt prefer in a circle")
+    return [
+        Flagged(rows=rows[:, 0], others=rows[:, 1], field="pair_id", reason=reason, tell=_names)
+        for reason, rows in ((reasons[0], _table(mirrored)), (reasons[1], _table(longer)))
+    ]
+
+
+def _mixed(keys: Numbers, others: Numbers) -> Numbers:
+    """One number for both: an answer to a prompt, say."""
+    mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + others
+    return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+
+
+def _names(row: Detail, other: Detail) -> str:
+    return f"{row.name} against {other.name}"
+
+
+def _table(rows: list[tuple[int, int]]) -> Rows:
+    return np.array(rows, dtype=np.int64).reshape(-1, 2)

@@ -1,0 +1,158 @@
+"""What is decided by comparing rows: sides, contradictions, near duplicates of evaluation prompts, and the choice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.contradictions import Flagged, contradictions
+from data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Close, Evaluated, close_to
+from data_contracts.gate.kept_rows import kept_evaluations
+from data_contracts.gate.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
+from data_contracts.gate.lookup import look_up
+from data_contracts.gate.overlap import Overlap, SharedWords, texts_of
+from data_contracts.gate.row_summary import Detail
+from data_contracts.gate.rules import Judgement
+from data_contracts.gate.splits import assign, held_out_prompts, representatives, select
+from data_contracts.gate.stream import RowStream
+from data_contracts.text import asked, question_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """``judgement``: sides, accepted and kept rows. ``flagged``: rows that were refused by a comparison.
+
+    ``num_apart``: training rows that a comparison with evaluation prompts held out, or refused where the source divides
+    its rows. ``crowded``: evaluation prompts that look like too many others: a template, not a leak. ``num_shared``:
+    training rows that were refused because they share a run of words with an evaluation prompt.
+    """
+
+    judgement: Judgement
+    flagged: Sequence[Flagged]
+    num_apart: int
+    crowded: int
+    num_shared: int = 0
+
+
+def settle(
+    stream: RowStream,
+    ledger: Ledger,
+    contract: Contract,
+    evaluated: Evaluated,
+    *,
+    num_train: int,
+    num_eval: int,
+    keeps_apart: bool,
+) -> Settled:
+    """Divide, compare and choose.
+
+    Raises:
+        ContractError: some rows have a split and others have none.
+    """
+    prompts = representatives(ledger.key, ledger.spelling)
+    split = _divided(stream, ledger, prompts, evaluated, num_train=num_train, num_eval=num_eval)
+    flagged = contradictions(ledger, ledger.is_sound, contract)
+    is_accepted = _without(ledger.is_sound, flagged)
+    close = Close.none()
+    if keeps_apart:
+        close = _close(stream, ledger, split, is_accepted, evaluated)
+        if ledger.split.any():
+            flagged = [*flagged, *_as_flagged(close)]
+            is_accepted = _without(is_accepted, flagged)
+        else:
+            split[close.rows] = EVAL
+    judgement = Judgement(
+        ledger=ledger,
+        contract=contract,
+        split=split,
+        prompts=prompts,
+        is_accepted=is_accepted,
+        is_kept=is_accepted,
+        evaluated=evaluated.keys,
+        num_train=num_train,
+        num_eval=num_eval,
+    )
+    return Settled(judgement=chosen(judgement), flagged=flagged, num_apart=len(close.rows), crowded=close.crowded)
+
+
+def chosen(judged: Judgement) -> Judgement:
+    """The same, of whose accepted rows as many are kept as were asked for."""
+    rows = np.flatnonzero(judged.is_accepted)
+    split, prompts = judged.split[rows], judged.prompts[rows]
+    order = np.where(split == TRAIN, judged.ledger.order[prompts], judged.ledger.spelling[prompts])
+    is_kept = np.zeros(len(judged.ledger), dtype=bool)
+    is_kept[rows] = select(split, prompts, order, num_train=judged.num_train, num_eval=judged.num_eval)
+    return replace(judged, is_kept=is_kept)
+
+
+def without_shared(stream: RowStream, settled: Settled, evaluated: Evaluated, shared: SharedWords) -> Settled:
+    """The same without training rows that share a run of words with a prompt that is evaluated on, here or elsewhere.
+
+    One more reading of the training rows; held-out rows stay as they are.
+    """
+    judged = settled.judgement
+    places, messages = [-1 - place for place in range(len(evaluated.messages))], list(evaluated.messages)
+    for found in look_up(stream, judged.ledger, kept_evaluations(judged)):
+        places += found.places.tolist()
+        messages += [row["messages"] for row in found.rows]
+    overlap, hits = Overlap(messages, size=shared.size), dict[int, int]()
+    train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
+    for found in look_up(stream, judged.ledger, train):
+        seen = overlap.see([texts_of(row, judged.contract) for row in found.rows])
+        hits |= {int(found.places[row]): places[owner] for row, owner in seen.items()}
+    rows = np.array(sorted(hits), dtype=np.int64)
+    others = np.array([hits[row] for row in rows.tolist()], dtype=np.int64)
+    flagged = Flagged(rows=rows, others=others, field="messages", reason=shared.reason, tell=_two_prompts)
+    judged = chosen(replace(judged, is_accepted=_without(judged.is_accepted, [flagged])))
+    return replace(settled, judgement=judged, flagged=[*settled.flagged, flagged], num_shared=len(rows))
+
+
+def _divided(
+    stream: RowStream, ledger: Ledger, prompts: Rows, evaluated: Evaluated, *, num_train: int, num_eval: int
+) -> Column:
+    is_held_out = held_out_prompts(
+        ledger.spelling[prompts],
+        num_train=num_train,
+        num_eval=num_eval,
+        first=np.isin(ledger.key, evaluated.keys),
+    )
+    return assign(ledger.split, is_held_out, where=stream.source.name)
+
+
+def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, evaluated: Evaluated) -> Close:
+    def tokens(rows: Rows) -> Mapping[int, Sequence[str]]:
+        return {
+            place: _words(row["messages"])
+            for found in look_up(stream, ledger, rows)
+            for place, row in zip(found.places.tolist(), found.rows, strict=True)
+        }
+
+    return close_to(ledger, is_accepted & (split == TRAIN), is_accepted & (split == EVAL), evaluated, tokens=tokens)
+
+
+def _words(messages: Messages) -> list[str]:
+    """The words and signs of a question; equal ones are one object, as many rows are held at once."""
+    return [sys.intern(word) for turn in asked(messages) for word in question_text(turn["content"]).split()]
+
+
+def _as_flagged(close: Close) -> list[Flagged]:
+    return [
+        Flagged(rows=close.rows[mask], others=close.others[mask], field="messages", reason=reason, tell=_two_prompts)
+        for mask, reason in ((close.in_history, IN_HISTORY), (~close.in_history, NEAR))
+    ]
+
+
+def _two_prompts(row: Detail, other: Detail) -> str:
+    return f"{row.prompt[:80]!r} and {other.prompt[:80]!r} in {other.place}"
+
+
+def _without(mask: Mask, flagged: Sequence[Flagged]) -> Mask:
+    left = mask.copy()
+    for one in flagged:
+        left[one.rows] = False
+    return left

@@ -1,0 +1,261 @@
+"""The gate between any source and training: every row is accepted or quarantined, and both are counted.
+
+The source is read a few times and never held. A first look at every row leaves numbers alone (``scan.py``). What is
+decided by comparing rows is decided on these (``cross_row_checks.py``). Then the kept rows are read again, for the
+snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.cross_row_checks import Settled, settle, without_shared
+from data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
+from data_contracts.gate.kept_rows import KeptRows, kept_evaluations
+from data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN
+from data_contracts.gate.lookup import Found, changed, look_up
+from data_contracts.gate.overlap import Overlap, SharedWords
+from data_contracts.gate.records import Origin, Quarantined, excerpt
+from data_contracts.gate.report import GateReport, RuleResult
+from data_contracts.gate.row_rules import Screen, Terms
+from data_contracts.gate.row_summary import Details, detail_of, foreign
+from data_contracts.gate.rules import DatasetRule, Judgement, Outcome, dataset_rules
+from data_contracts.gate.scan import MAX_LISTED, Surveyed, survey
+from data_contracts.gate.stream import RowStream
+from data_contracts.gate.token_budget import TokenMeter
+
+__all__ = ["GateLimits", "GateReport", "GateResult", "check"]
+
+Sink = Callable[[pd.DataFrame], None]
+MANY_APART = 0.01  # share of rows
+IF_DIFFERENT = "where they are different questions, set near_duplicates = 'ignore'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateLimits:
+    """How much is kept, and when a dataset is refused.
+
+    ``max_tokens``: budget of one row. ``max_quarantined``: largest share of quarantined rows. ``evaluated``: prompts of
+    other data sets that may not be trained on. ``seed``: which training prompts are kept when there are more.
+    ``is_exact``: every character counts where texts are compared. ``keeps_apart``: near duplicates of prompts that are
+    evaluated on are not trained on either. ``shared_words``: what of training rows may stand in such a prompt.
+    """
+
+    num_train: int
+    num_eval: int
+    max_tokens: int
+    max_quarantined: float
+    evaluated: Sequence[Messages] = ()
+    seed: int = 0
+    is_exact: bool = False
+    keeps_apart: bool = True
+    shared_words: SharedWords = field(default_factory=SharedWords)
+
+    def terms(self, screen: Screen | None) -> Terms:
+        """What of it a single row is judged by."""
+        return Terms(
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            is_exact=self.is_exact,
+            keeps_apart=self.keeps_apart,
+            screen=screen,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateResult:
+    """``quarantine``: the refused rows by line, the first 100,000 of each kind. The data set may be used if
+    ``report.passed``.
+    """
+
+    quarantine: tuple[Quarantined, ...]
+    report: GateReport
+
+
+def check(
+    stream: RowStream,
+    contract: Contract,
+    limits: GateLimits,
+    *,
+    meter: TokenMeter,
+    sink: Sink,
+    screen: Screen | None = None,
+) -> GateResult:
+    """Row rules, token budget, comparisons, selection, dataset rules; the kept rows of a data set that passes go to
+    ``sink`` as frames in contract columns, in their order.
+
+    ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place.
+
+    Raises:
+        ContractError: the source cannot be read or changed meanwhile, or its rows cannot be judged.
+    """
+    state = stream.source.state()
+    terms = limits.terms(screen)
+    surveyed = survey(stream, contract, terms, meter=meter)
+    evaluated = evaluated_of(limits.evaluated, terms)
+    settled = settle(
+        stream,
+        surveyed.ledger,
+        contract,
+        evaluated,
+        num_train=limits.num_train,
+        num_eval=limits.num_eval,
+        keeps_apart=limits.keeps_apart,
+    )
+    if limits.shared_words.action != "warn":
+        settled = without_shared(stream, settled, evaluated, limits.shared_words)
+    judged, fatal = settled.judgement, [*surveyed.fatal, *_shared_faults(settled, limits)]
+    outcomes = [(rule, rule.check(judged)) for rule in dataset_rules(contract)] if judged.is_kept.any() else []
+    counts = _counts(surveyed, settled)
+    is_refused = bool(fatal) or _has_too_many(counts, judged, limits)
+    is_refused |= any(rule.severity == "error" and not outcome.ok for rule, outcome in outcomes)
+    kept = KeptRows(judged, _overlap(stream, judged, evaluated, limits), meter=meter)
+    details = _read_again(stream, settled, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
+    if stream.source.state() != state:
+        raise changed(stream.source.name)
+    quarantine = _quarantine(surveyed, settled, details)
+    results = [_result(rule, outcome, details) for rule, outcome in outcomes]
+    results += [_apart_result(settled), kept.overlap()] if outcomes else []
+    faults = [*fatal, *_rate_faults(quarantine, counts, judged, limits)]
+    faults += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
+    report = _report(stream, surveyed, judged, kept, counts=counts, rules=tuple(results), faults=tuple(faults))
+    return GateResult(quarantine=quarantine, report=report)
+
+
+def _report(
+    stream: RowStream,
+    surveyed: Surveyed,
+    judged: Judgement,
+    kept: KeptRows,
+    *,
+    counts: Counter[str],
+    rules: tuple[RuleResult, ...],
+    faults: tuple[str, ...],
+) -> GateReport:
+    sides = judged.split[judged.is_kept]
+    return GateReport(
+        contract=judged.contract.name,
+        source=stream.source.label,
+        lines_read=surveyed.lines_read,
+        merged=surveyed.merged,
+        rows_read=len(judged.ledger) + surveyed.lost_reasons.total(),
+        accepted=int(judged.is_accepted.sum()),
+        quarantined=counts.total(),
+        num_train=int((sides == TRAIN).sum()),
+        num_eval=int((sides == EVAL).sum()),
+        digest=kept.digest,
+        reasons=dict(counts.most_common()),
+        rules=rules,
+        sketches=kept.sketches(),
+        faults=faults,
+    )
+
+
+def _overlap(stream: RowStream, judged: Judgement, evaluated: Evaluated, limits: GateLimits) -> Overlap:
+    found = look_up(stream, judged.ledger, kept_evaluations(judged))
+    own = [row["messages"] for some in found for row in some.rows]
+    return Overlap([*own, *evaluated.messages], size=limits.shared_words.size)
+
+
+def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
+    """What is done with kept rows that go by."""
+
+    def take(found: Found) -> None:
+        frame = kept.take(found)
+        if sink and len(frame):
+            sink(frame)
+
+    return take
+
+
+def _read_again(
+    stream: RowStream,
+    settled: Settled,
+    outcomes: Sequence[tuple[DatasetRule, Outcome]],
+    evaluated: Evaluated,
+    *,
+    take: Callable[[Found], None],
+) -> Details:
+    """The rows that a report speaks of; all kept rows go by on the way."""
+    judged = settled.judgement
+    spoken = [rows[:MAX_LISTED] for one in settled.flagged for rows in (one.rows, one.others)]
+    places = np.unique(np.concatenate([*spoken, *(outcome.rows for _, outcome in outcomes), NO_ROWS]))
+    details = {place: foreign(evaluated.messages[-1 - place]) for place in places[places < 0].tolist()}
+    is_spoken_of = np.zeros(len(judged.ledger), dtype=bool)
+    is_spoken_of[places[places >= 0]] = True
+    for found in look_up(stream, judged.ledger, np.flatnonzero(judged.is_kept | is_spoken_of)):
+        for at in np.flatnonzero(is_spoken_of[found.places]).tolist():
+            details[int(found.places[at])] = detail_of(found.rows[at], found.origins[at], judged.contract)
+        take(found.only(judged.is_kept[found.places]))
+    return details
+
+
+def _quarantine(surveyed: Surveyed, settled: Settled, details: Details) -> tuple[Quarantined, ...]:
+    refused = [*surveyed.lost, *surveyed.listed.values()]
+    for one in settled.flagged:
+        for row, other in zip(one.rows[:MAX_LISTED].tolist(), one.others[:MAX_LISTED].tolist(), strict=True):
+            told = excerpt(one.tell(details[row], details[other]))
+            origin = details[row].origin or Origin(line=0)
+            refused.append(Quarantined(origin=origin, field=one.field, excerpt=told, reason=one.reason))
+    return tuple(sorted(refused, key=lambda one: (one.origin.source, one.origin.line)))
+
+
+def _counts(surveyed: Surveyed, settled: Settled) -> Counter[str]:
+    """Refused rows by reason."""
+    counts = Counter(surveyed.lost_reasons)
+    numbers = np.bincount(surveyed.ledger.reason, minlength=1)
+    counts.update({reason: int(numbers[place]) for place, reason in enumerate(surveyed.reasons) if place})
+    counts.update({one.reason: len(one.rows) for one in settled.flagged})
+    return +counts
+
+
+def _result(rule: DatasetRule, outcome: Outcome, details: Details) -> RuleResult:
+    detail = outcome.detail.format(*(details[row] for row in outcome.rows.tolist())) if not outcome.ok else ""
+    return RuleResult(name=rule.name, severity=rule.severity, value=float(outcome.value), ok=outcome.ok, detail=detail)
+
+
+def _apart_result(settled: Settled) -> RuleResult:
+    """How many training rows were like a prompt that is evaluated on; a person should look where they are many."""
+    judged, found = settled.judgement, []
+    if settled.crowded:
+        found.append(f"{settled.crowded} prompts that are evaluated on are like many others: a template, and no leak")
+    if settled.num_apart > MANY_APART * judged.is_accepted.sum():
+        found.append(f"{settled.num_apart} training rows are like one of these and are held out too: {IF_DIFFERENT}")
+    is_ok, detail = not found, "; ".join(found)
+    return RuleResult(
+        name="eval_prompts_are_apart", severity="warning", value=float(settled.num_apart), ok=is_ok, detail=detail
+    )
+
+
+def _shared_faults(settled: Settled, limits: GateLimits) -> list[str]:
+    if limits.shared_words.action != "refuse" or not settled.num_shared:
+        return []
+    return [f"training rows that are refused: {settled.num_shared}; each {limits.shared_words.reason}"]
+
+
+def _has_too_many(counts: Counter[str], judged: Judgement, limits: GateLimits) -> bool:
+    accepted = int(judged.is_accepted.sum())
+    return not accepted or counts.total() > limits.max_quarantined * (counts.total() + accepted)
+
+
+def _rate_faults(
+    quarantine: Sequence[Quarantined], counts: Counter[str], judged: Judgement, limits: GateLimits
+) -> list[str]:
+    if not _has_too_many(counts, judged, limits):
+        return []
+    refused, total = counts.total(), counts.total() + int(judged.is_accepted.sum())
+    examples = ". ".join(str(one) for one in quarantine[:3])
+    if total == 0:
+        return ["it has no rows"]
+    if refused == total:
+        return [f"none of its {total} rows is left: {examples}"]
+    share = f"{refused} of {total} rows ({refused / total:.1%})"
+    hint = f" ({IF_DIFFERENT})" if counts[NEAR] else ""
+    return [f"{share} are quarantined, more than {limits.max_quarantined:.1%}: {examples}{hint}"]

@@ -1,0 +1,95 @@
+"""What is worked out from the rows that are kept, as they go by on their way to the snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from data_contracts.drift.sketches import Sketch, sketch
+from data_contracts.gate.ledger import EVAL, SPLITS, TRAIN, Mask, Rows
+from data_contracts.gate.lookup import Found
+from data_contracts.gate.overlap import Overlap, texts_of
+from data_contracts.gate.records import canonical_row
+from data_contracts.gate.report import RuleResult
+from data_contracts.gate.rules import Judgement
+from data_contracts.gate.token_budget import TokenMeter, completed_lengths
+
+MAX_SKETCHED = 50_000  # rows, those of whole prompts: their sketches are those of all, but for chance
+
+
+class KeptRows:
+    """Takes the kept rows in their order, with their sides, and gives their digest, sketches and overlap."""
+
+    def __init__(self, judged: Judgement, overlap: Overlap, *, meter: TokenMeter) -> None:
+        self._judged, self._overlap, self._meter = judged, overlap, meter
+        self._names = list(judged.contract.columns)
+        self._digest = hashlib.sha256()
+        self._is_sketched = sketched_rows(judged)
+        self._sketched: list[pd.DataFrame] = []
+
+    def take(self, found: Found) -> pd.DataFrame:
+        """The next rows as a frame in contract columns."""
+        judged = self._judged
+        sides = judged.split[found.places].tolist()
+        rows = [{**row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
+        for row in rows:
+            self._digest.update(canonical_row({name: row[name] for name in self._names}) + b"\n")
+        train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
+        self._overlap.see([texts_of(row, judged.contract) for row in train])
+        self._note(rows, found.places)
+        return pd.DataFrame(rows, columns=self._names)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of each row, one a line, in order; it does not depend on the file format."""
+        return self._digest.hexdigest()
+
+    def sketches(self) -> dict[str, Sketch]:
+        """Sketches of the columns; see :func:`data_contracts.drift.sketches.sketch`."""
+        return sketch(pd.concat(self._sketched, ignore_index=True)) if self._sketched else {}
+
+    def overlap(self) -> RuleResult:
+        """Share of evaluation prompts with a run of words that stands in a training row too."""
+        touched, prompts = self._overlap.num_touched, self._overlap.num_prompts
+        return RuleResult(
+            name=f"eval_shares_no_{self._overlap.size}_words",
+            severity="warning",
+            value=touched / max(1, prompts),
+            ok=not touched,
+            detail=f"{touched} of {prompts} prompts" if touched else "",
+        )
+
+    def _note(self, rows: list[dict[str, Any]], places: Rows) -> None:
+        """Remember the rows that are sketched, with their numbers of tokens."""
+        chosen = np.flatnonzero(self._is_sketched[places]).tolist()
+        if not chosen:
+            return
+        judged, own = self._judged, [rows[place] for place in chosen]
+        known = judged.ledger.lengths[places[chosen]]
+        lengths = completed_lengths(own, known, judged.contract, self._meter)
+        names = ["prompt_tokens", *(f"{name}_tokens" for name in judged.contract.answers)]
+        frame = pd.DataFrame(own, columns=self._names)
+        frame[names] = lengths.astype(int)
+        frame["prompt_hash"] = judged.prompts[places[chosen]]
+        self._sketched.append(frame)
+
+
+def sketched_rows(judged: Judgement) -> Mask:
+    """All kept rows, or of many those of as many prompts, by their hashes, as stay below a bound."""
+    rows = np.flatnonzero(judged.is_kept)
+    if len(rows) > MAX_SKETCHED:
+        order = judged.ledger.order[judged.prompts[rows]]
+        values, sizes = np.unique(order, return_counts=True)
+        last = max(1, int(np.searchsorted(np.cumsum(sizes), MAX_SKETCHED, side="right")))
+        rows = rows[order <= values[last - 1]]
+    mask = np.zeros(len(judged.ledger), dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def kept_evaluations(judged: Judgement) -> Rows:
+    """The kept rows that are evaluated on."""
+    return np.flatnonzero(judged.is_kept & (judged.split == EVAL))

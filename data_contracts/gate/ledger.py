@@ -1,0 +1,121 @@
+"""What the gate remembers of each row: numbers of fixed size, so that ten million rows fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SPLITS = ("", "train", "eval")  # by their numbers in the ledger
+TRAIN, EVAL = 1, 2
+NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """One entry per row, in the order of the source; equal rows were merged before. Texts are numbers of 64 bits.
+
+    ``line`` and ``part``: the row is the ``part``-th of those that the line at this place makes. ``reason``: 0 where
+    all row rules hold. ``split``: that of the source, 0 for none. ``name``: the id. ``spelling``, ``order``: by which
+    prompts are divided, and by which the seed chooses among them. ``key``: what prompts have in common that ask the
+    same. ``question``: by which a question is looked for in the history of others, 0 where it is too short.
+    ``reference``, ``answers``: as they look. ``set_name``, ``weight``, ``longer`` (1 where the chosen side has more
+    characters): of pairs. ``lengths``: numbers of tokens, where they are known. ``bands``: see
+    :func:`data_contracts.gate.near_duplicates.bands_of`.
+
+    ``turn_row``, ``turn_key``: of conversations with several turns, the keys of each turn by itself, and of each
+    beginning that ends with a user's turn.
+    """
+
+    line: Rows
+    part: NDArray[np.int32]
+    reason: NDArray[np.int32]
+    split: NDArray[np.int8]
+    name: Numbers
+    spelling: Numbers
+    order: Numbers
+    key: Numbers
+    question: Numbers
+    reference: Numbers
+    answers: Numbers
+    set_name: Numbers
+    weight: NDArray[np.float64]
+    longer: NDArray[np.int8]
+    lengths: NDArray[np.int32]
+    bands: NDArray[np.uint32]
+    turn_row: Rows
+    turn_key: Numbers
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    @property
+    def is_sound(self) -> Mask:
+        """Whether all row rules hold, by row."""
+        return np.equal(self.reason, 0)
+
+
+Column = NDArray[Any]
+TURNS = ("turn_row", "turn_key")
+COLUMNS = tuple(one.name for one in fields(Ledger) if one.name not in TURNS)
+
+
+class LedgerBuilder:
+    """Collects the entries of one batch after another, and merges equal rows at the end."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Column]] = {name: [] for name in (*COLUMNS, *TURNS)}
+        self._digests: list[Numbers] = []
+        self._size = 0
+
+    def add(self, columns: Mapping[str, Column], digests: Numbers) -> None:
+        """The entries of a batch, turns by row of the batch, and 128 bits of each row's content: uint64 [rows, 2]."""
+        for name, values in columns.items():
+            self._parts[name].append(values + self._size if name == "turn_row" else values)
+        self._digests.append(digests)
+        self._size += len(digests)
+
+    def finish(self) -> tuple[Ledger, Mask]:
+        """The entries of the rows that differ, and of all rows whether they are the first of their kind.
+
+        Each column is put together alone, and its parts are forgotten: memory holds everything once.
+        """
+        is_first = _is_first(_joined(self._digests))
+        places, turn_row, turn_key = np.cumsum(is_first) - 1, *(_joined(self._parts[name]) for name in TURNS)
+        is_kept = is_first[turn_row]
+        columns: dict[str, Column] = {"turn_row": places[turn_row[is_kept]], "turn_key": turn_key[is_kept]}
+        for name in COLUMNS:
+            column = _joined(self._parts[name])
+            columns[name] = column if is_first.all() else column[is_first]
+        return Ledger(**columns), is_first
+
+
+def _joined(parts: list[Column]) -> Column:
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
+
+
+def _is_first(digests: Numbers) -> Mask:
+    """Whether no row before has the same content, by row."""
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first of equal ones stays first
+    is_first = np.ones(len(digests), dtype=bool)
+    is_first[order[1:]] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
+    return is_first
+
+
+def is_repeated(values: Column) -> Mask:
+    """Whether another row has the same value, by row."""
+    order = np.argsort(values, kind="stable")
+    is_same = values[order[1:]] == values[order[:-1]]
+    repeated = np.zeros(len(values), dtype=bool)
+    repeated[order[1:][is_same]] = True
+    repeated[order[:-1][is_same]] = True
+    return repeated

@@ -1,0 +1,120 @@
+"""Runs of 13 words that training rows share with evaluation prompts, the usual sign of contamination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.ledger import Column, Numbers, Rows
+from data_contracts.gate.near_duplicates import unpacked
+from data_contracts.text import hashes_of_words
+
+NGRAM_WORDS = 13  # the usual length for contamination (GPT-3, appendix C)
+FEWEST_WORDS = 8  # as there: so many words of a shorter prompt are a phrase, and no sign of it
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_FILTER_BITS = 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedWords:
+    """How many words in a row no training row may share with an evaluation prompt, and what becomes of one that does.
+
+    ``warn``: the report counts it. ``quarantine``: the row is refused. ``refuse``: the data set is.
+    """
+
+    size: int = NGRAM_WORDS
+    action: Literal["warn", "quarantine", "refuse"] = "warn"
+
+    @property
+    def reason(self) -> str:
+        """Why a row is refused."""
+        return f"shares {self.size} words in a row, or a whole shorter prompt, with a prompt that is evaluated on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """The runs of one length of evaluation prompts, sorted, each with its prompt, and whether it was seen."""
+
+    grams: Numbers
+    owners: Rows
+    is_seen: Column
+
+
+class Overlap:
+    """Which evaluation prompts share a run of ``size`` words with the training rows that went by.
+
+    A prompt of 8 words or more that has fewer than ``size`` is one run, whole. The turns of users are compared.
+    """
+
+    def __init__(self, held_out: Sequence[Messages], *, size: int = NGRAM_WORDS) -> None:
+        texts = [[turn["content"] for turn in turns if turn["role"] == "user"] for turns in held_out]
+        words, owners = _words(texts)
+        lengths = np.array([min(size, len(one) // 8) for one in words], dtype=np.int64)
+        self._runs: dict[int, _Runs] = {}
+        self._filter = np.zeros(2**_FILTER_BITS, dtype=bool)  # most runs of most rows are looked up here alone
+        for length in sorted({size, *range(min(FEWEST_WORDS, size), size)} & {*lengths.tolist()}):
+            of_length = np.flatnonzero(lengths == length).tolist()
+            ((_, grams, at),) = _ngrams([words[place] for place in of_length], [length])
+            order = np.argsort(grams, kind="stable")
+            found = owners[of_length][at[order]]
+            self._runs[length] = _Runs(grams=grams[order], owners=found, is_seen=np.zeros(len(grams), dtype=bool))
+            self._filter[_short(grams)] = True
+        self.num_prompts, self.size = len(held_out), size
+
+    def see(self, rows: Sequence[Sequence[str]]) -> dict[int, int]:
+        """Training rows go by, each as its texts: the places of those that share a run, each with a prompt's place."""
+        found: dict[int, int] = {}
+        if not self._runs:
+            return found
+        words, places = _words(rows)
+        for length, grams, at in _ngrams(words, sorted(self._runs)):
+            runs = self._runs[length]
+            is_likely = self._filter[_short(grams)]
+            likely, owners = grams[is_likely], places[at[is_likely]]
+            first, last = (np.searchsorted(runs.grams, likely, side=side) for side in ("left", "right"))
+            for start, end, row in zip(first.tolist(), last.tolist(), owners.tolist(), strict=True):
+                if end > start:
+                    runs.is_seen[start:end] = True
+                    found.setdefault(row, int(runs.owners[start]))
+        return found
+
+    @property
+    def num_touched(self) -> int:
+        """Number of evaluation prompts that share a run with a training row."""
+        seen = [runs.owners[runs.is_seen] for runs in self._runs.values()]
+        return len(np.unique(np.concatenate(seen))) if seen else 0
+
+
+def texts_of(row: Mapping[str, Any], contract: Contract) -> list[str]:
+    """What a training row teaches: its turns but for instructions of the system, and its answers."""
+    turns = [turn["content"] for turn in row["messages"] if turn["role"] != "system"]
+    return [*turns, *(row[name] for name in contract.answers)]
+
+
+def _short(grams: Numbers) -> Column:
+    return grams >> np.uint64(64 - _FILTER_BITS)
+
+
+def _words(rows: Sequence[Sequence[str]]) -> tuple[list[bytes], Rows]:
+    """The hashes of the words of each text, and the row that it is from."""
+    places = np.array([place for place, texts in enumerate(rows) for _ in texts], dtype=np.int64)
+    return [hashes_of_words(text) for texts in rows for text in texts], places
+
+
+def _ngrams(words: Sequence[bytes], lengths: Sequence[int]) -> Iterator[tuple[int, Numbers, Rows]]:
+    """For each of the ascending lengths a number for each run of so many words of a text, and the text's place."""
+    numbers, sizes = unpacked(words)
+    left = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(numbers))  # words from here to the end of the text
+    owners = np.repeat(np.arange(len(words)), sizes)
+    runs = np.zeros(len(numbers), dtype=np.uint64)
+    for place in range(lengths[-1]):
+        count = max(0, len(numbers) - place)
+        runs = runs[:count] * _BASE + numbers[place : place + count]
+        if place + 1 in lengths:
+            is_whole = left[:count] > place
+            yield place + 1, runs[is_whole], owners[:count][is_whole]

@@ -1,0 +1,221 @@
+"""The strict reader: one source row per JSONL line or Parquet row; a bad line is set aside, a bad file is an error.
+
+A source can be read again and again, never as a whole: ten million rows need no more memory than a few. Blank lines
+carry nothing and are not counted. Every other line is a row or a quarantined line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import stat
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data_contracts.errors import ContractError
+from data_contracts.gate.parquet_rows import read_batches
+from data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
+from data_contracts.gate.strict_json import parse_object
+
+MAX_LINE_BYTES = 1_000_000
+_READERS = "a JSONL file (one JSON object a line, ending .jsonl) or a Parquet file (ending .parquet)"
+Item = SourceRow | Quarantined
+Wanted = NDArray[np.bool_]
+Items = Generator[tuple[int, Item], None, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where rows come from.
+
+    ``name``: a path, or who made the rows. ``label`` is what is recorded of it, without folders: the same file gives
+    the same data set wherever it lies. ``read`` gives each line with its place, from 0, and returns how many there are;
+    given a mask by place, it gives those alone. ``state`` changes when the source does.
+    """
+
+    name: str
+    label: str
+    read: Callable[[Wanted | None], Items]
+    state: Callable[[], object] = lambda: None
+
+    @property
+    def rows(self) -> list[SourceRow]:
+        """All rows at once, of a small source."""
+        return [item for _, item in self.read(None) if isinstance(item, SourceRow)]
+
+    @property
+    def rejected(self) -> list[Quarantined]:
+        """All lines that could not become rows."""
+        return [item for _, item in self.read(None) if isinstance(item, Quarantined)]
+
+
+def read_source(path: Path) -> Source:
+    """A JSONL or Parquet file, by its ending.
+
+    Raises:
+        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file. Damage
+            further on in the file is raised where it is read.
+    """
+    if path.suffix not in {".jsonl", ".parquet"}:
+        raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
+    with _readable(path):
+        require_file(path)
+        with path.open("rb") as file:
+            if path.suffix == ".parquet":
+                pq.ParquetFile(file).close()
+    items = _jsonl_items if path.suffix == ".jsonl" else _parquet_items
+    return Source(name=str(path), label=path.name, read=partial(items, path), state=partial(_state, path))
+
+
+def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
+    """Rows that are in memory already, or in a table that gives one at a time."""
+    return Source(name=name, label=name, read=partial(_listed, rows))
+
+
+def joined(train: Source, held_out: Source) -> Source:
+    """The rows of two sources, those of the first for training and those of the second held out."""
+    parts = (("train", train), ("eval", held_out))
+    if train.label == held_out.label:
+        train, held_out = (replace(source, label=f"{split} {source.label}") for split, source in parts)
+        parts = (("train", train), ("eval", held_out))
+    return Source(
+        name=f"{train.name} and {held_out.name}",
+        label=f"{train.label} and {held_out.label}",
+        read=partial(_joined, parts),
+        state=lambda: (train.state(), held_out.state()),
+    )
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is no file on a disk: to read a pipe waits for ever, and a device may never end.
+
+    Raises:
+        ContractError: a pipe, a device or a socket.
+        OSError: there is nothing at the path, or it may not be looked at.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder gives an error of its own
+        raise ContractError("it is a pipe, a device or a socket, and no file", where=str(path), fix=f"give {_READERS}")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file into an error that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            what, fix = f"cannot read the file: {error.strerror}", "check its permissions"
+        else:  # pyarrow's own, an OSError without a number among them
+            reason = str(error).partition("\n")[0]
+            what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
+        raise ContractError(what, where=str(path), fix=fix) from error
+
+
+def _state(path: Path) -> object:
+    with _readable(path):
+        found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _listed(rows: Sequence[dict[str, Any]], wanted: Wanted | None) -> Items:
+    chosen = enumerate(rows) if wanted is None else ((place, rows[place]) for place in np.flatnonzero(wanted).tolist())
+    for place, values in chosen:
+        yield place, SourceRow(origin=Origin(line=place + 1), values=values)
+    return len(rows)
+
+
+def _joined(parts: Sequence[tuple[str, Source]], wanted: Wanted | None) -> Items:
+    start = 0
+    for split, source in parts:
+        items = source.read(None if wanted is None else wanted[start:])
+        while True:
+            try:
+                place, item = next(items)
+            except StopIteration as end:
+                start += end.value
+                break
+            named = replace(item, origin=replace(item.origin, source=source.label))
+            yield start + place, replace(named, split=split) if isinstance(named, SourceRow) else named
+    return start
+
+
+def _jsonl_items(path: Path, wanted: Wanted | None) -> Items:
+    place = 0
+    with _readable(path), path.open("rb") as file:
+        for number, offset, line, is_whole in _lines(file):
+            if wanted is None or (place < len(wanted) and wanted[place]):
+                yield place, _item(Origin(line=number, offset=offset, digest=_sha256(line)), line, is_whole)
+            place += 1
+    return place
+
+
+def _item(origin: Origin, line: bytes, is_whole: bool) -> Item:
+    try:
+        if not is_whole:
+            raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
+        return SourceRow(origin=origin, values=parse_object(line))
+    except ValueError as error:
+        text = excerpt(line[:400].decode("utf-8", "replace"))
+        return Quarantined(origin=origin, field="", excerpt=text, reason=str(error))
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes, bool]]:
+    """Number and offset of each line that is not blank, its first MB, and whether that is all of it."""
+    offset, number = 0, 0
+    while chunk := file.readline(MAX_LINE_BYTES + 2):
+        number += 1
+        line, length = chunk.rstrip(b"\r\n"), len(chunk)
+        line = line.removeprefix(codecs.BOM_UTF8)  # of the file, or of one of several that were put together
+        while not chunk.endswith(b"\n") and (chunk := file.readline(MAX_LINE_BYTES)):
+            length += len(chunk)
+        if line.strip():
+            yield number, offset, line, length <= MAX_LINE_BYTES + 2 and len(line) <= MAX_LINE_BYTES
+        offset += length
+
+
+def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
+    start = 0
+    with _readable(path), path.open("rb") as file:
+        for batch in read_batches(path, file, MAX_LINE_BYTES):
+            is_long = batch.sizes > MAX_LINE_BYTES
+            mask = np.full(len(is_long), wanted is None)
+            if wanted is not None:
+                part = wanted[start : start + len(is_long)]  # shorter at its end: nobody asked for what comes after
+                mask[: len(part)] = part
+            rows = batch.rows(np.flatnonzero(mask & ~is_long))
+            for place in np.flatnonzero(mask).tolist():
+                values = None if is_long[place] else next(rows)
+                yield start + place, _parquet_item(start + place + 1, values)
+            start += len(is_long)
+    return start
+
+
+def _parquet_item(line: int, values: dict[str, Any] | None) -> Item:
+    if values is None:
+        reason = f"longer than {MAX_LINE_BYTES} bytes"
+        return Quarantined(origin=Origin(line=line), field="", excerpt="", reason=reason)
+    return SourceRow(origin=Origin(line=line, digest=_row_digest(values)), values=values)
+
+
+def _row_digest(values: dict[str, Any]) -> str:
+    try:
+        spelled = canonical_json(values)
+    except (TypeError, ValueError):  # a date or NaN: the adapter says which field; the digest only names the row
+        spelled = repr(values).encode("utf-8", "replace")
+    return _sha256(spelled)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,100 @@
+"""What the gate found, as a small frozen value that goes to JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from data_contracts.drift.sketches import Sketch
+from data_contracts.errors import ContractError
+
+_WARNINGS = {
+    "eval_prompts_are_apart": "training rows are nearly prompts that are evaluated on",
+    "as_many_rows_as_asked": "there are fewer rows than were asked for",
+    "rows_differ": "some rows have the prompt and the answers of another row",
+    "chosen_is_longer": "the chosen side is longer too often or too seldom",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleResult:
+    """One dataset rule's finding."""
+
+    name: str
+    severity: str
+    value: float
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateReport:
+    """The account of one dataset.
+
+    ``source``: a file's name, a path on the hub, or who made the rows. ``lines_read``: lines or rows of the source; an
+    adapter may make several rows of a line, and rows that are equal in every column are merged (``merged`` went), so
+    ``rows_read`` = rows after that, plus the lines that never became rows. ``accepted`` of them passed every row rule;
+    of these as many as were asked for were kept (``num_train``, ``num_eval``), and the others are over. ``digest``:
+    SHA-256 over the canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``faults``: why the
+    dataset is refused; empty when it passed.
+    """
+
+    contract: str
+    source: str
+    lines_read: int
+    merged: int
+    rows_read: int
+    accepted: int
+    quarantined: int
+    num_train: int
+    num_eval: int
+    digest: str
+    reasons: Mapping[str, int]
+    rules: tuple[RuleResult, ...]
+    sketches: Mapping[str, Sketch]
+    faults: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.accepted + self.quarantined != self.rows_read:
+            raise AssertionError(f"{self.accepted} accepted + {self.quarantined} quarantined != {self.rows_read} read")
+
+    @property
+    def passed(self) -> bool:
+        """Whether training may use these rows."""
+        return not self.faults
+
+    @property
+    def over(self) -> int:
+        """Number of rows that were accepted and are not used: more than were asked for."""
+        return self.accepted - self.num_train - self.num_eval
+
+    @property
+    def sentence(self) -> str:
+        """What became of the rows: ``2,000 for training, 300 held out, 2,311 over, 12 quarantined``."""
+        return (
+            f"{self.num_train:,} for training, {self.num_eval:,} held out, {self.over:,} over, "
+            f"{self.quarantined:,} quarantined"
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of rows that passed, a sentence for each rule that warns."""
+        broken = [rule for rule in self.rules if not rule.ok and rule.severity == "warning"]
+        return tuple(f"{_WARNINGS.get(rule.name, rule.name)} ({rule.value:.3g}): {rule.detail}" for rule in broken)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``report.json``."""
+        return {"passed": self.passed, **asdict(self)}
+
+    def require_passed(self, *, where: str, fix: str) -> None:
+        """Refuse the dataset if it did not pass.
+
+        Raises:
+            ContractError: naming the first three faults.
+        """
+        if self.faults:
+            more = f" (and {len(self.faults) - 3} more)" if len(self.faults) > 3 else ""
+            raise ContractError(
+                f"the dataset breaks {self.contract}: {'; '.join(self.faults[:3])}{more}", where=where, fix=fix
+            )

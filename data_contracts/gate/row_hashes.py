@@ -1,0 +1,130 @@
+"""What the ledger remembers of a batch of rows: texts become numbers here, many at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.ledger import SPLITS, Column, Numbers
+from data_contracts.gate.near_duplicates import bands_of, numbers_of
+from data_contracts.gate.records import canonical_row
+from data_contracts.gate.row_rules import Terms
+from data_contracts.gate.stream import Batch
+from data_contracts.text import asked, exact_text, looks, prompt_hash, question_and_hashes, question_text
+
+MIN_TOKENS = 3  # of a question that may stand in the history of another conversation: "Why?" is in many
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prompt:
+    """The texts of a conversation that are compared; see the columns of the ledger.
+
+    ``words``: the words and signs of its question, empty where near duplicates are not looked for; ``hashes``: of each.
+    """
+
+    spelling: int
+    order: int
+    key: str
+    question: str
+    turns: tuple[str, ...]
+    words: str
+    hashes: bytes
+
+
+def entries_of(batch: Batch, contract: Contract, terms: Terms) -> tuple[dict[str, Column], Numbers]:
+    """The columns of the ledger but for those of a judgement, and 128 bits of each row's content."""
+    rows = batch.rows
+    columns = {**_of_prompts(rows, terms), **_of_answers(rows, contract, terms)}
+    columns["line"] = np.array(batch.lines, dtype=np.int64)
+    columns["part"] = parts_of(columns["line"])
+    columns["split"] = np.array([SPLITS.index(row.get("split", "")) for row in rows], dtype=np.int8)
+    columns["name"] = numbers_of([row[contract.id_column] for row in rows])
+    return columns, _digests(rows)
+
+
+def _of_prompts(rows: Sequence[dict[str, Any]], terms: Terms) -> dict[str, Column]:
+    """The columns that follow from the conversation: rows that share one (the pairs of a set) look at it once."""
+    known: dict[tuple[str, ...], int] = {}
+    found: list[_Prompt] = []
+    places = np.empty(len(rows), dtype=np.int64)
+    for row, one in enumerate(rows):
+        texts = tuple(text for turn in one["messages"] for text in (turn["role"], turn["content"]))
+        if texts not in known:
+            known[texts] = len(found)
+            found.append(prompt_of(one["messages"], terms))
+        places[row] = known[texts]
+    sizes = np.array([len(one.turns) for one in found], dtype=np.int64)[places] if found else places
+    return {
+        "spelling": np.array([one.spelling for one in found], dtype=np.uint64)[places],
+        "order": np.array([one.order for one in found], dtype=np.uint64)[places],
+        "key": numbers_of([one.key for one in found])[places],
+        "question": _numbers_or_zero([one.question for one in found])[places],
+        "bands": bands_of([one.hashes for one in found])[places],
+        "turn_row": np.repeat(np.arange(len(rows)), sizes),
+        "turn_key": numbers_of([turn for place in places.tolist() for turn in found[place].turns]),
+    }
+
+
+def prompt_of(messages: Messages, terms: Terms) -> _Prompt:
+    """The texts of a conversation that are compared, by the terms."""
+    digest = prompt_hash(messages)
+    question = asked(messages)
+    same = exact_text if terms.is_exact else question_text
+    found = [question_and_hashes(turn["content"]) for turn in question]
+    texts = [exact_text(turn["content"]) for turn in question] if terms.is_exact else [text for text, _ in found]
+    lines = [f"{turn['role']}: {text}" for turn, text in zip(question, texts, strict=True)]
+    key = "\n".join(lines)
+    hashes = b"".join([one for _, one in found]) if terms.keeps_apart else b""
+    is_alone = len(question) == 1
+    turns: tuple[str, ...] = ()
+    if terms.keeps_apart and not is_alone:
+        begun = [end for end, turn in enumerate(question[:-1], start=1) if end > 1 and turn["role"] == "user"]
+        turns = (*(same(turn["content"]) for turn in messages), *("\n".join(lines[:end]) for end in begun))
+    return _Prompt(
+        spelling=int(digest[:16], 16),
+        order=int(hashlib.sha256(f"{terms.seed}/{digest}".encode()).hexdigest()[:16], 16),
+        key=key,
+        question=(texts[0] if is_alone else key) if len(hashes) >= 8 * MIN_TOKENS else "",
+        turns=turns,
+        words=" ".join([text for text, _ in found]) if terms.keeps_apart else "",
+        hashes=hashes,
+    )
+
+
+def _of_answers(rows: Sequence[dict[str, Any]], contract: Contract, terms: Terms) -> dict[str, Column]:
+    def numbers(name: str) -> Numbers:
+        return numbers_of([row[name] if terms.is_exact else looks(row[name]) for row in rows])
+
+    answers = [numbers(name) for name in contract.answers]
+    is_of_pairs = len(answers) == 2
+    none = np.zeros(len(rows), dtype=np.uint64)
+    gaps = [len(row["chosen"]) - len(row["rejected"]) for row in rows] if is_of_pairs else [0] * len(rows)
+    return {
+        "answers": np.stack(answers, axis=1) if answers else np.zeros((len(rows), 0), dtype=np.uint64),
+        "reference": numbers("reference") if "reference" in contract.columns else none,
+        "set_name": numbers_of([row["set_id"] for row in rows]) if is_of_pairs else none,
+        "weight": np.array([row["weight"] for row in rows] if is_of_pairs else none, dtype=np.float64),
+        "longer": np.sign(gaps).astype(np.int8),
+    }
+
+
+def _numbers_or_zero(texts: Sequence[str]) -> Numbers:
+    return np.where(np.array([bool(text) for text in texts], dtype=bool), numbers_of(texts), 0)
+
+
+def parts_of(lines: Column) -> Column:
+    """Of each row, the how-manieth of its line it is: rows of one line follow each other, and are in one batch."""
+    starts = np.flatnonzero(np.diff(lines, prepend=-1))
+    sizes = np.diff(starts, append=len(lines))
+    return (np.arange(len(lines)) - np.repeat(starts, sizes)).astype(np.int32)
+
+
+def _digests(rows: Sequence[dict[str, Any]]) -> Numbers:
+    packed = b"".join(hashlib.blake2b(canonical_row(row), digest_size=16).digest() for row in rows)
+    return np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(-1, 2)

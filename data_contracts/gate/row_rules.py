@@ -1,0 +1,115 @@
+"""What refuses a single row: its contract, its token budget, answers that look the same, and a caller's own look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
+from data_contracts.errors import ContractError
+from data_contracts.gate.records import Origin, Quarantined, excerpt
+from data_contracts.gate.stream import Batch
+from data_contracts.gate.token_budget import UNKNOWN, Lengths, TokenMeter, measure
+from data_contracts.text import looks
+
+Screen = Callable[[Sequence[str]], Mapping[int, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """By what rows are judged.
+
+    ``max_tokens``: budget of one row. ``seed``: which training prompts are kept when there are more. ``is_exact``:
+    every character counts where texts are compared. ``keeps_apart``: near duplicates of evaluation prompts are looked
+    for. ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place;
+    what stands behind a colon is of that row alone, and is shown in place of the reference.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    is_exact: bool = False
+    keeps_apart: bool = True
+    screen: Screen | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Of a batch: the refused rows by their place, and whether one refuses the data set; the lengths of the others."""
+
+    refused: Mapping[int, tuple[Quarantined, bool]]
+    lengths: Lengths
+
+
+def judge(batch: Batch, contract: Contract, terms: Terms, *, meter: TokenMeter, where: str) -> Judged:
+    """Apply each kind of rule to the rows that the one before left.
+
+    Raises:
+        ContractError: a column is missing or unknown: no row can be judged.
+    """
+    rows = batch.rows
+    lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
+    if not rows:
+        return Judged(refused={}, lengths=lengths)
+    frame = pd.DataFrame([{"split": "train", **row} for row in rows], columns=list(contract.columns))
+    broken = complaints(frame, contract)
+    _require_columns(broken, where)
+    left = _left(rows, broken)
+    measured = measure([rows[place] for place in left], contract, meter, max_tokens=terms.max_tokens)
+    lengths[left] = measured.lengths
+    broken += _placed(measured.complaints, left)
+    if not terms.is_exact and len(contract.answers) == 2:
+        left = _left(rows, broken)
+        broken += _placed(_alike([rows[place] for place in left], contract.answers), left)
+    if terms.screen:
+        left = _left(rows, broken)
+        reasons = terms.screen([rows[place]["reference"] for place in left])
+        for place, told in reasons.items():
+            reason, _, detail = told.partition(": ")
+            value = detail or rows[left[place]]["reference"]
+            broken.append(RowComplaint(row=left[place], field="reference", value=value, reason=reason))
+    return Judged(refused=quarantine(broken, batch.origins), lengths=lengths)
+
+
+def quarantine(broken: Sequence[RowComplaint], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:
+    """One entry per row: its first field and value, and all its reasons; and whether one of them is fatal."""
+    by_row: dict[int, list[RowComplaint]] = {}
+    for one in broken:
+        by_row.setdefault(one.row, []).append(one)
+    return {row: (_entry(found, origins[row]), any(one.is_fatal for one in found)) for row, found in by_row.items()}
+
+
+def _entry(found: Sequence[RowComplaint], origin: Origin) -> Quarantined:
+    reason = "; ".join(dict.fromkeys(one.reason for one in found))
+    return Quarantined(origin=origin, field=found[0].field, excerpt=excerpt(found[0].value), reason=reason)
+
+
+def _alike(rows: Sequence[dict[str, Any]], answers: Sequence[str]) -> list[RowComplaint]:
+    chosen, rejected = answers
+    return [
+        RowComplaint(row=place, field=rejected, value=row[rejected], reason="chosen and rejected look the same")
+        for place, row in enumerate(rows)
+        if looks(row[chosen]) == looks(row[rejected])
+    ]
+
+
+def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowComplaint]) -> list[int]:
+    refused = {one.row for one in broken}
+    return [place for place in range(len(rows)) if place not in refused]
+
+
+def _placed(found: Sequence[RowComplaint], places: Sequence[int]) -> list[RowComplaint]:
+    """Complaints about some rows of a batch, by their places in the batch."""
+    return [
+        RowComplaint(row=places[one.row], field=one.field, value=one.value, reason=one.reason, is_fatal=one.is_fatal)
+        for one in found
+    ]
+
+
+def _require_columns(broken: Sequence[RowComplaint], source: str) -> None:
+    whole = [f"{one.value}: {one.reason}" for one in broken if one.row == WHOLE_FRAME]
+    if whole:
+        raise ContractError(f"the columns are not those of the contract: {'; '.join(whole[:3])}", where=source)

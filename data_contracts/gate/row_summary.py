@@ -1,0 +1,55 @@
+"""What is said of a row in a report: enough to find it and to recognise it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.records import Origin
+
+_CHARACTERS = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Detail:
+    """A row, or a prompt of another data set: then without an ``origin``."""
+
+    origin: Origin | None
+    name: str
+    prompt: str
+    reference: str = ""
+    set_name: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it stands: ``line 7``."""
+        if self.origin is None:
+            return "another data set"
+        return f"{self.origin.source}, line {self.origin.line}" if self.origin.source else f"line {self.origin.line}"
+
+
+Details = Mapping[int, Detail]
+
+
+def detail_of(row: Mapping[str, Any], origin: Origin, contract: Contract) -> Detail:
+    """What is said of a row in contract columns."""
+    return Detail(
+        origin=origin,
+        name=row[contract.id_column][:_CHARACTERS],
+        prompt=prompt_of(row["messages"]),
+        reference=str(row.get("reference", ""))[:_CHARACTERS],
+        set_name=str(row.get("set_id", ""))[:_CHARACTERS],
+    )
+
+
+def foreign(messages: Messages) -> Detail:
+    """What is said of a prompt that another data set evaluates on."""
+    return Detail(origin=None, name="", prompt=prompt_of(messages))
+
+
+def prompt_of(messages: Messages) -> str:
+    """The beginning of the last message."""
+    return messages[-1]["content"][:_CHARACTERS]

@@ -1,0 +1,138 @@
+"""Rules of a whole dataset: functions of its rows as numbers to (value, ok) and a detail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from data_contracts.contracts.contract import Contract
+from data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledger, Mask, Numbers, Rows
+
+
+class Outcome(NamedTuple):
+    """What a rule found: a figure for the report, whether that is right, and the first offender in words.
+
+    ``rows``: those that ``detail`` speaks of, as ``{0}``, ``{1}``, …, with what :class:`Detail`
+    knows of them.
+    """
+
+    value: float
+    ok: bool
+    detail: str = ""
+    rows: Rows = NO_ROWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The rows as the rules see them: which were accepted, which of these are kept, and on what side each is.
+
+    ``prompts``: of each row, the row that stands for all with the same prompt. ``evaluated``: keys of prompts that
+    other data sets evaluate on.
+    """
+
+    ledger: Ledger
+    contract: Contract
+    split: Column
+    prompts: Rows
+    is_accepted: Mask
+    is_kept: Mask
+    evaluated: Numbers
+    num_train: int
+    num_eval: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRule:
+    """``error``: the dataset is refused. ``warning``: it goes through, and the report says so.
+
+    What is wrong with a file is wrong however many of its rows are asked for, so an error looks at all accepted rows,
+    but for empty sides; a warning says what training gets, and looks at those that are kept.
+    """
+
+    name: str
+    check: Callable[[Judgement], Outcome]
+    severity: Literal["error", "warning"]
+
+
+def dataset_rules(contract: Contract) -> tuple[DatasetRule, ...]:
+    """The rules for one contract."""
+    rules = [
+        DatasetRule(name="unique_ids", check=unique_ids, severity="error"),
+        DatasetRule(name="train_and_eval_share_no_prompt", check=disjoint_prompts, severity="error"),
+        DatasetRule(name="train_holds_no_foreign_eval_prompt", check=no_foreign_prompts, severity="error"),
+        DatasetRule(name="both_splits_have_rows", check=filled_splits, severity="error"),
+        DatasetRule(name="as_many_rows_as_asked", check=enough_rows, severity="warning"),
+        DatasetRule(name="rows_differ", check=distinct_rows, severity="warning"),
+    ]
+    if "rejected" in contract.answers:
+        rules.append(DatasetRule(name="chosen_is_longer", check=length_balance, severity="warning"))
+    return tuple(rules)
+
+
+def unique_ids(judged: Judgement) -> Outcome:
+    """Number of rows whose id an earlier row has."""
+    rows = np.flatnonzero(judged.is_accepted)
+    repeated = rows[~_is_first(judged.ledger.name[rows])]
+    return _outcome(repeated, len(repeated), "the first is {0.name!r} in {0.place}")
+
+
+def disjoint_prompts(judged: Judgement) -> Outcome:
+    """Number of prompts, however they are typed, that are trained on and evaluated on."""
+    train, held_out = (np.flatnonzero(judged.is_accepted & (judged.split == side)) for side in (TRAIN, EVAL))
+    keys = judged.ledger.key
+    shared = train[np.isin(keys[train], keys[held_out])]
+    others = held_out[np.isin(keys[held_out], keys[shared[:1]])]
+    detail = "the first is {0.prompt!r} in {0.place}, and {1.prompt!r} in {1.place} is held out"
+    return _outcome(np.append(shared[:1], others[:1]), len(np.unique(keys[shared])), detail)
+
+
+def no_foreign_prompts(judged: Judgement) -> Outcome:
+    """Number of training prompts that another dataset evaluates on."""
+    train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
+    found = train[np.isin(judged.ledger.key[train], judged.evaluated)]
+    return _outcome(found, len(np.unique(judged.ledger.key[found])), "the first is {0.prompt!r} in {0.place}")
+
+
+def filled_splits(judged: Judgement) -> Outcome:
+    """Number of splits without a row."""
+    empty = [
+        name for name, side in (("train", TRAIN), ("eval", EVAL)) if not (judged.split[judged.is_kept] == side).any()
+    ]
+    return Outcome(len(empty), not empty, f"no rows for {' and '.join(empty)}" if empty else "")
+
+
+def enough_rows(judged: Judgement) -> Outcome:
+    """Kept rows as a share of those that were asked for."""
+    sides = ((TRAIN, judged.num_train, "for training"), (EVAL, judged.num_eval, "held out"))
+    counts = {side: int((judged.split[judged.is_kept] == side).sum()) for side in (TRAIN, EVAL)}
+    detail = ", ".join(f"{counts[side]:,} of {asked:,} {words}" for side, asked, words in sides)
+    share = sum(counts.values()) / (judged.num_train + judged.num_eval)
+    return Outcome(share, share >= 1.0, detail)
+
+
+def distinct_rows(judged: Judgement) -> Outcome:
+    """Number of rows with the prompt and the answers of an earlier row."""
+    rows = np.flatnonzero(judged.is_kept)
+    contents = np.column_stack([judged.prompts[rows].astype(np.uint64), judged.ledger.answers[rows]])
+    repeated = rows[~_is_first(np.ascontiguousarray(contents).view([("", np.uint64)] * contents.shape[1])[:, 0])]
+    return _outcome(repeated, len(repeated), "the first is {0.prompt!r}")
+
+
+def length_balance(judged: Judgement) -> Outcome:
+    """Share of pairs in which the chosen side has more characters; a reward model that beats it learnt more."""
+    longer = float((judged.ledger.longer[judged.is_kept] > 0).mean())
+    return Outcome(longer, 0.2 <= longer <= 0.8, "far from one half: length alone tells the sides apart")
+
+
+def _outcome(rows: Rows, value: int, detail: str) -> Outcome:
+    return Outcome(value, not value, detail if value else "", rows[:2])
+
+
+def _is_first(values: Column) -> Mask:
+    _, first = np.unique(values, return_index=True)
+    is_first = np.zeros(len(values), dtype=bool)
+    is_first[first] = True
+    return is_first

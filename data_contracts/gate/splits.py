@@ -1,0 +1,91 @@
+"""Which side a prompt falls on, by its hash alone: never by row, so no prompt is trained on and evaluated on.
+
+Generators hold out a fixed tenth of all problems, whatever the seed or the kind of rows, so that datasets made apart
+cannot leak into one another. Files hold out the prompts with the smallest hashes. Prompts that ask the same, typed in
+another way, are one prompt here: the one with the smallest hash of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_contracts.errors import ContractError
+from data_contracts.gate.ledger import EVAL, TRAIN, Column, Mask, Numbers, Rows
+
+HELD_OUT_TENTH = 16**8 // 10
+
+
+def is_held_out(digest: str) -> bool:
+    """Whether a generator keeps the prompt of this hash for evaluation: one in ten."""
+    return int(digest[:8], 16) < HELD_OUT_TENTH
+
+
+def representatives(keys: Numbers, spellings: Numbers) -> Rows:
+    """For each row the row of the same key whose spelling has the smallest hash."""
+    order = np.lexsort((spellings, keys))
+    is_start = np.ones(len(keys), dtype=bool)
+    is_start[1:] = keys[order[1:]] != keys[order[:-1]]
+    found = np.empty(len(keys), dtype=np.int64)
+    found[order] = order[np.flatnonzero(is_start)][np.cumsum(is_start) - 1]
+    return found
+
+
+def held_out_prompts(hashes: Column, *, num_train: int, num_eval: int, first: Mask) -> Mask:
+    """The rows of a file whose prompts are kept for evaluation, given the prompt hash of each row.
+
+    ``num_eval`` prompts, or their share when there are fewer than ``num_train + num_eval`` rows. The prompts of the
+    rows in ``first`` (which another dataset evaluates on) are held out before any other, all of them.
+    """
+    prompts = np.unique(hashes)
+    wanted = num_eval
+    if len(hashes) < num_train + num_eval:
+        wanted = max(1, len(prompts) * num_eval // (num_train + num_eval))
+    reserved = np.unique(hashes[first])
+    others = np.setdiff1d(prompts, reserved, assume_unique=True)
+    held_out = np.concatenate([reserved, others[: max(0, wanted - len(reserved))]])
+    return np.isin(hashes, held_out)
+
+
+def assign(given: Column, is_held_out: Mask, *, where: str) -> Column:
+    """A split for every row: the source's own if it has one for all rows, else by the prompt's hash.
+
+    Raises:
+        ContractError: some rows have a split and others have none.
+    """
+    missing = int((given == 0).sum())
+    if missing == len(given):
+        return np.where(is_held_out, EVAL, TRAIN).astype(np.int8)
+    if missing:
+        raise ContractError(
+            f"{missing} of {len(given)} rows have no 'split', the others have one",
+            where=where,
+            fix="give every row a split, or none and let prompts be divided by their hash",
+        )
+    return given
+
+
+def select(split: Column, prompts: Column, order: Numbers, *, num_train: int, num_eval: int) -> Mask:
+    """At most ``num_train`` and ``num_eval`` of the rows.
+
+    One row of each prompt before a second row of any: held-out rows are then independent as far as the data allow.
+    ``order``: of each row's prompt, which come first; that of training rows depends on the seed.
+    """
+    kept = np.zeros(len(split), dtype=bool)
+    turn = _turns(prompts)
+    for side, limit in ((TRAIN, num_train), (EVAL, num_eval)):
+        rows = np.flatnonzero(split == side)
+        if len(rows) > limit:
+            rows = rows[np.lexsort((order[rows], turn[rows]))[:limit]]
+        kept[rows] = True
+    return kept
+
+
+def _turns(prompts: Column) -> Rows:
+    """Of each row, how many rows of its prompt come before it."""
+    order = np.argsort(prompts, kind="stable")
+    is_start = np.ones(len(order), dtype=bool)
+    is_start[1:] = prompts[order[1:]] != prompts[order[:-1]]
+    starts = np.flatnonzero(is_start)
+    turns = np.empty(len(order), dtype=np.int64)
+    turns[order] = np.arange(len(order)) - starts[np.cumsum(is_start) - 1]
+    return turns

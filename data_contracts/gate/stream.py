@@ -1,0 +1,87 @@
+"""Rows in contract columns as they come out of a source, a batch at a time, as often as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_contracts.adapters.fields import Row
+from data_contracts.errors import RowFault
+from data_contracts.gate.reading import Source, Wanted
+from data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
+
+BATCH_ROWS, BATCH_CHARACTERS = 4_096, 2**24
+RowFn = Callable[[Row], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows in a row of their source. ``lines``: of each row, the place of its line among those of the source.
+
+    ``rejected``: lines that never became rows. ``num_lines``: of both kinds.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    rejected: list[Quarantined] = field(default_factory=list)
+    num_lines: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStream:
+    """A source and how its rows become rows of a contract: ``make`` gives those of one source row.
+
+    ``system``: the system prompt of conversations that have none; empty: none.
+    """
+
+    source: Source
+    make: RowFn
+    system: str = ""
+
+    def batches(self, wanted: Wanted | None = None) -> Iterator[Batch]:
+        """All rows, or those of the lines that a mask asks for; a few thousand, or some megabytes, at a time."""
+        rows: list[dict[str, Any]] = []
+        origins: list[Origin] = []
+        lines: list[int] = []
+        rejected: list[Quarantined] = []
+        size = count = 0
+        for line, item in self.source.read(wanted):
+            made = self._made(item)
+            count += 1
+            if isinstance(made, Quarantined):
+                rejected.append(made)
+            else:
+                rows += made
+                origins += [item.origin] * len(made)
+                lines += [line] * len(made)
+                size += sum(len(turn["content"]) for row in made for turn in row["messages"])
+            if len(rows) + len(rejected) >= BATCH_ROWS or size > BATCH_CHARACTERS:
+                yield Batch(rows=rows, origins=origins, lines=lines, rejected=rejected, num_lines=count)
+                rows, origins, lines, rejected, size, count = [], [], [], [], 0, 0
+        yield Batch(rows=rows, origins=origins, lines=lines, rejected=rejected, num_lines=count)
+
+    def _made(self, item: SourceRow | Quarantined) -> list[dict[str, Any]] | Quarantined:
+        if isinstance(item, Quarantined):
+            return item
+        try:
+            return [completed(row, item.split, self.system) for row in self.make(item.values)]
+        except RowFault as fault:
+            text = excerpt(fault.value)
+            return Quarantined(origin=item.origin, field=fault.field, excerpt=text, reason=fault.reason)
+
+
+def completed(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
+    """A contract row with the side that its source is for, and with a system prompt.
+
+    Raises:
+        RowFault: it says itself that it is for the other side.
+    """
+    if split and row.get("split", split) != split:
+        raise RowFault("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])
+    given: dict[str, Any] = {"split": split} if split else {}
+    messages = row["messages"]
+    if system and not (messages and messages[0]["role"] == "system"):
+        given["messages"] = [{"role": "system", "content": system}, *messages]
+    return {**row, **given}

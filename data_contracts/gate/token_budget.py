@@ -1,0 +1,141 @@
+"""What rows cost in tokens, and which rows a token budget or a control token refuses.
+
+The tokenizer enters as functions of many texts at once, so that contracts know no tokenizer library. Texts are encoded
+only where a bound that needs no tokenizer leaves it open whether they fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.contracts.contract import Contract, RowComplaint
+
+UNKNOWN = -1
+_END = (-1,)  # stands for the tokens that end a turn: no token of a text
+Rows = Sequence[dict[str, Any]]
+Lengths = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMeter:
+    """How texts become tokens.
+
+    ``encode``: token ids of each text, in which nothing is a control token. ``prompt_lengths``: number of tokens of
+    each conversation with its template and generation prompt. ``text_bound`` and ``prompt_bounds``: what these numbers
+    surely do not exceed, by a cheap look. ``special_tokens``: the control tokens, as text.
+    """
+
+    encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
+    prompt_lengths: Callable[[Sequence[Messages]], Sequence[int]]
+    text_bound: Callable[[str], int]
+    prompt_bounds: Callable[[Sequence[Messages]], Sequence[int]]
+    special_tokens: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """``lengths``: number of tokens of each row's prompt and answers, int32 [rows, 1 + answers], -1 where it was not
+    needed; ``complaints``: the refused rows.
+    """
+
+    lengths: Lengths
+    complaints: tuple[RowComplaint, ...]
+
+
+def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: int) -> Measured:
+    """Hold rows that fulfil their contract against the token budget.
+
+    A row with a control token in its text is refused without being encoded (a tokenizer may refuse such a text). A
+    prompt must leave room for an answer; a demonstration must fit whole, as its end is an action to be learnt; a pair
+    is cut to the budget by training, so it must still differ after that.
+    """
+    found = controls_in(rows, contract, meter.special_tokens)
+    refused = {one.row for one in found}
+    left = [place for place in range(len(rows)) if place not in refused]
+    bounds = meter.prompt_bounds([rows[place]["messages"] for place in left])
+    lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
+    open_ = [
+        place
+        for place, bound in zip(left, bounds, strict=True)
+        if bound + max((meter.text_bound(rows[place][name]) for name in contract.answers), default=0) >= max_tokens
+    ]
+    prompts, ids = _encoded(rows, open_, contract, meter)
+    for number, place in enumerate(open_):
+        sides = [answers[number] for answers in ids]
+        lengths[place] = [prompts[number], *map(len, sides)]
+        complaint = _budget_complaint(
+            place, [rows[place][name] for name in contract.answers], sides, (prompts[number], max_tokens)
+        )
+        found += [complaint] if complaint else []
+    return Measured(lengths=lengths, complaints=tuple(sorted(found, key=lambda one: one.row)))
+
+
+def completed_lengths(rows: Rows, lengths: Lengths, contract: Contract, meter: TokenMeter) -> Lengths:
+    """The lengths of accepted rows, those that are not known worked out."""
+    missing = np.flatnonzero(lengths[:, 0] == UNKNOWN).tolist()
+    prompts, ids = _encoded(rows, missing, contract, meter)
+    counted = lengths.copy()
+    for column, values in enumerate([prompts, *([len(one) for one in side] for side in ids)]):
+        counted[missing, column] = values
+    return counted
+
+
+def _encoded(
+    rows: Rows, places: Sequence[int], contract: Contract, meter: TokenMeter
+) -> tuple[Sequence[int], list[Sequence[Sequence[int]]]]:
+    """Prompt lengths of some rows, and for each kind of answer their token ids."""
+    if not places:
+        return [], [[] for _ in contract.answers]
+    prompts = meter.prompt_lengths([rows[place]["messages"] for place in places])
+    return prompts, [meter.encode([rows[place][name] for place in places]) for name in contract.answers]
+
+
+def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -> list[RowComplaint]:
+    """The rows with a control token in a message, an answer or the reference: somebody put it there."""
+    named = [token for token in special_tokens if token]
+    if not named:
+        return []
+    controls = re.compile("|".join(map(re.escape, named)))
+    texts = [name for name in (*contract.answers, "reference") if name in contract.columns]
+    found = []
+    for place, row in enumerate(rows):
+        turns = [turn["content"] for turn in row["messages"]]
+        if controls.search("\0".join([*turns, *(row[name] for name in texts)])):
+            fields = {f"messages.{number}.content": turn for number, turn in enumerate(turns)}
+            found += _control_complaint(place, {**fields, **{name: row[name] for name in texts}}, controls)
+    return found
+
+
+def _control_complaint(place: int, fields: dict[str, str], controls: re.Pattern[str]) -> list[RowComplaint]:
+    for field, text in fields.items():
+        match = controls.search(text)
+        if match:
+            around = text[max(0, match.start() - 60) : match.end() + 60]
+            reason = f"holds the control token {match.group()} as text"
+            return [RowComplaint(row=place, field=field, value=around, reason=reason, is_fatal=True)]
+    return []  # a control token with a NUL in it, across two texts
+
+
+def _budget_complaint(
+    place: int, answers: Sequence[str], sides: Sequence[Sequence[int]], budget: tuple[int, int]
+) -> RowComplaint | None:
+    prompt, max_tokens = budget
+    room = max_tokens - prompt
+    ids = [(*side, *_END) for side in sides]
+    if room <= 0:
+        reason = f"the prompt leaves no room for an answer in {max_tokens} tokens"
+        return RowComplaint(row=place, field="messages", value=f"{prompt} tokens", reason=reason)
+    if len(ids) == 1 and len(ids[0]) > room:
+        reason = f"longer than {max_tokens} tokens with its prompt"
+        return RowComplaint(row=place, field="completion", value=answers[0], reason=reason)
+    if len(ids) == 2 and ids[0][:room] == ids[1][:room]:
+        reason = f"chosen and rejected are the same after truncation to {max_tokens} tokens"
+        return RowComplaint(row=place, field="rejected", value=answers[1], reason=reason)
+    return None

@@ -1,0 +1,109 @@
+"""Checks of one column: which cells pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from data_contracts.contracts import column_checks
+
+
+def turn(role: str, content: object = "text") -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def passes(check: Callable[[pd.Series], pd.Series], value: Any) -> bool:
+    """Whether a cell passes, in a column between two others."""
+    return bool(check(pd.Series([[], value, None], dtype=object)).tolist()[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [("a", True), (" a ", True), ("", False), (" \n\t", False), ("a\0b", False), ("\u200b\ufeff", False)],
+)
+def test_a_text_is_filled_with_something_that_a_reader_sees(text: str, passed: bool) -> None:
+    assert column_checks.is_filled(pd.Series([text])).tolist() == [passed]
+
+
+@pytest.mark.parametrize(
+    ("roles", "passed"),
+    [
+        (["user"], True),
+        (["system", "user"], True),
+        (["user", "assistant", "user"], True),
+        (["user", "assistant"], False),  # answered already
+        (["user", "system", "user"], False),  # a system message comes first
+        (["system"], False),
+        (["user", "tool"], False),
+        ([], False),
+    ],
+)
+def test_a_question_waits_for_an_answer(roles: list[str], passed: bool) -> None:
+    assert passes(column_checks.is_question, [turn(role) for role in roles]) is passed
+
+
+@pytest.mark.parametrize("content", ["", "  ", "a\0b", None, 7])
+def test_a_question_has_no_turn_that_is_blank_or_no_text(content: object) -> None:
+    assert not passes(column_checks.is_question, [turn("system"), turn("user", content)])
+
+
+@pytest.mark.parametrize("value", [None, "user", {"role": "user"}, [turn("user") | {"name": "x"}], [None]])
+def test_what_is_no_conversation_is_no_question(value: object) -> None:
+    assert not passes(column_checks.is_question, value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "passed"),
+    [
+        (["user"], True),
+        (["user", "assistant", "tool"], True),
+        (["user", "assistant", "tool", "assistant", "tool"], True),
+        (["assistant", "tool"], False),
+        (["user", "tool", "assistant"], False),
+        (["user", "assistant", "tool", "tool"], False),
+    ],
+)
+def test_calls_of_tools_may_follow_a_question_in_pairs(roles: list[str], passed: bool) -> None:
+    conversation = [turn(role) for role in roles]
+    assert passes(column_checks.is_question_with_calls, conversation) is passed
+    assert passes(column_checks.is_question, conversation) is (roles == ["user"])
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "passed"),
+    [
+        (column_checks.is_list_of_texts, ["a", "b"], True),
+        (column_checks.is_list_of_texts, ["a"], False),
+        (column_checks.is_list_of_texts, ["a", " "], False),
+        (column_checks.is_list_of_texts, "ab", False),
+        (column_checks.is_list_of_counts, [0, 3], True),
+        (column_checks.is_list_of_counts, [], False),
+        (column_checks.is_list_of_counts, [-1], False),
+        (column_checks.is_list_of_counts, [True], False),
+        (column_checks.is_list_of_counts, [1.0], False),
+        (column_checks.is_list_of_booleans, [True, False], True),
+        (column_checks.is_list_of_booleans, [], True),
+        (column_checks.is_list_of_booleans, [1], False),
+        (column_checks.is_list_of_logprobs, [-0.5, 0.0], True),
+        (column_checks.is_list_of_logprobs, [5e-7], True),  # the rounding of a softmax
+        (column_checks.is_list_of_logprobs, [2e-6], False),
+        (column_checks.is_list_of_logprobs, [math.nan], False),
+        (column_checks.is_list_of_logprobs, [-math.inf], False),
+        (column_checks.is_list_of_logprobs, [-1], False),
+        (column_checks.is_list_of_logprobs, [], True),
+        (column_checks.is_list_of_logprobs, None, False),
+    ],
+)
+def test_a_list_has_the_values_that_its_column_wants(
+    check: Callable[[pd.Series], pd.Series], value: object, passed: bool
+) -> None:
+    assert passes(check, value) is passed
+
+
+def test_names_are_those_of_splits_and_of_engines() -> None:
+    assert column_checks.is_split(pd.Series(["train", "eval", "test", ""])).tolist() == [True, True, False, False]
+    assert column_checks.is_finish_reason(pd.Series(["stop", "length", "eos"])).tolist() == [True, True, False]

@@ -1,0 +1,75 @@
+"""Rows in documents: their effect on a column, and what the drift gate makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from data_contracts.drift.comparison import ColumnDrift, DriftLimits, judge
+from data_contracts.drift.documents import design_effect
+from data_contracts.drift.sketches import Sketch, sketch
+
+
+def effect(places: np.ndarray) -> float:
+    return design_effect(places, np.ones(len(places)))
+
+
+@pytest.mark.parametrize("bins", [2, 20, 3_000])
+@pytest.mark.parametrize("rows", [40, 400, 20_000])
+def test_values_drawn_one_by_one_have_none(bins: int, rows: int) -> None:
+    generator = np.random.default_rng(0)
+    assert [effect(generator.integers(0, bins, rows)) for _ in range(10)] == [1.0] * 10
+
+
+@pytest.mark.parametrize("size", [5, 20, 40])
+def test_documents_of_equal_values_have_their_number_of_rows_and_half_as_many(size: int) -> None:
+    documents = np.random.default_rng(1).integers(0, 10, 400)
+    assert effect(np.repeat(documents, size)) == pytest.approx(1.0 + 1.5 * (size - 1.0), rel=0.2)
+
+
+def test_rows_in_order_or_one_source_after_another_are_no_documents() -> None:
+    generator = np.random.default_rng(2)
+    places = generator.integers(0, 10, 2_000)
+    assert effect(np.sort(places)) == effect(-np.sort(-places) + 9) == 1.0
+    assert effect(np.concatenate([places[:1_000], places[1_000:] + 5])) == 1.0  # two sources
+    nearly = np.argsort(np.arange(2_000) + generator.normal(0.0, 400.0, 2_000))
+    assert effect(np.sort(places)[nearly]) < 5.0  # sorted by what goes with the column
+    assert effect(np.repeat([0, 1, 0], 700)) == effect(np.zeros(0, dtype=np.int64)) == 1.0  # three stretches, no rows
+
+
+def test_it_has_a_bound() -> None:
+    assert effect(np.repeat(np.random.default_rng(3).integers(0, 10, 60), 900)) == 64.0
+
+
+def drawn(generator: np.random.Generator, documents: int, size: int, *, longer: float = 1.0) -> dict[str, Sketch]:
+    """Questions on pages: a page has its length and its words."""
+    pages = np.repeat(np.arange(documents), size)
+    tokens = longer * np.exp(generator.normal(5.0, 0.8, documents)[pages] + generator.normal(0.0, 0.1, len(pages)))
+    words = generator.integers(0, 400, (documents, 3))[pages, generator.integers(0, 3, len(pages))]
+    frame = pd.DataFrame({"prompt_tokens": tokens.round(), "task": [f"word {word}" for word in words]})
+    return sketch(frame)
+
+
+def moved(before: dict[str, Sketch], after: dict[str, Sketch], limits: DriftLimits | None = None) -> list[ColumnDrift]:
+    return [column for column in judge(before, after, limits) if column.level != "calm"]
+
+
+@pytest.mark.parametrize(("documents", "size"), [(40, 50), (60, 20), (200, 10), (400, 5)])
+def test_pages_of_one_kind_are_calm(documents: int, size: int) -> None:
+    """Counted row by row, 25 of 25 are refused."""
+    generator = np.random.default_rng(4)
+    pairs = [(drawn(generator, documents, size), drawn(generator, documents, size)) for _ in range(25)]
+    assert [moved(*pair) for pair in pairs] == [[]] * 25
+    beyond = sum(
+        column.psi > column.psi_by_chance for pair in pairs for column in judge(*pair, DriftLimits(chance=0.05))
+    )
+    assert beyond <= 8  # of 50; 2.5 are expected, more than 8 once in 1,000
+
+
+@pytest.mark.parametrize(("documents", "size"), [(60, 20), (200, 10)])
+def test_longer_pages_are_refused(documents: int, size: int) -> None:
+    generator = np.random.default_rng(5)
+    for _ in range(5):
+        found = moved(drawn(generator, documents, size), drawn(generator, documents, size, longer=3.0))
+        assert [(column.column, column.level) for column in found] == [("prompt_tokens", "refuse")]

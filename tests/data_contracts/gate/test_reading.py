@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_contracts.errors import ContractError
+from data_contracts.gate.reading import MAX_LINE_BYTES, joined, read_source, source_of
+from data_contracts.gate.records import SourceRow
+from data_contracts.gate.strict_json import MAX_DEPTH, parse_object
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text("abc", max_size=3), JSON_VALUES), st.booleans())
+def test_what_json_can_spell_is_read_back_unchanged(row: dict[str, object], is_escaped: bool) -> None:
+    line = json.dumps(row, ensure_ascii=is_escaped).encode()
+    assert parse_object(line) == row
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
+        (b'{"a": 1e999}', "1e999 is beyond the range of a float"),
+        (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
+        (b'{"b": {"a": 1, "a": 1}}', "duplicate key 'a'"),
+        (b'{"a": "\xff"}', "not UTF-8: byte 0xff at position 7"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8: byte 0xed at position 7"),
+        (b'{"a": "\\ud800"}', "a lone surrogate is no character"),
+        (b'{"\\ud800": 1}', "a lone surrogate is no character"),
+        (b'{"a": ["x\\u0000"]}', "a NUL character"),
+        (b'{"a": 1', "malformed JSON: Expecting ',' delimiter at character 7"),
+        (b'{"a": 1} {"a": 2}', "malformed JSON: Extra data at character 9"),
+        (b'["a"]', "a row is a JSON object, and this is list"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", f"nested deeper than {MAX_DEPTH} levels"),
+    ],
+)
+def test_what_other_parsers_let_through_is_refused(line: bytes, reason: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_object(line)
+    assert str(caught.value) == reason
+
+
+def test_a_literal_backslash_before_u0000_is_text_and_no_nul() -> None:
+    assert parse_object(b'{"a": "\\\\u0000"}') == {"a": "\\u0000"}
+
+
+@pytest.mark.parametrize(("levels", "is_refused"), [(MAX_DEPTH, False), (MAX_DEPTH + 1, True)])
+def test_nesting_is_allowed_up_to_the_limit_exactly(levels: int, is_refused: bool) -> None:
+    line = b'{"a": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+    if is_refused:
+        with pytest.raises(ValueError, match="nested deeper"):
+            parse_object(line)
+    else:
+        parse_object(line)
+
+
+def test_an_integer_too_long_to_convert_is_a_reason_and_not_a_crash() -> None:
+    with pytest.raises(ValueError, match="4300"):
+        parse_object(b'{"a": ' + b"9" * 5000 + b"}")
+
+
+def test_bad_lines_are_set_aside_with_their_place_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    # Bytes before each line: 0, 9 (8 + line end), 10 (blank), 23 (12 + line end).
+    path.write_bytes(b'{"a": 1}\n\n{"a": NaN}}\r\n{"a": 2}')
+    source = read_source(path)
+    assert [(row.origin.line, row.origin.offset, row.values) for row in source.rows] == [
+        (1, 0, {"a": 1}),
+        (4, 23, {"a": 2}),
+    ]
+    (bad,) = source.rejected
+    assert (bad.origin.line, bad.origin.offset, bad.excerpt) == (3, 10, '{"a": NaN}}')
+    assert bad.origin.digest == hashlib.sha256(b'{"a": NaN}}').hexdigest()
+
+
+@given(st.lists(st.binary(max_size=12), max_size=12))
+def test_every_line_is_a_row_or_set_aside_whatever_the_bytes(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("bytes") / "rows.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    source = read_source(path)
+    filled = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    assert len(source.rows) + len(source.rejected) == len(filled)
+    content = path.read_bytes()
+    for one in source.rejected:
+        line = content[one.origin.offset :].split(b"\n")[0].rstrip(b"\r")
+        assert hashlib.sha256(line).hexdigest() == one.origin.digest
+
+
+@pytest.mark.parametrize(("extra", "is_refused"), [(0, False), (1, True), (2, True), (1_500_000, True)])
+def test_a_line_may_be_a_megabyte_and_not_a_byte_more(tmp_path: Path, extra: int, is_refused: bool) -> None:
+    path = tmp_path / "rows.jsonl"
+    long = b'{"a": "' + b"x" * (MAX_LINE_BYTES - 9 + extra) + b'"}'
+    path.write_bytes(long + b'\n{"a": 2}\n')
+    source = read_source(path)
+    assert len(source.rejected) == int(is_refused)
+    assert source.rows[-1].origin.line == 2
+    assert source.rows[-1].origin.offset == len(long) + 1
+    if is_refused:
+        assert source.rejected[0].reason == "longer than 1000000 bytes"
+        assert len(source.rejected[0].excerpt) == 200
+
+
+def test_parquet_rows_come_with_nested_values_and_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": [[{"role": "user", "content": "x"}], []], "b": [1, None]}), path)
+    source = read_source(path)
+    assert [(row.origin.line, row.values) for row in source.rows] == [
+        (1, {"a": [{"role": "user", "content": "x"}], "b": 1}),
+        (2, {"a": [], "b": None}),
+    ]
+
+
+def cut(content: bytes) -> bytes:
+    return content[:-20]
+
+
+def spoil_footer(content: bytes) -> bytes:
+    return content[:-40] + b"\xff" * 32 + content[-8:]
+
+
+@pytest.mark.parametrize("damage", [cut, spoil_footer])
+def test_a_damaged_parquet_file_says_so(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": ["x"] * 1000}), path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ContractError, match="not a readable Parquet file") as caught:
+        read_source(path)
+    assert caught.value.where == str(path)
+
+
+def test_parquet_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": text}), path)
+    with pytest.raises(ContractError, match="not a readable Parquet file"):
+        assert read_source(path).rows
+
+
+def test_a_missing_file_and_an_unknown_format_say_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="does not exist") as caught:
+        read_source(tmp_path / "none.jsonl")
+    assert "JSONL" in caught.value.fix
+    with pytest.raises(ContractError, match=r"the ending '\.csv' names no format"):
+        read_source(tmp_path / "rows.csv")
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}')
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # root may read anything: be nobody for a moment
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ContractError, match="cannot read the file: Permission denied") as caught:
+            read_source(path)
+    finally:
+        os.seteuid(user)
+    assert "permissions" in caught.value.fix
+
+
+def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    for name in ("rows.jsonl", "zero.jsonl"):
+        with pytest.raises(ContractError, match="a pipe, a device or a socket, and no file") as caught:
+            read_source(tmp_path / name)
+        assert caught.value.where == str(tmp_path / name)
+
+
+def test_a_byte_order_mark_costs_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"a": 1}\n' + codecs.BOM_UTF8 + b'{"a": 2}\n')
+    source = read_source(path)
+    assert [(row.values, row.origin.offset) for row in source.rows] == [({"a": 1}, 0), ({"a": 2}, 12)]
+    assert source.rows[0].origin.digest == hashlib.sha256(b'{"a": 1}').hexdigest()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_source_gives_the_lines_that_are_asked_for_with_their_places(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(f'{{"a": {n}}}\n\n' for n in range(3000)))
+    else:
+        pq.write_table(pa.table({"a": list(range(3000))}), path)
+    wanted = np.zeros(3000, dtype=bool)
+    wanted[[0, 1500, 2999]] = True
+    source = read_source(path)
+    assert [(place, item.values) for place, item in source.read(wanted) if isinstance(item, SourceRow)] == [
+        (place, {"a": place}) for place in (0, 1500, 2999)
+    ]
+    both = joined(source, source_of("more", [{"a": 1}, {"a": 2}]))
+    found = [item for _, item in both.read(np.append(wanted, [False, True])) if isinstance(item, SourceRow)]
+    assert [(one.values["a"], one.split, one.origin.source) for one in found[2:]] == [
+        (2999, "train", path.name),
+        (2, "eval", "more"),
+    ]
+
+
+def test_a_source_knows_when_its_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}')
+    source = read_source(path)
+    before = source.state()
+    assert source.state() == before
+    path.write_text('{"a": 10}')
+    assert source.state() != before
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").mkdir()
+    with pytest.raises(ContractError, match="cannot read the file: Is a directory"):
+        read_source(tmp_path / "rows.jsonl")

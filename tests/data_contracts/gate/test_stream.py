@@ -1,0 +1,103 @@
+"""Rows go through the gate a batch at a time, and what comes out does not depend on where batches end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_contracts.adapters.table import own_preferences, own_ranked_sets
+from data_contracts.errors import ContractError
+from data_contracts.gate import kept_rows, scan, stream
+from data_contracts.gate.reading import read_source, source_of
+from data_contracts.gate.stream import RowStream
+from tests.data_contracts.gate.gating import Gated, gate_rows, gate_source
+
+
+def rows() -> list[dict[str, Any]]:
+    """Forty pairs of ten prompts, some twice, one against another, some bad."""
+    made = [
+        {
+            "pair_id": f"p{number}",
+            "messages": [{"role": "user", "content": f"Question {number % 10} of ten"}],
+            "chosen": f"good {number}",
+            "rejected": f"bad {number}" if number % 13 else "",
+            "source": "t",
+        }
+        for number in range(40)
+    ]
+    against = {**made[5], "pair_id": "against", "chosen": made[5]["rejected"], "rejected": made[5]["chosen"]}
+    return [*made, made[3], made[13], against]
+
+
+def gated() -> Gated:
+    return gate_rows(rows(), num_train=20, num_eval=8, max_tokens=40)
+
+
+def test_the_size_of_batches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gated()
+    assert whole.report.quarantined == 6  # four without an answer, and two against each other
+    assert whole.report.merged == 2
+    for size in (1, 7):
+        monkeypatch.setattr(stream, "BATCH_ROWS", size)
+        parts = gated()
+        assert parts.report == whole.report
+        assert parts.quarantine == whole.quarantine
+        assert parts.kept.equals(whole.kept)
+
+
+def test_a_batch_ends_after_so_many_rows_or_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RowStream(source=source_of("t", rows()), make=own_preferences)
+    monkeypatch.setattr(stream, "BATCH_ROWS", 20)
+    assert [len(batch.rows) for batch in made.batches()] == [20, 20, 3]
+    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 100)  # six questions of 17 characters
+    assert [len(batch.rows) for batch in made.batches()][:2] == [6, 6]
+
+
+def test_the_rows_of_a_line_stay_together_and_are_found_by_their_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "BATCH_ROWS", 4)
+    ranked = {"messages": rows()[0]["messages"], "completions": ["a", "b", "c"], "ranks": [0, 1, 2]}
+    source = source_of("t", [{**ranked, "set_id": f"s{number}"} for number in range(5)])
+    made = RowStream(source=source, make=own_ranked_sets)
+    assert [batch.lines for batch in made.batches()] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3], [4, 4, 4]]
+    wanted = np.array([False, True, False, False, True])
+    assert [batch.lines for batch in made.batches(wanted)] == [[1, 1, 1, 4, 4, 4], []]
+
+
+def test_more_refused_rows_than_are_listed_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "MAX_LISTED", 3)
+    bad = [{**row, "chosen": ""} for row in rows()[:40]]
+    result = gate_rows([*rows()[:20], *({**row, "pair_id": f"b{row['pair_id']}"} for row in bad)])
+    assert result.report.quarantined == 40 + 2
+    assert result.report.accepted == 18
+    assert len(result.quarantine) == 3
+
+
+def test_a_few_rows_of_many_are_sketched_those_of_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gated().report.sketches["source"]["counts"]
+    monkeypatch.setattr(kept_rows, "MAX_SKETCHED", 9)
+    some = gated().report
+    assert 0 < some.sketches["source"]["counts"]["t"] < whole["t"] == 10
+    assert sum(some.sketches["prompt_tokens"]["counts"]) == some.sketches["source"]["counts"]["t"]
+    assert some.digest == gated().report.digest
+
+
+@pytest.mark.parametrize("change", [lambda text: text + "\n", lambda text: "", lambda text: text.replace("{", "[")])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: Callable[[str], str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    source, reads = read_source(path), []
+
+    def read(wanted: Any) -> Iterator[Any]:
+        reads.append(wanted)
+        if len(reads) == 2:
+            path.write_text(change(path.read_text()))
+        return source.read(wanted)
+
+    with pytest.raises(ContractError, match="changed while it was read"):
+        gate_source(replace(source, read=read), "preferences")
