@@ -7,14 +7,15 @@ one is brought up on demand (:func:`upgrade`), and copied before; a newer one is
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -107,7 +108,10 @@ def require_readable(home: Home) -> None:
     if found != known:
         from tasks.home.storage import write_json  # brings pandas: most commands begin without it
 
-        write_json(found, note)
+        with _alone(home.root):
+            for left in home.root.glob(f".{_NOTE}.*.tmp"):  # by a process that was killed here, before it had a lease
+                left.unlink()
+            write_json(found, note)
 
 
 def databases(home: Home) -> tuple[Database, ...]:
@@ -161,6 +165,17 @@ def upgrade(home: Home) -> tuple[str, ...]:
             told.append(f"{each.path.name}: now of {each.tool} {each.installed}; as it was: {copy}")
     require_readable(home)
     return tuple(told)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's own lock, which leaves no file: a kill at this place would leave that too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _read(note: Path) -> dict[str, Any]:

@@ -194,6 +194,7 @@ def promote(
     with _lock(home):
         champion = find_version(tracker, version.name, CHAMPION)
         if champion == version:
+            _crown(tracker, version)  # whole, where a kill came between its two steps
             _remove_alias(tracker, version, CHALLENGER)
             return False
         if champion != over:
@@ -234,6 +235,7 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
         if champion != down:
             if _ROLLED_BACK not in read_tags(tracker, down):
                 raise PromotionError(f"version {version} is not the champion, {_words(champion)} is", where=where)
+            _crown(tracker, champion)
             _finish_roll_back(tracker, champion)
             return champion
         if previous is None or previous == champion:

@@ -30,6 +30,14 @@ def note(home: Home) -> dict[str, dict[str, str]]:
     return loaded
 
 
+def test_what_a_kill_left_of_the_note_goes_when_the_note_is_written(tracked_home: Home) -> None:
+    left = tracked_home.root / ".versions.json.0123abcd.tmp"
+    left.touch()
+    require_readable(tracked_home)
+    assert note(tracked_home)
+    assert not left.exists()
+
+
 def rewrite(home: Home, **versions: str) -> None:
     """Say that other versions wrote the home."""
     told = note(home)

@@ -22,6 +22,7 @@ from tasks.tracking.registry import (
     download_model,
     find_by_sha256,
     find_version,
+    last_champion,
     promote,
     read_tags,
     roll_back,
@@ -158,6 +159,25 @@ def test_a_promotion_moves_the_aliases_once_and_a_repeated_one_changes_nothing(
     assert not promote(tracked_home, tracker, second, over=first)
     assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
     assert read_tags(tracker, second)["promoted_over"] == "1"
+
+
+def test_a_promotion_and_a_roll_back_that_were_killed_before_their_last_note_are_finished_by_the_next(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, _ = versions
+    promote(tracked_home, tracker, first, over=None)
+    promote(tracked_home, tracker, second, over=first)
+
+    def forget() -> None:
+        tracker.client.delete_registered_model_tag("m", CHAMPION)
+
+    forget()
+    promote(tracked_home, tracker, second, over=first)
+    assert last_champion(tracker, "m") == "2"
+    roll_back(tracked_home, tracker, "m", version=2, reason="slow")
+    forget()
+    roll_back(tracked_home, tracker, "m", version=2, reason="slow")
+    assert last_champion(tracker, "m") == "1"
 
 
 def test_a_verdict_against_a_champion_of_yesterday_moves_nothing(
