@@ -7,6 +7,7 @@ reference that are drawn by chance, so that ratios are not 1, bounds cut, and ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +54,11 @@ class Trial:
 
     losses: Mapping[str, tuple[float, float, float]]
     gradients: Mapping[str, Gradient]
+
+    @property
+    def is_finite(self) -> bool:
+        """True if no gradient has overflowed."""
+        return all(math.isfinite(each.found) and math.isfinite(each.distance) for each in self.gradients.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -181,12 +187,26 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
     return Tokens(logprobs=logprobs, entropy=entropy, old=old, **columns)
 
 
-@torch.enable_grad()
 def _tried(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int, moved: bool = False) -> Trial:
     """The losses of a step on ``samples`` and gradients, by the code of an update and by formula.
 
-    ``moved``: as in a step after the first. The first one is tried in micro-batches of one sequence each.
+    ``moved``: as in a step after the first. An overflow of float16 is tried again at a smaller scale of the loss, as in
+    an update; the learner keeps its own scale.
     """
+    kept = learner.loss_scale
+    try:
+        while not (made := _tried_once(learner, row, samples, seed=seed, moved=moved)).is_finite:
+            if not learner.loss_scale.can_shrink:
+                break
+            learner.loss_scale = learner.loss_scale.after_overflow()
+        return made
+    finally:
+        learner.loss_scale = kept
+
+
+@torch.enable_grad()
+def _tried_once(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int, moved: bool) -> Trial:
+    """The same at one scale. The first step is tried in micro-batches of one sequence each."""
     chosen = dict(_compared(learner, derive_seed(seed, "tensors", int(moved))))
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     found = learner.trial(samples, tokens=None if moved else longest, moved=moved)
@@ -204,9 +224,9 @@ def _tried(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, see
         for name, (loss, slack) in made.items():
             sums[name] += float(loss.detach())
             slacks[name] += float(slack)
-        for name, gradient in _gradients(learned, chosen).items():
-            ours[name] += gradient
-            parts[name] += float(gradient.norm())
+        for name, gradient in _gradients(scale * learned, chosen).items():  # as scaled, so that nothing vanishes
+            ours[name] += gradient / scale
+            parts[name] += float(gradient.norm()) / scale
     losses = {name: (found[name], sums[name], slacks[name]) for name in found}
     gradients = {
         name: Gradient(

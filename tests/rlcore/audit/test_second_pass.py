@@ -15,8 +15,10 @@ from rlcore.audit.second_pass import MOST_TOKENS, Examined, Trial, examine
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, UpdateConfig
 from rlcore.models.heads import score_rewards
 from rlcore.models.policy import score_sequences
+from rlcore.models.precision import compute_in
 from rlcore.training import learner as learner_module
 from rlcore.training.learner import Learner
+from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import token_sequences
 from tests import strategies
 from tests.learners import UNCLIPPED, make_learner, shared_learner, weights_of
@@ -158,3 +160,17 @@ def test_gradients_of_micro_batches_that_were_each_divided_show(monkeypatch: pyt
     trial = looked_at(learner_of({"name": "grpo"})).trial
     assert trial is not None
     assert all(each.distance > 0.1 * each.parts for each in trial.gradients.values() if each.parts > 1e-9)
+
+
+def test_an_overflow_of_float16_is_tried_again_at_a_smaller_scale_and_small_gradients_do_not_vanish() -> None:
+    learner = learner_of({"name": "grpo", "dtype": torch.float32})
+    compute_in(learner.policy, torch.float16)
+    learner.loss_scale = scale = LossScale(2.0**40, adapts=True)
+    samples = strategies.random_samples(3, dtype=torch.float32)
+    small = [dataclasses.replace(each, advantages=each.advantages * 1e-5) for each in samples]
+    trial = examine(learner, None, small, eos_ids=(2,), seed=1).trial
+    assert learner.loss_scale == scale
+    assert trial is not None
+    assert trial.is_finite
+    for each in trial.gradients.values():
+        assert each.distance <= 0.05 * each.parts + 1e-12
