@@ -144,7 +144,20 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
         return [RewardProbe(rollout=_completion(prompts[0], text), is_right=is_right) for text, is_right in texts]
     if reward.name not in VERIFIERS:
         return []
-    return [probe for prompt in prompts_for(reward.name, prompts) for probe in reward_probes(prompt, prefill=prefill)]
+    chosen = prompts_for(reward.name, prompts)
+    found = [probe for prompt in chosen for probe in reward_probes(prompt, prefill=prefill)]
+    return [*found, *_exchanged(chosen, prefill)] if reward.name == "math" else found
+
+
+def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
+    """Wrong completions: the answer of another prompt, where both are numbers and these differ."""
+    answers = [known_answer(prompt) or "" for prompt in prompts]
+    numbers = [parse_number(answer) for answer in answers]
+    return [
+        RewardProbe(rollout=_completion(prompts[place], closing(prefill) + _tagged(answers[place - 1])), is_right=False)
+        for place, number in enumerate(numbers)
+        if (other := numbers[place - 1]) is not None and number is not None and number.value != other.value
+    ]
 
 
 def _upside_down(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[str]:

@@ -251,6 +251,25 @@ def test_a_verifier_of_the_mix_that_is_broken_is_stopped(
             canary()
 
 
+class RemembersTexts:
+    """A broken verifier: a text has the score that it had first, whichever prompt it answers."""
+
+    name = "math"
+
+    def __init__(self, inner: RewardFn) -> None:
+        self._inner, self._known = inner, dict[str, Score]()
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        scores = self._inner(rollouts)
+        return [self._known.setdefault(one.text, score) for one, score in zip(rollouts, scores, strict=True)]
+
+
+def test_a_verifier_that_takes_another_prompts_answer_for_right_is_stopped(math: MathReward) -> None:
+    far = [prompt(number) for number in ("10", "20", "30", "40")]  # no answer is the neighbour of another
+    with pytest.raises(CanaryError, match="misjudges 4 of 20"):
+        known_answers_canary(mixed(RemembersTexts(math)), far)
+
+
 @pytest.mark.parametrize("fault", [flipped, stuck, negated])
 def test_a_format_that_is_broken_is_stopped(
     fault: Callable[[list[Score]], list[Score]], monkeypatch: pytest.MonkeyPatch
