@@ -14,8 +14,8 @@ from tests.architecture.source_files import ROOT
 
 
 def test_the_table_of_layouts_is_that_of_the_code() -> None:
-    """``python -m benchmarks.scaling.layouts`` prints it; docs/scaling.md has it."""
-    assert table() in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    """``python -m benchmarks.scaling.layouts`` prints it; docs/benchmarks/scaling.md has it."""
+    assert table() in (ROOT / "docs" / "benchmarks" / "scaling.md").read_text(encoding="utf-8")
 
 
 def test_shapes_have_about_as_many_parameters_as_their_names_say() -> None:
