@@ -251,7 +251,7 @@ def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[st
         return None
     by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
     by_number = (
-        "SELECT version FROM model_versions WHERE name = ? AND version = ? AND current_stage NOT LIKE 'Deleted%'"
+        "SELECT version FROM model_versions WHERE name = ? AND version = ? AND current_stage != 'Deleted_Internal'"
     )
     with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
         row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
