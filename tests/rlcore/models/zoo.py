@@ -92,8 +92,8 @@ def _of(name: str, model_type: str, *settings: Mapping[str, Any], **facts: Any) 
     return Architecture(name=name, model_type=model_type, settings=merged, **facts)
 
 
-_STATE = {"shares": False, "remark": "a state goes from token to token"}
-_OWN = {"shares": False, "remark": "attention of its own"}
+_STATE = {"shares": False, "remark": "recurrent state"}
+_OWN = {"shares": False, "remark": "custom attention"}
 _MIX = {"adapter": "part", "remark": "mixture of experts"}
 _CAPS = {"shares": False, "refused": "caps its logits", "remark": "final soft-cap"}
 
@@ -187,7 +187,7 @@ ARCHITECTURES = (
     _of("MiniCPM3", "minicpm3", {**LATENT, "dim_model_base": 16}, shares=False, remark="latent keys, scaled logits"),
     _of(
         "Llama 4 text", "llama4_text", EXPERTS, {"intermediate_size_mlp": 96, "num_hidden_layers": 4}, shares=False,
-        adapter="part", remark="attention in chunks; mixture of experts",
+        adapter="part", remark="chunked attention; mixture of experts",
     ),
     _of("StableLM", "stablelm", **_OWN),
     _of(
@@ -236,7 +236,7 @@ ARCHITECTURES = (
             "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 32,
         },
         shares=False, adapter="part", decoding_bound=5e-3,
-        remark="a state goes from token to token; the library decodes 0.001 nats off its own forward pass",
+        remark="recurrent state; transformers decodes 0.001 nats off its own forward pass",
     ),
     _of(
         "Falcon-H1", "falcon_h1", MAMBA, {"mamba_d_ssm": 128, "lm_head_multiplier": 0.5}, adapter="part",
@@ -298,19 +298,15 @@ def make(architecture: Architecture) -> PreTrainedModel:
 
 
 def table() -> str:
-    """The table of docs/models.md."""
-    lines = [
-        "| architecture (`model_type`) | training | native sampler | names for vLLM | LoRA | remark |",
-        "|---|---|---|---|---|---|",
-    ]
+    """Return the table of docs/models.md: a row for all architectures with the same cells."""
     adapters = {"yes": "all linear layers", "part": "without experts and inner mixers", "no": "refused"}
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for each in ARCHITECTURES:
-        if each.refused:
-            cells = ["refused", "–", "–", "–"]
-        else:
-            rows = ["trees", "shared prompts"] if each.shares else ["a completion a row", "the library's"]
-            cells = [*rows, "ok", adapters[each.adapter]]
-        lines.append(" | ".join([f"| {each.name} (`{each.model_type}`)", *cells, f"{each.remark or '–'} |"]))
+        training = "refused" if each.refused else "trees" if each.shares else "a completion a row"
+        cells = (training, "–" if each.refused else adapters[each.adapter], each.remark or "–")
+        rows.setdefault(cells, []).append(f"{each.name} (`{each.model_type}`)")
+    lines = ["| training | LoRA | remark | architectures (`model_type`) |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(cells)} | {', '.join(names)} |" for cells, names in rows.items()]
     return "\n".join(lines) + "\n"
 
 
