@@ -250,14 +250,13 @@ def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[st
     if not path.is_file():
         return None
     by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
-    by_number = (
-        "SELECT version FROM model_versions WHERE name = ? AND version = ? AND current_stage != 'Deleted_Internal'"
-    )
+    numbered = "name = ? AND version = ?"
+    by_number = f"SELECT version FROM model_versions WHERE {numbered} AND current_stage NOT LIKE 'Deleted%'"
     with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
         row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
         if row is None:
             return None
-        query = "SELECT key, value FROM model_version_tags WHERE name = ? AND version = ?"
+        query = f"SELECT key, value FROM model_version_tags WHERE {numbered}"
         return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
 
 
