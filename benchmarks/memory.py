@@ -5,7 +5,7 @@
 Each row is one iteration (sample, score, reference, update) of a model with random weights, in a process of its own. By
 part: weights, gradients and optimizer as they stand, activations as autograd keeps them, keys and values worked out
 from shapes; beside it the peak of the process's resident memory during the iteration, which has the temporaries too,
-above what the process held before any model. Prints Markdown tables for docs/benchmarks/memory.md. One thread.
+above what the process held before any model. Prints Markdown tables for docs/benchmarks/cost.md. One thread.
 """
 
 from __future__ import annotations
