@@ -1,6 +1,6 @@
-"""The documents hold together: every page is in the navigation, every link and anchor resolves, prose has a width.
+"""Links between documents: every page is in the navigation, every link and anchor resolves.
 
-The site is built by ``make docs``; what would stop its build is found here without it.
+``make docs`` builds the site; these tests find without it what would stop the build.
 """
 
 from __future__ import annotations
@@ -21,35 +21,33 @@ DOCS = ROOT / "docs"
 FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "infra", "tests", "benchmarks", "docs")
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path != DOCS / "README.md")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(ROOT / folder / "README.md" for folder in FOLDERS), *PAGES]
-WIDTH = 120
-WRAPPED_LATER = {"docs/metrics.md", "CHANGELOG.md"}  # the first is generated
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 @cache
-def prose(path: Path) -> tuple[tuple[int, str], ...]:
-    """The lines of a document with their numbers, without what stands in a block of code."""
+def prose(path: Path) -> tuple[str, ...]:
+    """Lines of a document outside code blocks."""
     found, inside = [], False
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.lstrip().startswith("```"):
             inside = not inside
         elif not inside:
-            found.append((number, line))
+            found.append(line)
     return tuple(found)
 
 
 def links(path: Path) -> Iterator[str]:
-    """The targets inside the project that a document links to."""
-    text = re.sub(r"`[^`\n]*`", "", "\n".join(line for _, line in prose(path)))
+    """Yield the link targets of a document that are inside the project."""
+    text = re.sub(r"`[^`\n]*`", "", "\n".join(prose(path)))
     yield from (each for each in LINK.findall(text) if not each.startswith(("http://", "https://", "mailto:")))
 
 
 @cache
 def anchors(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """The anchors of a document's headings, as a repository's viewer makes them and as the site does."""
-    titles = [line.lstrip("#").strip() for _, line in prose(path) if re.match(r"#{1,6} ", line)]
+    """Return the anchors of a document's headings: as a repository viewer makes them, and as the site does."""
+    titles = [line.lstrip("#").strip() for line in prose(path) if re.match(r"#{1,6} ", line)]
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "") for title in titles]
     viewer = frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain)
     ascii_only = [unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode() for title in plain]
@@ -58,7 +56,7 @@ def anchors(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def pages_of(entry: Any) -> Iterator[str]:
-    """The pages that an entry of the navigation names."""
+    """Yield the pages of a navigation entry."""
     if isinstance(entry, str):
         yield entry
     else:
@@ -93,24 +91,3 @@ def test_a_page_of_the_site_links_to_nothing_outside_of_it(path: Path) -> None:
     targets = [target.partition("#")[0] for target in links(path)]
     outside = [target for target in targets if not (path.parent / target).resolve().is_relative_to(DOCS)]
     assert outside == [], "name the file as code, without a link"
-
-
-@each_document
-def test_prose_keeps_to_its_width(path: Path) -> None:
-    if str(path.relative_to(ROOT)) in WRAPPED_LATER:
-        return
-    wide = [number for number, line in prose(path) if len(line) > WIDTH and not line.lstrip().startswith(("|", "!["))]
-    assert wide == []
-
-
-@each_page
-def test_a_list_or_a_table_has_a_blank_line_before_it(path: Path) -> None:
-    """The site's Markdown takes it for prose otherwise."""
-    begins = re.compile(r"\||[-*] |\d+\. | ")  # a line with a blank in front goes on with an entry
-    lines = path.read_text(encoding="utf-8").splitlines()
-    joined = [
-        number
-        for number, line in prose(path)
-        if begins.match(line) and number > 1 and lines[number - 2] and not begins.match(lines[number - 2])
-    ]
-    assert joined == []
