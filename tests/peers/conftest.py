@@ -44,7 +44,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The table of docs/peers.md, as measured by this run."""
     if _FINDINGS:
         terminalreporter.section("defects looked for in the peers")
-        terminalreporter.line("| defect | peer | theirs | ours | |")
+        terminalreporter.line("| defect | peer | peer's value | rlcore's value | |")
         terminalreporter.line("|---|---|---|---|---|")
     for finding in _FINDINGS:
         verdict = "reproduced" if finding.reproduced else "not reproduced"
