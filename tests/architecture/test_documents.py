@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -91,3 +92,10 @@ def test_a_page_of_the_site_links_to_nothing_outside_of_it(path: Path) -> None:
     targets = [target.partition("#")[0] for target in links(path)]
     outside = [target for target in targets if not (path.parent / target).resolve().is_relative_to(DOCS)]
     assert outside == [], "name the file as code, without a link"
+
+
+def test_the_newest_release_of_the_changelog_is_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    released = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [project["version"]] == released[:1] == cited
