@@ -71,9 +71,6 @@ lineage: setup  ## where MODEL (tiny-grpo@champion) comes from, down to the raw 
 reproduce: setup  ## run what made MODEL again in a scratch home: do the same bytes come out?
 	@$(BIN)/python -m flows reproduce "$$MODEL"
 
-settings: setup  ## write docs/settings.md, the page of every key of a preset
-	$(BIN)/python -m flows config --markdown > docs/settings.md.new && mv docs/settings.md.new docs/settings.md
-
 ui: setup  ## open the Prefect and MLflow UIs over what the demo wrote: MLFLOW_PORT=5000 PREFECT_PORT=4200
 	@$(BIN)/python -m flows ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)
 

@@ -1,7 +1,7 @@
 """Every metric's name, formula, unit and healthy range, as ``metrics.toml`` has them.
 
-A metric is logged under a name of that file or not at all: :func:`check_names`. ``python -m rlcore.metrics >
-docs/metrics.md`` makes the page.
+A metric is logged under a name of that file or not at all: :func:`check_names`. ``python -m rlcore.metrics`` prints the
+page.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def check_names(metrics: Mapping[str, float]) -> None:
 
 def render() -> str:
     """The glossary and the health rules as a Markdown page."""
-    made = "Made by `python -m rlcore.metrics > docs/metrics.md`; change `rlcore/metrics.toml`, not this page."
-    lines = ["# Metrics", "", made]
+    lines = ["# Metrics"]
     for title, metrics in SECTIONS.items():
         lines += ["", f"## {title}", "", *_head("metric", "formula", "unit", "healthy", "meaning", "otherwise")]
         lines += [_row(f"`{m.name}`", m.formula, m.unit, m.healthy, m.meaning, m.fix) for m in metrics]

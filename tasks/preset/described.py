@@ -1,6 +1,6 @@
 """The keys of a preset, described from the dataclasses that read it: type, default, bounds and what each is for.
 
-``rlcore config`` shows them, docs/settings.md is made from them, and :mod:`tasks.preset.schema` serves editors.
+``rlcore config`` shows them, the page of settings is made from them, and :mod:`tasks.preset.schema` serves editors.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tasks.preset.described import LEFT_OUT, NAME, REQUIRED, Key, Section, descr
 _WIDTH = 48  # of key and value, before what is said of them
 _HEAD = """# Settings
 
-Every key of a preset. The page is made from the code: `rlcore config --markdown > docs/settings.md`.
+Every key of a preset.
 
 - `rlcore config mine.toml` prints a preset whole, and says where each key was set.
 - `rlcore config --schema > preset.schema.json` writes a JSON Schema for editors. The first line of a preset names it:
