@@ -1,6 +1,6 @@
 """What does one update cost as the work grows? CPU seconds against group size, prompt, completion, vocabulary, model.
 
-    make bench-growth      (python -m benchmarks.growth [--repeats 3] [--out .rlcore/bench-growth.json] [--plot ...])
+    python -m benchmarks growth [--repeats 3] [--out .rlcore/bench-growth.json]
 
 One size grows, the others stay at the base; the sizes take turns, and the median of the repeats counts. Beside each
 curve stands its floor: the FLOP that no exact update can do without, at the machine's best matrix product. The exponent
@@ -12,29 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.floor import forward_flops, peak_flops
+from benchmarks.peers.arena import describe
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import RlConfig, SamplingConfig, UpdateConfig
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 NUM_PROMPTS, TOKENS_PER_MICROBATCH = 2, 2048
 FLOPS_PER_FORWARD = 3  # forward, and twice that backward
@@ -86,7 +81,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(".rlcore/bench-growth.json"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/images/bench_growth.png"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     seconds: dict[str, dict[int, list[float]]] = {name: {size: [] for size in sizes} for name, sizes in SWEEPS.items()}
@@ -97,24 +91,16 @@ def main() -> int:
             for size in sizes:
                 seconds[name][size].append(time_update(replace(Work(), **{name: size})))
     curves = [curve(name, seconds[name], max(peaks)) for name in SWEEPS]
-    report = {"machine": machine(), "peak_gflops": max(peaks) / 1e9, "base": asdict(Work()), "curves": curves}
+    report = {
+        "machine": describe(1, [os.getloadavg()[0]]),
+        "peak_gflops": max(peaks) / 1e9,
+        "base": asdict(Work()),
+        "curves": curves,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    draw(curves, options.plot)
     sys.stdout.write(render(report) + "\n")
     return 0
-
-
-def machine() -> dict[str, Any]:
-    """What it was measured on."""
-    return {
-        "cpu": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "load": os.getloadavg()[0],
-    }
 
 
 def time_update(work: Work) -> float:
@@ -179,25 +165,10 @@ def exponent(sizes: list[int], seconds: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def draw(curves: list[dict[str, Any]], path: Path) -> None:
-    """Measured and floor, a panel for each size, logarithmic axes."""
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5.5))
-    for each, panel in zip(curves, axes.flat, strict=True):
-        panel.loglog(each["sizes"], each["seconds"], "o-", label=f"measured, exponent {each['exponent']:.2f}")
-        panel.loglog(each["sizes"], each["floor"], ":", label=f"floor, exponent {each['floor_exponent']:.2f}")
-        panel.set_xlabel(each["name"].replace("_", " "))
-        panel.legend(fontsize=7)
-    axes[0, 0].set_ylabel("CPU seconds of one update")
-    axes[1, 0].set_ylabel("CPU seconds of one update")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-
-
 def render(report: dict[str, Any]) -> str:
     """A Markdown table of the sweeps."""
     lines = [
-        f"{report['machine']}; best product {report['peak_gflops']:.0f} GFLOP a CPU second; base {report['base']}.",
+        f"{report['machine']} Best product {report['peak_gflops']:.0f} GFLOP a CPU second; base {report['base']}.",
         "",
         "| grows | sizes | CPU s | of the floor | exponent | floor's exponent |",
         "|---|---|---|---|---|---|",

@@ -2,27 +2,21 @@
 
 Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it right with that
 chance, by itself. A challenger that is better is right with ``gain`` more on every problem, on average. Task slices
-and lengths are simulated beside it, so that a comparison passes through every kind of check. The statistics that the
-gate used first stand beside those of now: the conditional McNemar test of the gain, and the percentile bootstrap for
-guards. With ``--real`` a real checkpoint stands in: see :mod:`benchmarks.promotion_real`.
+and lengths are simulated beside it, so that a comparison passes through every kind of check.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.promotion_guards import by_bootstrap, print_tables
 from rlcore.evaluation import accuracy
-from rlcore.paired import mcnemar_p
 from rlcore.promotion import Paired, Rule, alpha_of_look, judge, superiority_p
 
 ALPHA, MIN_GAIN, TASK_MARGIN, LENGTH_MARGIN = 0.05, 0.01, 0.05, 4.0
 NUM_FAST, NUM_WHOLE, NUM_POWER, NUM_SERIES, NUM_LOOKS = 4_000, 800, 400, 1_000, 10
-STATISTICS = {"now": True, "before": False}
 SEED = 0
 
 
@@ -43,26 +37,22 @@ def main() -> None:
     print("No difference between the models: share of comparisons that end in a promotion, first look\n")
     print("| problems | checks | comparisons | promoted | 95 % interval |\n|---|---|---|---|---|")
     for n in (200, 600):
-        for name, is_new in STATISTICS.items():
-            print(_row(f"{n} | gain alone, {name}", _decisions(n, NUM_FAST, is_new=is_new)))
-            print(_row(f"{n} | all, {name}", _decisions(n, NUM_WHOLE, is_new=is_new, is_whole=True)))
+        print(_row(f"{n} | gain alone", _decisions(n, NUM_FAST)))
+        print(_row(f"{n} | all", _decisions(n, NUM_WHOLE, is_whole=True)))
     print(f"\nSeries of {NUM_LOOKS} challengers, none better, on the same 600 problems: share with any promotion\n")
     print("| levels | series | promoted | 95 % interval |\n|---|---|---|---|")
     for corrected in (True, False):
         series = [_series(generator, corrected=corrected) for _ in range(NUM_SERIES)]
         print(_row("alpha / (t (t + 1))" if corrected else "uncorrected: alpha / 2 at each look", series))
-    print_tables(margin=TASK_MARGIN, level=alpha_of_look(ALPHA, 1))
     print("\nA challenger that is better by 5 points: share promoted\n")
-    print("| problems | statistics | look 1, gain alone | look 1, all checks | look 5, gain alone |")
-    print("|---|---|---|---|---|")
+    print("| problems | look 1, gain alone | look 1, all checks | look 5, gain alone |\n|---|---|---|---|")
     for n in (200, 400, 800, 1_600):
-        for name, is_new in STATISTICS.items():
-            columns = (
-                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new),
-                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new, is_whole=True),
-                _decisions(n, NUM_POWER, gain=0.05, is_new=is_new, look=5),
-            )
-            print(f"| {n} | {name} | {' | '.join(map(_share, columns))} |")
+        columns = (
+            _decisions(n, NUM_POWER, gain=0.05),
+            _decisions(n, NUM_POWER, gain=0.05, is_whole=True),
+            _decisions(n, NUM_POWER, gain=0.05, look=5),
+        )
+        print(f"| {n} | {' | '.join(map(_share, columns))} |")
     print(f"\n{time.perf_counter() - started:.0f} s")
 
 
@@ -77,45 +67,31 @@ def make_world(generator: np.random.Generator, n: int) -> World:
     )
 
 
-def _decisions(
-    n: int, count: int, *, gain: float = 0.0, look: int = 1, is_new: bool, is_whole: bool = False
-) -> list[bool]:
-    """Whether each comparison ends in a promotion, by the gain alone or by all checks.
-
-    The draws of a comparison are its own, so every statistic judges the same answers.
-    """
+def _decisions(n: int, count: int, *, gain: float = 0.0, look: int = 1, is_whole: bool = False) -> list[bool]:
+    """Whether each comparison ends in a promotion, by the gain alone or by all checks; its draws are its own."""
     found: list[bool] = []
     for place in range(count):
         generator = np.random.default_rng([SEED, n, place])
         world = make_world(generator, n)
         challenger = _answers(world, generator, gain)
-        is_better = _is_better(world, challenger, look=look, is_new=is_new)
-        found.append(is_better and (not is_whole or _guarded(world, challenger, generator, is_new=is_new)))
+        is_better = _is_better(world, challenger, look=look)
+        found.append(is_better and (not is_whole or _guarded(world, challenger, generator)))
     return found
 
 
-def _is_better(world: World, challenger: np.ndarray, *, look: int = 1, is_new: bool) -> bool:
-    differences, level = challenger - world.champion, alpha_of_look(ALPHA, look)
-    if float(differences.mean()) < MIN_GAIN:
+def _is_better(world: World, challenger: np.ndarray, *, look: int = 1) -> bool:
+    if float((challenger - world.champion).mean()) < MIN_GAIN:
         return False
-    if is_new:
-        return superiority_p(Paired(name="accuracy", champion=world.champion, challenger=challenger), seed=0) <= level
-    return mcnemar_p(int((differences > 0).sum()), int((differences < 0).sum())) / 2 <= level
+    pair = Paired(name="accuracy", champion=world.champion, challenger=challenger)
+    return superiority_p(pair, seed=0) <= alpha_of_look(ALPHA, look)
 
 
-def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator, *, is_new: bool) -> bool:
-    """Whether no guard is broken, by the tests of now or the bootstrap of before."""
-    *shares, length = _guards(world, challenger, generator)
+def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator) -> bool:
+    """Whether no guard is broken."""
+    guards = _guards(world, challenger, generator)
     sure = Paired(name="sure", champion=np.zeros(100), challenger=np.ones(100))
-    guards, rule = [*shares, length] if is_new else [length], Rule(alpha=ALPHA, min_gain=MIN_GAIN)
-    passed = judge(sure, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
-    return passed and (is_new or all(_ruled_out_before(each) for each in shares))
-
-
-def _ruled_out_before(guard: Paired) -> bool:
-    differences = guard.challenger - guard.champion
-    won, lost = int((differences > 0).sum()), int((differences < 0).sum())
-    return by_bootstrap(won, lost, len(differences), guard.margin, alpha_of_look(ALPHA, 1))
+    rule = Rule(alpha=ALPHA, min_gain=MIN_GAIN)
+    return judge(sure, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
 
 
 def _answers(world: World, generator: np.random.Generator, gain: float) -> np.ndarray:
@@ -151,7 +127,7 @@ def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator
 def _series(generator: np.random.Generator, *, corrected: bool) -> bool:
     world = make_world(generator, 600)
     looks = (look if corrected else 1 for look in range(1, NUM_LOOKS + 1))
-    return any(_is_better(world, _answers(world, generator, 0.0), look=look, is_new=True) for look in looks)
+    return any(_is_better(world, _answers(world, generator, 0.0), look=look) for look in looks)
 
 
 def _share(wins: list[bool]) -> str:
@@ -164,16 +140,5 @@ def _row(label: str, wins: list[bool]) -> str:
     return f"| {label} | {share.n} | {share.mean:.4f} | [{share.low:.4f}, {share.high:.4f}] |"
 
 
-def _real() -> bool:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--real", action="store_true", help="sample a real checkpoint against itself")
-    return bool(parser.parse_args().real)
-
-
 if __name__ == "__main__":
-    if _real():
-        from benchmarks.promotion_real import measure
-
-        measure()
-    else:
-        main()
+    main()

@@ -49,7 +49,7 @@ if "ENGINE_PYTHON" not in os.environ:  # `make test-engine` puts vLLM on the GPU
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # A deadline for each example would measure the machine's other work, not ours.
-if hypothesis.settings.get_current_profile_name() == "default":  # benchmarks.mutation has one of its own
+if hypothesis.settings.get_current_profile_name() == "default":  # tests.mutation.run has one of its own
     hypothesis.settings.register_profile("rlcore", deadline=None)
     hypothesis.settings.load_profile("rlcore")
 

@@ -7,43 +7,28 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.peers import work
+from benchmarks.peers.forced import decode_forced
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.algorithms.weighting import token_mean
 from rlcore.config import KlConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.models.tree_attention import TREE_ATTENTION
-from rlcore.sampling.decoding import decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.training.experience import build_experience
 from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
-END = 2.0  # beyond every random number: the token at this place is the EOS
 TOKENS_PER_MICROBATCH = 2048
-
-
-def choose(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A draw without EOS, or the EOS where the completion is to end."""
-    ends = uniforms >= END
-    allowed = logits.clone()
-    allowed[:, work.EOS] = float("-inf")
-    tokens, logprobs = draw(allowed, uniforms.masked_fill(ends, 0.5), temperature=1.0)
-    eos_logprobs = logits[:, work.EOS] - logits.logsumexp(-1)
-    return tokens.masked_fill(ends, work.EOS), torch.where(ends, eos_logprobs, logprobs)
 
 
 def sample(engine: LlamaForCausalLM) -> list[list[ScoredRollout]]:
     """Groups of scored completions of the forced lengths."""
     prompts, lengths = work.prompts(), work.completion_lengths()
-    uniforms = torch.rand(len(lengths), work.MAX_NEW_TOKENS, generator=torch.Generator().manual_seed(3))
-    uniforms[torch.arange(len(lengths)), lengths - 1] = END
     repeated = [prompt for prompt in prompts for _ in range(work.GROUP_SIZE)]
-    with torch.inference_mode():
-        made = decode(engine, repeated, uniforms, choose=choose, eos_ids=torch.tensor([work.EOS]))
+    made = decode_forced(engine, repeated, lengths)
     rollouts = [
         ScoredRollout(
             rollout=Rollout(

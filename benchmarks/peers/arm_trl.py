@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.peers import work
+from benchmarks.peers.forced import ForcedLengths
 
 SETTINGS: dict[str, dict[str, Any]] = {
     # A CPU without bfloat16 units is several times slower in it, and memory is not short.
@@ -26,26 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class ForcedLengths(LogitsProcessor):
-    """No EOS before a row's length, nothing else at it."""
-
-    def __init__(self, prompt_width: int) -> None:
-        self._prompt_width, self._lengths = prompt_width, work.completion_lengths()
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        place = input_ids.shape[1] - self._prompt_width + 1
-        scores[:, work.EOS] = float("-inf")
-        ends = self._lengths == place
-        scores[ends] = float("-inf")
-        scores[ends, work.EOS] = 0.0
-        return scores
-
-
 def forced(generate: Callable[..., torch.Tensor], clock: list[work.Clock]) -> Callable[..., torch.Tensor]:
     """``generate`` of a model with forced lengths, counted as generation by the clock."""
 
     def forced_generate(**inputs: Any) -> torch.Tensor:
-        processor = ForcedLengths(inputs["input_ids"].shape[1])
+        processor = ForcedLengths(inputs["input_ids"].shape[1], work.completion_lengths())
         with clock[0].generation():
             return generate(**inputs, logits_processor=LogitsProcessorList([processor]))
 
@@ -84,7 +70,7 @@ def main(arm: str, name: str) -> None:
             reward_funcs=rewards,
             args=config,
             train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
-            processing_class=work.make_tokenizer(name),
+            processing_class=work.make_tokenizer(work.MODELS[name]["vocab_size"]),
         )
         clock.append(work.Clock())
         trainer.train()

@@ -10,12 +10,11 @@ import tempfile
 from typing import Any
 
 from datasets import Dataset
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.peers.gpu_work import GROUP_SIZE, LEARNING_RATE, NUM_STEPS, TOKENS_PER_MICROBATCH, StepClock, Work, main
+from benchmarks.peers.work import make_tokenizer
 
 
 class MarkSteps(TrainerCallback):
@@ -31,13 +30,6 @@ class MarkSteps(TrainerCallback):
 def rewards(prompts: list[str], **_: Any) -> list[float]:
     """0 and 1 in turn, so that the group has a signal."""
     return [float(number % 2) for number in range(len(prompts))]
-
-
-def make_tokenizer(work: Work) -> PreTrainedTokenizerFast:
-    """One word per token id (``t17``)."""
-    tokenizer = Tokenizer(WordLevel({f"t{number}": number for number in range(work.vocabulary)}, unk_token="t2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0")
 
 
 def run(arm: str, work: Work) -> None:
@@ -72,7 +64,7 @@ def run(arm: str, work: Work) -> None:
             reward_funcs=rewards,
             args=config,
             train_dataset=Dataset.from_list([{"prompt": "t5"}] * NUM_STEPS),
-            processing_class=make_tokenizer(work),
+            processing_class=make_tokenizer(work.vocabulary),
             rollout_func=rollouts,
         )
         clock = StepClock(work)

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
@@ -45,19 +44,6 @@ MODELS: dict[str, dict[str, int]] = {
         "max_position_embeddings": 8192,
     },
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """One step. CPU seconds are of all threads; memory is the peak of the process, and its size before the step."""
-
-    arm: str
-    wall_seconds: float
-    cpu_seconds: float
-    generation_cpu_seconds: float
-    peak_mib: float
-    before_mib: float
-    completion_tokens: int
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -93,9 +79,9 @@ def floor_flops(name: str) -> float:
     return 4 * forward_flops(MODELS[name], prompt_lengths, completion_lengths().view(NUM_PROMPTS, GROUP_SIZE))
 
 
-def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """One word per token (``t17``), so that a prompt given as text has exactly its token ids."""
-    words = {f"t{number}": number for number in range(MODELS[name]["vocab_size"])}
+    words = {f"t{number}": number for number in range(vocabulary)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0")
@@ -116,17 +102,17 @@ class Clock:
         self._generation += time.process_time() - start
 
     def report(self, arm: str, completion_tokens: int) -> None:
-        """Print the timing as one line of JSON."""
-        timing = Timing(
-            arm=arm,
-            wall_seconds=time.perf_counter() - self._wall,
-            cpu_seconds=time.process_time() - self._cpu,
-            generation_cpu_seconds=self._generation,
-            peak_mib=_peak_mib(),
-            before_mib=self._before,
-            completion_tokens=completion_tokens,
-        )
-        sys.stdout.write(json.dumps(asdict(timing)) + "\n")
+        """Print the timing as one line of JSON. CPU seconds are of all threads, memory is the peak of the process."""
+        timing = {
+            "arm": arm,
+            "wall_seconds": time.perf_counter() - self._wall,
+            "cpu_seconds": time.process_time() - self._cpu,
+            "generation_cpu_seconds": self._generation,
+            "peak_mib": _peak_mib(),
+            "before_mib": self._before,
+            "completion_tokens": completion_tokens,
+        }
+        sys.stdout.write(json.dumps(timing) + "\n")
 
 
 def _peak_mib() -> float:

@@ -1,4 +1,4 @@
-"""From 8 to 1,024 cards, synchronous and ahead, with and without failures: ``python -m benchmarks.scaling.fleets``.
+"""From 8 to 1,024 cards, synchronous and ahead, with and without failures.
 
 Stage times are those of a model of 7.6 B parameters on H100 by the arithmetic of ``rlcore size``. Lengths have a long
 tail. Failures: one in three hours on 16,384 cards is what was published (Llama 3: 419 in 54 days). A run of an hour
@@ -7,15 +7,11 @@ sees none at that rate, so cards fail here a hundred times as often; what fails 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 
 from benchmarks.scaling.layouts import RUN, size_of
 from benchmarks.scaling.simulation import Costs, Course, Failures, Fleet, Load, course_of, draw_batches
@@ -80,32 +76,8 @@ def rows_of(cards: int) -> Iterator[Row]:
         yield Row(cards=cards, staleness=staleness, sound=run(), failing=failing)
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Tokens per second and card, and the idle share, over the number of cards."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.4), layout="constrained")
-    for staleness in STALENESS:
-        own = [row for row in rows if row.staleness == staleness]
-        x, color = [row.cards for row in own], f"C{STALENESS.index(staleness)}"
-        left.plot(x, [row.speed(row.sound) for row in own], color=color, label=f"staleness {staleness}")
-        means, halves = zip(*(row.failing_speed for row in own), strict=True)
-        left.errorbar(x, means, halves, linestyle="--", color=color, label=f"staleness {staleness}, failures")
-        right.plot(x, [100.0 * row.sound.idle for row in own], color=color)
-        right.plot(x, [100.0 * statistics.mean(each.idle for each in row.failing) for row in own], "--", color=color)
-    for axis, name in ((left, "completion tokens per second and card"), (right, "cards waiting, %")):
-        axis.set(xlabel="cards", ylabel=name, xscale="log", ylim=(0, None))
-        axis.set_xticks(CARDS, [str(cards) for cards in CARDS])
-        axis.minorticks_off()
-    left.legend(fontsize=7)
-    title = "Simulated, 7.6 B on H100: stage times by arithmetic, lengths exp(N(log 800, 0.8)) up to 8,192"
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
-    """Print the table and draw the plot."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", type=Path, default=Path(".rlcore/scaling.png"))
-    path: Path = parser.parse_args().plot
+    """Print the table."""
     rows = [row for cards in CARDS for row in rows_of(cards)]
     print("| cards | staleness | tokens/s and card | waiting | with failures: tokens/s and card | waiting | failures |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -117,10 +89,3 @@ def main() -> None:
             f"| {row.cards} | {row.staleness} | {row.speed(row.sound):.0f} | {row.sound.idle:.0%} | "
             f"{mean:.0f} ± {half:.0f} | {idle:.0%} | {count:.2f} |"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plot(rows, path)
-    print(f"plot: {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Command line: ``python -m infra.services up|down|status`` (``make services``, ``make services-stop``)."""
+"""Command line: ``python -m infra.services up|down|status`` (``make services`` does ``up``)."""
 
 from __future__ import annotations
 

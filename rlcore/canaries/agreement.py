@@ -68,7 +68,7 @@ class Limits:
     max_abs: float = math.inf
 
 
-# benchmarks/canary.py measures them; docs/benchmarks.md has the figures. The least are wide because a policy that grows
+# benchmarks/canaries measures them; docs/benchmarks.md has the figures. The least are wide because a policy that grows
 # sharper has larger logits, and rounding grows with them: what is small is the weights' comparison to find.
 LIMITS: Mapping[torch.dtype, Limits] = MappingProxyType(
     {

@@ -202,7 +202,7 @@ def _walls(backend: Backend) -> Walls:
     if bwrap is None:
         raise SandboxError(
             "bubblewrap is not installed, so untrusted programs cannot be isolated",
-            fix="make sandbox (or: apt-get install bubblewrap); on a machine without Linux use another one",
+            fix="infra/install_sandbox.sh (or: apt-get install bubblewrap); on a machine without Linux use another one",
         )
     return Walls(bwrap=bwrap, image=str(box_image() / "root"))
 

@@ -46,7 +46,7 @@ from tasks.steps.prepare import DATASET_KINDS
 from tasks.tracking.registry import read_version
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)*")
-_SANDBOX = "make sandbox (or: apt-get install bubblewrap)"
+_SANDBOX = "infra/install_sandbox.sh (or: apt-get install bubblewrap)"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

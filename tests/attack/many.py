@@ -3,7 +3,7 @@
     python -m tests.attack.many [--programs 10000] [--answers 100000] [--workers 2]
 
 Prints a Markdown table for docs/benchmarks/rewards-and-sandbox.md. The programs are those of
-tests/rlcore/sandbox/test_crowds.py, the answers those of benchmarks/rewards.py, one in ten symbolic. What is left:
+tests/rlcore/sandbox/test_crowds.py, one answer in ten is symbolic. What is left:
 processes that still run, and descriptors of this process that were not open before.
 """
 
@@ -19,14 +19,16 @@ from typing import TypeVar
 
 import psutil
 
-from benchmarks.rewards import KILLED, REFUSED, alive, make_rows
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.sandbox.base import Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
-from rlcore.types import Rollout
+from rlcore.types import Prompt, Rollout
 from tests.rlcore.sandbox.test_crowds import jobs
 
 BATCH, HOSTILE = 512, 0.05
+REFUSED = ("9^{{9^{{9+{i}}}}}", "9**9**{i}", "{{" * 40 + "{i}", "{i}" + "1" * 5_000, "{i}" + "0" * 6 + "!")
+KILLED = (r"(x+y+z+{i})^{{900}}", r"(a+b+c+d+{i})^{{190}}", r"\binom{{9{i}99999}}{{4{i}999}}")
+SYMBOLIC = (("x+{i}+x", "2x+{i}"), (r"\sqrt{{{i}}}", r"\sqrt{{{i}}} \cdot 1"), ("[{i}, 5{i})", "[{i},5{i})"))
 Item = TypeVar("Item")
 Verdicts = list[tuple[bool, bool]]  # whether it is wrong, whether it is missing
 
@@ -70,6 +72,42 @@ def answers_graded(rows: Sequence[tuple[Rollout, float]], num_workers: int) -> s
         return [(s.value not in (value, None), s.value is None) for s, (_, value) in zip(scores, batch, strict=True)]
 
     return _measured(reward, judge, rows)
+
+
+def completion(answer: str, reference: str) -> Rollout:
+    """A completion that boxes ``answer``."""
+    return Rollout(
+        prompt=Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=reference, task="bench"),
+        completion_ids=(1,),
+        sampler_logprobs=(0.0,),
+        loss_mask=(True,),
+        policy_version=0,
+        finish_reason="stop",
+        text=rf"Add them up, step by step. So the answer is \boxed{{{answer}}}.",
+    )
+
+
+def make_rows(num: int, *, symbolic: float, evil: float, hostile: Sequence[str]) -> list[tuple[Rollout, float]]:
+    """Completions with the values that they deserve; half of the plain ones are right."""
+    rows = []
+    for i in range(num):
+        if evil and i % round(1 / evil) == 0:
+            rows.append((completion(hostile[i // round(1 / evil) % len(hostile)].format(i=i + 1), "5"), 0.0))
+        elif symbolic and i % round(1 / symbolic) == 1:
+            answer, reference = (text.format(i=i + 2) for text in SYMBOLIC[i // round(1 / symbolic) % len(SYMBOLIC)])
+            rows.append((completion(answer, reference), 1.0))
+        else:
+            written = (f"{i}", f"{i:,}", f"{i}.0", rf"{i}\text{{ cm}}", f"${i}$", rf"\frac{{{i}}}{{1}}")[i % 6]
+            rows.append((completion(written, str(i + i // 6 % 2)), float(i // 6 % 2 == 0)))
+    return rows
+
+
+def alive(pids: Sequence[int], seconds: float = 5.0) -> list[int]:
+    """Those of ``pids`` that still run after a grace period."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.02)
+    return [pid for pid in pids if psutil.pid_exists(pid)]
 
 
 def _measured(

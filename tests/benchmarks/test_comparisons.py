@@ -1,25 +1,17 @@
-"""What the comparisons with peers rest on: forced lengths on both sides, medians, the difference of loss curves."""
+"""Forced lengths on both sides of the comparison with TRL, and its table."""
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from benchmarks import plots, rollout
-from benchmarks.peers import arena, supervised, work
+from benchmarks.peers import grpo, work
 from benchmarks.peers.forced import ForcedLengths, decode_forced
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from tests import strategies
 
 PROMPT = (5, 6, 7)
 LENGTHS = torch.tensor([4, 1, 6, 3])
-
-
-def run(arm: str, **figures: object) -> arena.Timing:
-    return {"arm": arm, "wall_seconds": 1.0, "cpu_seconds": 1.0, "before_mib": 100.0, "peak_mib": 150.0} | figures
 
 
 def test_our_engine_ends_each_completion_at_its_place_and_nowhere_else() -> None:
@@ -49,39 +41,15 @@ def test_generate_ends_each_completion_at_the_same_places() -> None:
     assert ends.tolist() == LENGTHS.tolist()
 
 
-def test_the_table_of_losses_states_the_largest_difference_to_the_first_arm() -> None:
-    timings = [run("ours", losses=[3.0, 2.0, 1.0]), run("trl", losses=[3.0, 2.25, 0.9], cpu_seconds=2.5)]
-    text = supervised.render(timings)
-    assert "| trl | 3.000000 | 2.250000 | 0.900000 | 2.5e-01 |" in text
-    assert "| trl | 1 | 1.0 | 2.5 (2.5 to 2.5) | 2.50x | 50 |" in text
-
-
-def test_medians_are_over_the_rounds_of_an_arm() -> None:
-    timings = [run("ours", cpu_seconds=seconds) for seconds in (1.0, 9.0, 2.0)]
-    assert arena.median(timings, "cpu_seconds") == 2.0
-    assert arena.spread(timings, "cpu_seconds") == "2.0 (1.0 to 9.0)"
-    assert list(arena.by_arm([*timings, run("trl")])) == ["ours", "trl"]
-
-
-def test_rollout_tasks_are_the_same_for_every_engine_and_have_groups_of_one_prompt() -> None:
-    first, second = rollout.make_task(16, "tailed"), rollout.make_task(16, "tailed")
-    assert first.prompts == second.prompts
-    assert first.lengths.equal(second.lengths)
-    assert [len(list(group)) for _, group in itertools.groupby(first.prompts)] == [8, 8]
-    assert rollout.make_task(16, "short").lengths.tolist() == [16] * 16
-
-
-def test_rates_are_tokens_by_processor_seconds_and_an_engine_that_was_not_asked_has_none() -> None:
-    # 320 tokens in 2 and 4 seconds: 160 and 80 a second, median 120
-    figures = {"size": 16, "kind": "short", "tokens": 320, "wall_seconds": 9.0, "peak_mib": 0.0}
-    runs = [rollout.Run(engine="native", cpu_seconds=seconds, **figures) for seconds in (2.0, 4.0)]
-    runs.append(rollout.Run(engine="vLLM", cpu_seconds=1.0, **figures | {"size": 64}))
-    text = rollout.render(runs)
-    assert "| short | 16 | 320 | 120 (80 to 160) | – |" in text
-
-
-@pytest.mark.parametrize("kind", ["arms", "engines"])
-def test_a_report_can_be_plotted(kind: str) -> None:
-    engines = [{"engine": "native", "kind": "short", "size": 16, "tokens": 8, "cpu_seconds": 1.0}]
-    figure = plots.plot_arms([run("ours"), run("trl")]) if kind == "arms" else plots.plot_engines(engines)
-    assert figure.axes
+def test_the_table_has_medians_of_the_rounds_and_multiples_of_the_floor() -> None:
+    figures = {"model": "tiny", "threads": 1, "wall_seconds": 1.0, "generation_cpu_seconds": 0.5, "before_mib": 100.0}
+    timings = [
+        figures | {"arm": arm, "cpu_seconds": seconds, "peak_mib": 150.0}
+        for arm, rounds in (("ours", (1.0, 9.0, 2.0)), ("trl-tuned", (6.0, 8.0, 7.0)))
+        for seconds in rounds
+    ]
+    gflops = work.floor_flops("tiny") / 1e9  # the floor is one second
+    peaks = [{"model": "tiny", "threads": 1, "gflops": gflops}]
+    lines = grpo.tables(timings, peaks).splitlines()
+    assert "| ours | 3 | 1.0 | 2.0 (1.0 to 9.0) | 0.5 | 2.0 × | 1/3.50 | 150 (50) |" in lines
+    assert "| trl-tuned | 3 | 1.0 | 7.0 (6.0 to 8.0) | 0.5 | 7.0 × | 1/1.00 | 150 (50) |" in lines

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.scaling.fleets import Row
 from benchmarks.scaling.layouts import SHAPES, size_of, table
-from benchmarks.scaling.measured import GROUP, LARGE, SMALL, Measured, fitted, predicted
 from benchmarks.scaling.simulation import Costs, Course, Failures, Fleet, Load, decode_seconds, simulate
 from tests.architecture.source_files import ROOT
 
@@ -52,21 +51,6 @@ def test_an_iteration_by_hand() -> None:
     # Two samplers as above; four ranks on two cores each take twice as long for the fixed part and for 5 tokens each.
     ranks = simulate(COSTS, Fleet(samplers=2, ranks=4, cores=2), EVEN, staleness=0, iterations=1)
     assert ranks.seconds == pytest.approx(6.0 + 2 * (10.0 + 0.25 * 5) + 2.0)
-
-
-def test_stage_times_are_those_of_which_two_runs_are_made_and_give_these_runs_back() -> None:
-    # Steps of 2 s and 0.5 s for each sequence, in 3 steps. Updates of 1 s and
-    # 0.1 s a token, groups of 8 completions of 3 tokens and a prompt of 5.
-    def run(groups: int) -> Measured:
-        sequences = groups * GROUP
-        rollout, update = 3 * (2.0 + 0.5 * sequences), 1.0 + 0.1 * (3 * sequences + 5 * groups)
-        return Measured(rollout=rollout, update=update, sync=0.25, tokens=3 * sequences)
-
-    costs = fitted(run(SMALL), run(LARGE), 5.0)
-    found = (costs.step, costs.sequence, costs.update, costs.trained, costs.sync)
-    assert found == pytest.approx((2.0, 0.5, 1.0, 0.1, 0.25))
-    load = Load(sequences=LARGE * GROUP, prompt_tokens=5.0 * LARGE, median=3.0, spread=0.0, longest=9)
-    assert predicted(costs, load, 1, 2) == pytest.approx(run(LARGE).seconds)
 
 
 @pytest.mark.parametrize("samplers", [1, 4])

@@ -1,4 +1,4 @@
-"""The micro agentic preset with a calculator behind OpenEnv's own server. ``make test-openenv`` runs it."""
+"""The micro agentic preset with a calculator behind OpenEnv's own server."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.flows.test_recipes import comparison, overrides_of, ran
 from tests.flows.warm import run_warm
 
 is_installed = find_spec("lm_eval") is not None
-needs_the_harness = pytest.mark.skipif(not is_installed, reason="lm-eval is not installed: make test-benchmarks")
+needs_the_harness = pytest.mark.skipif(not is_installed, reason="lm-eval is not installed: make test-slow")
 
 
 def promoted(home: Path, *overrides: str) -> dict[str, object]:

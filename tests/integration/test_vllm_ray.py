@@ -1,6 +1,6 @@
 """`prefect deployment run online-rl/grpo` with two ranks on a Ray cluster and two real vLLM servers beside them.
 
-Whole, and with one of the servers killed. `make test-scale-engine` runs it; the interpreter of the engine's environment
+Whole, and with one of the servers killed. `make test-engine` runs it; the interpreter of the engine's environment
 is in ENGINE_PYTHON.
 """
 
@@ -31,7 +31,7 @@ from tests.integration.test_services import services
 pytestmark = [
     pytest.mark.scale,
     pytest.mark.engine,
-    pytest.mark.skipif(not vllm_runs.PYTHON, reason="ENGINE_PYTHON names no interpreter: `make test-scale-engine`"),
+    pytest.mark.skipif(not vllm_runs.PYTHON, reason="ENGINE_PYTHON names no interpreter: `make test-engine`"),
 ]
 
 __all__ = ["services"]  # a fixture

@@ -1,4 +1,4 @@
-"""Tests that need the peers are collected only where `make peers` has installed them; what was found is printed."""
+"""Tests that are collected only in the environment of infra/install_peers.sh; what was found is printed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The evaluation harness over a policy of ours: the same figures as transformers' own forward pass and greedy search.
 
-``make test-benchmarks`` installs the harness and runs them; without it they are skipped, and say so.
+``make test-slow`` installs the harness and runs them; without it they are skipped, and say so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.tokenization import ChatTokenizer
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test-benchmarks")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test-slow")
 
 from rlcore.harness import HarnessModel, evaluate, task_of
 

@@ -1,4 +1,4 @@
-"""``python -m tests.soak.run``: a long micro run of online RL; does anything grow with its iterations? (``make soak``)
+"""``python -m tests.soak.run``: a long micro run of online RL; does anything grow with its iterations?
 
 Prints a line at each of twenty places, then a table: what a process holds after a quarter and at the end, and the
 growth in 1,000 iterations with its interval. Ends with 1 where something grows.

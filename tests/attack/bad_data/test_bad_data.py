@@ -1,4 +1,4 @@
-"""Faulty inputs, one of each family in the fast tests; ``make attack-data`` runs them all."""
+"""Faulty inputs, one of each family in the fast tests; ``python -m tests.attack.bad_data.run`` runs them all."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.canary_session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
+from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
 from rlcore.canaries import Baseline, sample_probes, sync_canary, token_scores
 from rlcore.canaries.agreement import Spread
 from rlcore.errors import CanaryError, StaleSamplerError

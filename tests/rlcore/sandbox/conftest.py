@@ -16,7 +16,7 @@ from rlcore.sandbox.pool import SandboxPool
 def missing_isolation() -> str:
     """Why programs cannot be isolated here; empty when they can."""
     if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed and could not be (see `make sandbox`)"
+        return "bubblewrap is not installed and could not be (see `infra/install_sandbox.sh`)"
     try:
         with SandboxPool(num_workers=1) as pool:
             pool.run("pass")

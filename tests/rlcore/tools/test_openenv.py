@@ -1,7 +1,7 @@
 """A server of OpenEnv as an environment: its tools or its action, a session for each episode, the sum of its rewards.
 
 Each test runs against a replay of what OpenEnv's server has said, and against that server where ``OPENENV_PYTHON``
-names an interpreter that has it (``make test-openenv``): its packages and ours do not fit into one environment.
+names an interpreter that has it (``pip install openenv==0.10.0``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPTIONS = {"reset": {"level": 2}, "from_row": {"hint": "task"}}
 def serving(kind: str, *, real: bool) -> Iterator[str]:
     """The address of a server."""
     if real and not PYTHON:
-        pytest.skip("OPENENV_PYTHON names no interpreter: run `make test-openenv`")
+        pytest.skip("OPENENV_PYTHON names no interpreter that has openenv==0.10.0")
     program, python = ("openenv_server.py", PYTHON) if real else ("openenv_replay.py", sys.executable)
     port = free_port()
     command = [python, str(FOLDER / program), kind, str(port)]

@@ -1,4 +1,4 @@
-"""One, two and four ranks take the same steps, in every case there is: `make test-scale`."""
+"""One, two and four ranks take the same steps, in every case there is: `make test-services`."""
 
 from __future__ import annotations
 

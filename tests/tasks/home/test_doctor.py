@@ -121,7 +121,7 @@ def test_without_bubblewrap_the_sandbox_is_absent_and_the_demo_is_not_lost(monke
     monkeypatch.setenv("PATH", "")
     found = doctor.sandbox()
     assert (found.state, "bubblewrap is not installed" in found.text) == ("absent", True)
-    assert "make sandbox" in found.fix
+    assert "infra/install_sandbox.sh" in found.fix
 
 
 def test_an_environment_in_which_a_library_cannot_be_imported_is_a_fault_and_no_traceback(

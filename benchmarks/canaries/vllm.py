@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.canary_session import Session
-from benchmarks.canary_work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, sound
+from benchmarks.canaries.session import Session
+from benchmarks.canaries.work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, sound
 from rlcore.config import EngineConfig
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm import sync as syncing
@@ -24,7 +24,7 @@ from rlcore.sampling.vllm.server import VllmSampler, open_vllm
 from rlcore.sampling.vllm.sync import publish
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-WORKER = Path(__file__).parents[1] / "tests" / "integration" / "faulty_vllm_worker.py"
+WORKER = Path(__file__).parents[2] / "tests" / "integration" / "faulty_vllm_worker.py"
 LOST = {"stale": "stale", "layer missing": "model.layers.1.", "tied head not repacked": "head"}
 RANK = 4
 Cells = dict[tuple[str, str, str, float], Cell]  # by engine, precision, fault ("" for none) and learning rate

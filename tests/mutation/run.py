@@ -1,4 +1,4 @@
-"""Mutation testing of rlcore/algorithms: ``make mutation``. Which small changes to the formulas would no test notice?
+"""Mutation testing of rlcore/algorithms: which small changes to the formulas would no test notice?
 
 Each mutant is the package with one expression changed. It runs the tests of tests/rlcore/algorithms in a copy of the
 repository until the first failure: killed. A mutant that passes every test survived; those are listed with file, line
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.mutants import Mutant, mutants_of
+from tests.mutation.mutants import Mutant, mutants_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("rlcore/algorithms")
 TESTS = Path("tests/rlcore/algorithms")
 COPIED = ("rlcore", "tasks", "flows", "data_contracts", "tests", "pyproject.toml")

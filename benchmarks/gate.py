@@ -1,6 +1,6 @@
 """Rows per processor second and memory of the data gate, from a file to a snapshot. Prints a Markdown table.
 
-    python -m benchmarks.data_gate [--rows 200000 1000000] [--contracts prompts preference_pairs]
+    python -m benchmarks.gate [--rows 200000 1000000] [--contracts prompts preference_pairs]
         [--shared-words warn quarantine]
 
 The file is made of seeded words, as long as the rows of GSM8K; every row is kept, which is the most that the gate can
@@ -133,7 +133,7 @@ def make_tokenizer(folder: Path) -> None:
 
 def _measured(contract: str, rows: int, shared_words: str) -> dict[str, float]:
     arm = ["--arm", contract, "--rows", str(rows), "--shared-words", shared_words]
-    command = [sys.executable, "-m", "benchmarks.data_gate", *arm]
+    command = [sys.executable, "-m", "benchmarks.gate", *arm]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.canary_session import Session
+from benchmarks.canaries.session import Session
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.importing import import_model

@@ -1,4 +1,4 @@
-"""Mutants of a Python file: the file with one expression changed, for :mod:`benchmarks.mutation`."""
+"""Mutants of a Python file: the file with one expression changed, for :mod:`tests.mutation.run`."""
 
 from __future__ import annotations
 

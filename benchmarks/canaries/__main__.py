@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.canary_session import FAULTS, Session, Warmer, native
-from benchmarks.canary_vllm import Cells, measure_vllm
-from benchmarks.canary_work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, make_work, sound
+from benchmarks.canaries.session import FAULTS, Session, Warmer, native
+from benchmarks.canaries.vllm import Cells, measure_vllm
+from benchmarks.canaries.work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, make_work, sound
 from rlcore.evaluation import accuracy
 from rlcore.sampling.native import NativeSampler
 

@@ -1,0 +1,45 @@
+"""Command line: ``python -m benchmarks`` lists the benchmarks, ``python -m benchmarks NAME [options]`` runs one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / ".venv-peers/bin/python"
+BENCHMARKS = {
+    "peers": "a GRPO step of TRL and of ours, in the environment of infra/install_peers.sh (10 minutes)",
+    "floor": "the machine's best matrix product, of which floors are worked out (seconds)",
+    "memory": "memory of online RL by part: recipes x full or adapters x critic (10 minutes)",
+    "learning": "learning curves of a preset over three seeds (20 minutes)",
+    "promotion": "errors and power of the promotion gate (10 minutes)",
+    "canaries": "sound syncs that the sync canary stops, and faults that it finds (5 minutes)",
+    "faults": "silent faults, one at a time, in small runs (10 minutes), or --sound runs (an hour)",
+    "gate": "rows per processor second and memory of the data gate (2 minutes)",
+    "scaling": "8 to 1,024 cards, simulated, synchronous and ahead, with failures (a minute)",
+    "growth": "cost of an update as group, prompt, completion, vocabulary and model grow (5 minutes)",
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List the benchmarks, or become the one that is named."""
+    if not arguments:
+        print("python -m benchmarks NAME [--help | options]\n")
+        print("\n".join(f"  {name:<10} {text}" for name, text in BENCHMARKS.items()))
+        return 0
+    name, *options = arguments
+    if name not in BENCHMARKS:
+        sys.stderr.write(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}\n")
+        return 2
+    python = PEERS if name == "peers" else Path(sys.executable)
+    if not python.exists():
+        sys.stderr.write(f"{python} is missing: infra/install_peers.sh makes it\n")
+        return 2
+    os.chdir(ROOT)
+    return os.execv(python, [str(python), "-m", f"benchmarks.{name}", *options])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

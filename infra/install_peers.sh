@@ -1,0 +1,17 @@
+#!/bin/sh
+# Creates .venv-peers with the frameworks that we compare with (TRL, verl, OpenRLHF): infra/install_peers.sh [PYTHON].
+# A second run installs nothing. Its own, because their pins contradict ours and each other's; verl and OpenRLHF come
+# without their dependencies.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+folder=$here/../.venv-peers wanted=$here/../benchmarks/peers/requirements.txt pins=$here/peers-constraints.txt
+stamp=$folder/.installed
+[ -e "$stamp" ] && [ "$stamp" -nt "$0" ] && [ "$stamp" -nt "$wanted" ] && [ "$stamp" -nt "$pins" ] && exit 0
+
+"${1:-python3}" -m venv "$folder"
+pip() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+torch=$(grep '^torch==' "$pins")
+pip "$torch"
+pip --constraint "$pins" --requirement "$wanted" "$torch"
+pip --no-deps --constraint "$pins" verl openrlhf
+touch "$stamp"
