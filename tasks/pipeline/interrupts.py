@@ -61,12 +61,27 @@ def interruptible() -> Iterator[None]:
         return
     _state.stages.clear()
     _state.resumes, _state.interruption, _state.said = True, None, False
+    try:
+        with own_signals():
+            yield
+    finally:
+        _state.resumes = _state.interruption is not None
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Handle signals as :func:`interruptible` does, if it was entered: Prefect puts another handler round a flow.
+
+    That one reports the end to a server first, which the same signal may have ended, and retries for minutes.
+    """
+    if threading.current_thread() is not threading.main_thread() or not _state.resumes:
+        yield
+        return
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         if _state.interruption is None:  # else a second signal shall still end the process at once
-            _state.resumes = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -11,6 +11,7 @@ from rlcore.config import to_dict
 from tasks.home.code_hash import code_version
 from tasks.home.settings import Home
 from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link
+from tasks.pipeline.interrupts import own_signals
 from tasks.pipeline.keys import key_of
 from tasks.pipeline.leases import LEASE_TAG, hold_lease, starting
 from tasks.preset.run import RunConfig
@@ -42,6 +43,7 @@ def opened(
                 )
             )
             runs.append(open_pipeline_run(tracker, experiment, config, targets, lease=lease, flow_run=flow_run))
+        stack.enter_context(own_signals())
         yield stack.enter_context(runs[0])
 
 
