@@ -30,6 +30,7 @@ SCHEDULED = "import-sft/import-sft"  # the quickest
 SLOT = 60  # seconds; a run takes a quarter of it on an idle machine, and most of it on a busy one
 BOUND = 60.0  # seconds that a record may be wrong after the worker and the server are there again
 END = 420.0
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 LONG = (*SMALL, "stages.grpo.num_iterations=5000", "stages.grpo.eval_every=0")  # lasts until it is cancelled
 
 
@@ -37,6 +38,15 @@ LONG = (*SMALL, "stages.grpo.num_iterations=5000", "stages.grpo.eval_every=0")  
 def services() -> Iterator[Services]:
     with running_services(PREFECT_LOGGING_ROOT_LEVEL="INFO") as made:  # the server says which of its services ran
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_run_is_left(services: Services) -> Iterator[None]:
+    """Cancel what a test has left: a run of it would hold the slot that the next test's run waits for."""
+    yield
+    left = [each for each in services.runs_of("online-rl") if each["state_type"] not in ENDED]
+    for run in sorted(left, key=lambda each: str(each["state_type"]) != "SCHEDULED"):  # else they would begin
+        services.cancel(run["id"])
 
 
 def test_every_background_service_of_the_server_runs_without_an_error(services: Services) -> None:
@@ -97,7 +107,6 @@ def test_a_run_goes_on_within_a_minute_of_a_power_cut_also_when_the_server_dies_
     seconds = wait_until(lambda: is_running(services, run, 2), seconds=BOUND, what="back at work")
     sys.stderr.write(f"back at work {seconds:.0f} s after the server\n")
     assert "goes on after iteration" in wait_for_log(services, run, "goes on after iteration")
-    services.cancel(run)
 
 
 def test_a_run_that_alone_is_killed_goes_on_within_a_minute(services: Services) -> None:
@@ -105,13 +114,11 @@ def test_a_run_that_alone_is_killed_goes_on_within_a_minute(services: Services) 
     for process in services.flow_processes():
         process.kill()
     wait_until(lambda: is_running(services, run, 2), seconds=BOUND, what="back at work")
-    services.cancel(run)
 
 
 def test_a_run_outlives_its_worker(services: Services) -> None:
     run = start_long_run(services)
-    (process, *_) = services.flow_processes()
-    known = steps(services)
+    process, known = process_of(services, run), steps(services)
     psutil.Process(services.number("worker")).kill()
     seen = set(known)
 
@@ -124,7 +131,6 @@ def test_a_run_outlives_its_worker(services: Services) -> None:
     assert is_running(services, run, 1)
     process.kill()  # and the new worker, which did not start it, finds it dead
     wait_until(lambda: is_running(services, run, 2), seconds=BOUND, what="back at work")
-    services.cancel(run)
 
 
 def test_a_server_that_was_away_finds_a_healthy_run_running_and_its_slot_taken(services: Services) -> None:
@@ -139,17 +145,14 @@ def test_a_server_that_was_away_finds_a_healthy_run_running_and_its_slot_taken(s
         time.sleep(1.0)
         assert is_running(services, run, 1)
         assert services.flow_run(waiting)["state_type"] == "SCHEDULED"
-    services.cancel(waiting)
-    services.cancel(run)
 
 
 def test_a_healthy_run_that_was_called_crashed_runs_again_within_a_minute(services: Services) -> None:
     run = start_long_run(services)
-    process = services.flow_processes()[0]
+    process = process_of(services, run)
     services.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CRASHED"}, "force": True})
     wait_until(lambda: services.flow_run(run)["state_type"] == "RUNNING", seconds=BOUND, what="running")
     assert process.is_running()
-    services.cancel(run)
 
 
 def test_ready_means_that_everything_is_there_also_after_the_database_was_lost(services: Services) -> None:
@@ -201,10 +204,16 @@ def slot(run: dict[str, Any]) -> float:
 def start_long_run(services: Services) -> str:
     """A run of `grpo` that has a checkpoint and lasts until it is cancelled."""
     services.forget("grpo")
-    known = steps(services)
     run = services.submit("online-rl/grpo", *LONG, preset="tiny")
+    wait_until(lambda: is_running(services, run, 1), seconds=END, what="running")
+    known = steps(services)  # a run that was cancelled could still make one before this one began
     wait_until(lambda: bool(steps(services) - known), seconds=END, what="at a checkpoint")
     return run
+
+
+def process_of(services: Services, run: str) -> psutil.Process:
+    """The run's own process, as the worker that started it has noted."""
+    return psutil.Process(int(services.flow_run(run)["infrastructure_pid"]))
 
 
 def steps(services: Services) -> set[Path]:

@@ -154,7 +154,7 @@ def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: 
     [
         ({"preset": "tinyy"}, (), "'tinyy' does not match"),
         ({"preset": "tiny"}, ("gprpo.seed=1",), "'gprpo.seed=1' does not match"),
-        ({"preset": "tiny", "stage": "a b"}, (), "does not match"),
+        ({"preset": "own.toml", "stage": "a b"}, (), "'a b' does not match"),
         ({"preset": "tiny", "stage": "grpoo"}, (), "'grpoo' is not one of"),
         ({"preset": "tiny", "learning_rate": "1"}, (), "'learning_rate' was unexpected"),
     ],
