@@ -2,12 +2,13 @@
 
 It takes the options of ``prefect worker start``. Beside it, :func:`tasks.pipeline.reconciliation.watch` finds runs that
 died and queues them again. It judges the runs that a worker of its ``--name`` has taken, so each machine needs its own,
-which stays the same (default: the machine's).
+which stays the same (default: the machine's). The runs that it starts outlive it (:mod:`tasks.pipeline.worker_output`).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 import threading
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     known, others = parser.parse_known_args(arguments)
     options = {"pool": known.pool, "worker": known.name}
     threading.Thread(target=watch, args=(find_home(),), kwargs=options, name="reconciliation", daemon=True).start()
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS"] = "tasks.pipeline.worker_output.WorkerOutput"
     sys.argv[1:] = ["worker", "start", "--pool", known.pool, "--name", known.name, "--install-policy", "never", *others]
     app()
 

@@ -142,7 +142,8 @@ def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
 def _record(run: FlowRun, worker: str, started: datetime) -> Record:
     assert run.state is not None  # of its state the server was asked
     taken_by = run.labels.get("prefect.worker.name")
-    is_left = taken_by == worker and run.state.timestamp < started
+    # One that crashed may be in its last seconds; if it is dead, nothing waits for it to settle.
+    is_left = taken_by == worker and run.state.timestamp < started and not run.state.is_crashed()
     seconds = (datetime.now(UTC) - run.state.timestamp).total_seconds()
     if run.labels.get("prefect.worker.type", _PROCESS) == _PROCESS:
         is_ours = taken_by in (None, worker)
