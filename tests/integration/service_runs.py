@@ -96,7 +96,7 @@ class Services:
 
     def make(self, target: str) -> subprocess.CompletedProcess[str]:
         """``make <target>`` with this interpreter's environment, which has been made already."""
-        made = [part for file in (".installed", ".services") for part in ("--assume-old", f".venv/{file}")]
+        made = [part for file in (".installed", ".extra-services") for part in ("--assume-old", f".venv/{file}")]
         command = ["make", *made, f"BIN={Path(sys.executable).parent}", target]
         return subprocess.run(command, capture_output=True, text=True, env=self.variables, cwd=ROOT, check=False)
 
@@ -235,7 +235,7 @@ def running_services(**more: str) -> Iterator[Services]:
     up = made.make("services")
     assert up.returncode == 0, up.stdout + up.stderr
     yield made
-    down = made.make("services-stop")
+    down = made.command("down")
     assert down.returncode == 0, down.stdout + down.stderr
     left = [each for each in psutil.process_iter() if str(made.root) in command_of(each)]
     assert left == []
