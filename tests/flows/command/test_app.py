@@ -140,7 +140,7 @@ def made(tmp_path: Path, *arguments: str) -> list[str]:
     python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     python.chmod(0o755)
     command = ["make", "--no-print-directory", "-o", "setup", f"BIN={python.parent}", *arguments]
-    outer = ("MAKE", "PRESET", "SET", "MODEL", "VERSION", "REASON")  # of the make that runs the tests
+    outer = ("MAKE", "PRESET", "SET")  # of the make that runs the tests
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=clean, check=True)
     given: list[str] = json.loads(done.stdout)
@@ -149,20 +149,15 @@ def made(tmp_path: Path, *arguments: str) -> list[str]:
 
 def test_make_hands_paths_with_blanks_and_values_with_quotes_on_as_they_are(tmp_path: Path) -> None:
     override = "data.prompts.path=my rows.jsonl stages.grpo.rewards=[{kind='math', weight=1.0}]"
-    given = made(tmp_path, "plan", "PRESET=my folder/it's.toml", f"SET={override}")
-    assert given == ["-m", "flows", "plan", "--preset", "my folder/it's.toml", "--set", override]
+    given = made(tmp_path, "demo", "PRESET=my folder/it's.toml", f"SET={override}")
+    assert given == ["-m", "flows", "run", "--preset", "my folder/it's.toml", "--set", override]
 
 
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
         (("demo",), ["run", "--preset", "tiny", "--set", ""]),
-        (("retrain",), ["retrain", "--preset", "retrain", "--set", ""]),
         (("ui", "MLFLOW_PORT=5001"), ["ui", "--mlflow-port", "5001", "--prefect-port", "4200"]),
-        (
-            ("rollback", "VERSION=3", "REASON=it's longer"),
-            ["rollback", "tiny-grpo@champion", "3", "--reason", "it's longer"],
-        ),
     ],
 )
 def test_make_is_the_same_commands(tmp_path: Path, arguments: tuple[str, ...], given: list[str]) -> None:
