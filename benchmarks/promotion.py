@@ -68,7 +68,7 @@ def make_world(generator: np.random.Generator, n: int) -> World:
 
 
 def _decisions(n: int, count: int, *, gain: float = 0.0, look: int = 1, is_whole: bool = False) -> list[bool]:
-    """Whether each comparison ends in a promotion, by the gain alone or by all checks; its draws are its own."""
+    """Return whether each comparison promotes, by the gain alone or by all checks; it draws its own numbers."""
     found: list[bool] = []
     for place in range(count):
         generator = np.random.default_rng([SEED, n, place])
@@ -87,7 +87,7 @@ def _is_better(world: World, challenger: np.ndarray, *, look: int = 1) -> bool:
 
 
 def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator) -> bool:
-    """Whether no guard is broken."""
+    """True if no guard is broken."""
     guards = _guards(world, challenger, generator)
     sure = Paired(name="sure", champion=np.zeros(100), challenger=np.ones(100))
     rule = Rule(alpha=ALPHA, min_gain=MIN_GAIN)

@@ -1,4 +1,4 @@
-"""What comparisons share: an arm in a process of its own that prints one line of JSON, the machine, tables."""
+"""Parts that comparisons share: an arm in a process of its own that prints one line of JSON, the machine, tables."""
 
 from __future__ import annotations
 

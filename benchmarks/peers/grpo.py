@@ -1,4 +1,4 @@
-"""How long does one GRPO step take, in TRL and here? The work is described in :mod:`benchmarks.peers.work`.
+"""Time one GRPO step in TRL and in rlcore. The work is described in :mod:`benchmarks.peers.work`.
 
     python -m benchmarks peers [--model tiny smollm2] [--threads 1 2] [--rounds 3] [--arms ours trl-tuned]
 

@@ -42,7 +42,7 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """What the gate needs to know of a tokenizer; see :class:`data_contracts.gate.token_budget.TokenMeter`.
+    """Facts of a tokenizer that the gate needs; see :class:`data_contracts.gate.token_budget.TokenMeter`.
 
     ``encode``: token ids of each text, control tokens never among them. ``prompt_lengths``: numbers of tokens of
     conversations, with their template and generation prompt; ``prompt_bounds``, ``text_bound``: what these numbers
