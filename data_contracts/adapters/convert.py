@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import random
 from collections.abc import Mapping
 from typing import Any
 
-from data_contracts.adapters.table import ADAPTERS, CONTRACTS, OWN_ROWS, Generator, Kind, Option, Scalar
+from data_contracts.adapters.table import ADAPTERS, CONTRACTS, OWN_ROWS, Adapter, Generator, Kind, Option, Scalar
 from data_contracts.contracts.contract import Contract
 from data_contracts.errors import ContractError
 from data_contracts.gate.reading import Source, source_of
@@ -22,7 +23,7 @@ def row_function(adapter: str, kind: Kind) -> RowFn:
     Raises:
         ContractError: unknown adapter, or one that cannot make this kind from a file.
     """
-    rows = ADAPTERS[_known(adapter)].rows
+    rows = _adapter(adapter).rows
     if kind not in rows:
         others = [name for name, known in ADAPTERS.items() if kind in known.rows]
         raise ContractError(
@@ -37,7 +38,7 @@ def is_generator(adapter: str) -> bool:
     Raises:
         ContractError: unknown adapter.
     """
-    return bool(ADAPTERS[_known(adapter)].generators)
+    return bool(_adapter(adapter).generators)
 
 
 def is_exact(adapter: str) -> bool:
@@ -46,7 +47,7 @@ def is_exact(adapter: str) -> bool:
     Raises:
         ContractError: unknown adapter.
     """
-    return ADAPTERS[_known(adapter)].is_exact
+    return _adapter(adapter).is_exact
 
 
 def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: int, options: Options) -> Source:
@@ -55,13 +56,14 @@ def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: i
     Raises:
         ContractError: it makes no such kind, an unknown or ill-typed option, or it cannot make so many different rows.
     """
-    generators = ADAPTERS[_known(adapter)].generators
+    generators = _adapter(adapter).generators
     if kind not in generators:
         raise ContractError(f"the adapter {adapter!r} makes no {kind}", fix=f"it makes {', '.join(generators)}")
     generator = generators[kind]
-    rng = random.Random(f"{adapter}/{kind}/{seed}")  # each kind draws problems of its own
+    name = adapter.partition(":")[0].rpartition(".")[2]  # of a dotted name, that of the module
+    rng = random.Random(f"{name}/{kind}/{seed}")  # each kind draws problems of its own
     return source_of(
-        adapter,
+        name,
         generator.make(rng, num_train=num_train, num_eval=num_eval, **_arguments(generator, options, adapter)),
     )
 
@@ -72,7 +74,7 @@ def contract_of(adapter: str, kind: Kind) -> Contract:
     Raises:
         ContractError: unknown adapter.
     """
-    return ADAPTERS[_known(adapter)].contracts.get(kind, CONTRACTS[kind])
+    return _adapter(adapter).contracts.get(kind, CONTRACTS[kind])
 
 
 def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
@@ -81,7 +83,7 @@ def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
     Raises:
         ContractError: unknown adapter.
     """
-    generator = ADAPTERS[_known(adapter)].generators.get(kind, Generator(make=list))
+    generator = _adapter(adapter).generators.get(kind, Generator(make=list))
     return frozenset(generator.options), generator.takes_settings
 
 
@@ -95,12 +97,28 @@ def stream_of(source: Source, kind: Kind, *, adapter: str, system: str = "") -> 
     return RowStream(source=source, make=make, system=system)
 
 
-def _known(adapter: str) -> str:
-    if adapter not in ADAPTERS:
-        close = difflib.get_close_matches(adapter, ADAPTERS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ADAPTERS)}"
-        raise ContractError(f"unknown adapter {adapter!r}", fix=hint)
-    return adapter
+def _adapter(name: str) -> Adapter:
+    """Return the adapter of the table, or that which ``module:NAME`` names."""
+    if ":" in name:
+        return _imported(name)
+    if name not in ADAPTERS:
+        close = difflib.get_close_matches(name, ADAPTERS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"module:NAME, or one of {', '.join(ADAPTERS)}"
+        raise ContractError(f"unknown adapter {name!r}", fix=hint)
+    return ADAPTERS[name]
+
+
+def _imported(name: str) -> Adapter:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ContractError(
+            f"the adapter {name!r} cannot be imported: {error}", fix="name it as module:NAME, as Python imports it"
+        ) from error
+    if not isinstance(found, Adapter):
+        raise ContractError(f"{name!r} is no adapter", fix="make it a data_contracts.adapters.table.Adapter")
+    return found
 
 
 def _arguments(generator: Generator, options: Options, adapter: str) -> dict[str, Any]:

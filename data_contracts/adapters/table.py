@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from data_contracts import arithmetic, products, programs, stock, towns
 from data_contracts.adapters import livecodebench, procedural, public
 from data_contracts.adapters.fields import (
     Row,
@@ -24,7 +23,6 @@ from data_contracts.contracts.contract import Contract
 from data_contracts.contracts.preference_pairs import single
 from data_contracts.errors import RowFault
 from data_contracts.gate.stream import RowFn
-from data_contracts.tool_task import ToolTask
 
 _NUMBERS = ("margin", "probability", "weight")
 Kind = Literal["prompts", "demonstrations", "preferences"]
@@ -119,15 +117,6 @@ def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequen
     return [{**{name: text(row, name) for name in texts}, "messages": messages(row), **optional_split(row)}]
 
 
-def _asked(task: ToolTask, *, direct_share: float) -> dict[Kind, Generator]:
-    """The generators of a task with a tool; ``direct_share``: the default of its option."""
-    options = {"direct_share": Option(default=direct_share, low=0.0, high=1.0)}
-    return {
-        "prompts": Generator(make=task.prompts),
-        "demonstrations": Generator(make=task.demonstrations, options=options),
-    }
-
-
 ADAPTERS: Mapping[str, Adapter] = {
     "prompts": Adapter(rows={"prompts": own_prompts}),
     "code_tasks": Adapter(rows={"prompts": own_code_tasks}, contracts={"prompts": code_tasks.CONTRACT}),
@@ -149,34 +138,6 @@ ADAPTERS: Mapping[str, Adapter] = {
         }
     ),
     "problems": Adapter(rows={"prompts": public.problem_prompts}),
-    "arithmetic": Adapter(
-        generators={
-            "prompts": Generator(make=arithmetic.generate_prompts),
-            "demonstrations": Generator(
-                make=arithmetic.generate_demonstrations,
-                options={"direct_share": Option(default=0.65, low=0.0, high=1.0)},
-            ),
-            "preferences": Generator(make=arithmetic.generate_pairs),
-        }
-    ),
-    "products": Adapter(
-        generators={
-            **_asked(products.MADE, direct_share=0.7),
-            "preferences": Generator(make=products.generate_pairs),
-        }
-    ),
-    "stock": Adapter(generators=_asked(stock.MADE, direct_share=0.6)),
-    "towns": Adapter(generators=_asked(towns.MADE, direct_share=0.6)),
-    "programs": Adapter(
-        generators={
-            "prompts": Generator(make=programs.generate_prompts),
-            "demonstrations": Generator(
-                make=programs.generate_demonstrations,
-                options={"nested_share": Option(default=0.5, low=0.0, high=1.0)},
-            ),
-        },
-        contracts={"prompts": code_tasks.CONTRACT},
-    ),
     "reasoning_gym": Adapter(
         is_exact=True,  # puzzles of brackets, drawings of signs, a message in invisible characters
         generators={

@@ -28,13 +28,13 @@ from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
 from tasks.home.artifacts import file_sha256
+from tasks.home.code_hash import closure_digest
 from tasks.home.storage import table_writer, write_bytes, write_json
 from tasks.preset.data import HUB, POLICY, DatasetConfig
 from tasks.steps.code_tasks import tests_screen
 from tasks.steps.references import references_screen
 
 DatasetKind = Kind
-GENERATED = "generated"
 _HUB = re.compile(
     r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
 )
@@ -196,18 +196,20 @@ def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
 
 
 def source_digest(config: DatasetConfig) -> str:
-    """The source of the rows, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
+    """Return the source of the rows, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
 
-    Of two sources, both.
+    Two sources give both. An adapter named ``module:NAME`` adds the digest of its code.
 
     Raises:
         ConfigError: unknown adapter, malformed hub path.
         DataError: the file cannot be read, or is a pipe or a device.
     """
     adapter = resolve_adapter(config)
-    if adapter == POLICY or convert.is_generator(adapter):
-        return GENERATED
-    return " ".join(_digest_of(path, adapter) for path in (config.path, config.eval_path) if path or not config.path)
+    if adapter == POLICY:
+        return "generated"
+    paths = [path for path in (config.path, config.eval_path) if path or not config.path]
+    found = ["generated"] if convert.is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
+    return " ".join([*found, closure_digest(adapter.partition(":")[0])] if ":" in adapter else found)
 
 
 def _digest_of(path: str, adapter: str) -> str:

@@ -67,6 +67,8 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "problems": {"problem": "Why?", "answer": r"\frac{1}{2}", "solution": "Because."},
 }
 
+SUMS = "rlcore_examples.arithmetic:ADAPTER"
+
 
 def adapt(adapter: str, kind: Kind, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return convert.row_function(adapter, kind)(row)
@@ -285,8 +287,7 @@ def test_generated_rows_fulfil_their_contract_for_every_generator_and_kind() -> 
 
 def test_generated_rows_follow_the_seed() -> None:
     first, again, other = (
-        convert.generate("prompts", "arithmetic", num_train=5, num_eval=1, seed=seed, options={}).rows
-        for seed in (0, 0, 1)
+        convert.generate("prompts", SUMS, num_train=5, num_eval=1, seed=seed, options={}).rows for seed in (0, 0, 1)
     )
     assert first == again
     assert first != other
@@ -298,11 +299,11 @@ def test_generated_rows_follow_the_seed() -> None:
         ("prompts", "arithmetics", {}, "unknown adapter 'arithmetics'"),
         ("prompts", "gsm8k", {}, "'gsm8k' makes no prompts"),
         ("preferences", "reasoning_gym", {}, "'reasoning_gym' makes no preferences"),
-        ("prompts", "arithmetic", {"direct_share": 0.5}, "has no option 'direct_share'"),
-        ("demonstrations", "arithmetic", {"direct_shares": 0.5}, "has no option 'direct_shares'"),
-        ("demonstrations", "arithmetic", {"direct_share": 1.5}, "must be between 0 and 1"),
-        ("demonstrations", "arithmetic", {"direct_share": "half"}, "must be of type float"),
-        ("demonstrations", "arithmetic", {"a.b": 1}, "has no option 'a.b'"),
+        ("prompts", SUMS, {"direct_share": 0.5}, "has no option 'direct_share'"),
+        ("demonstrations", SUMS, {"direct_shares": 0.5}, "has no option 'direct_shares'"),
+        ("demonstrations", SUMS, {"direct_share": 1.5}, "must be between 0 and 1"),
+        ("demonstrations", SUMS, {"direct_share": "half"}, "must be of type float"),
+        ("demonstrations", SUMS, {"a.b": 1}, "has no option 'a.b'"),
     ],
 )
 def test_unknown_adapters_and_options_are_refused_by_name(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from data_contracts import arithmetic
 from rlcore.config import AdapterConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError
 from rlcore.models.heads import ScalarModel
@@ -23,6 +22,7 @@ from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales, resample
 from rlcore.training.reward_learner import RewardLearner, reward_members
 from rlcore.training.reward_quality import cluster_bootstrap
+from rlcore_examples import arithmetic
 from tests import strategies
 
 GOOD = 5  # the rule: the completion that ends with this token is the better one

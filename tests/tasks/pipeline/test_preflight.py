@@ -64,7 +64,10 @@ FAULTS = [
     ),
     ("evaluation.verifiers=[{kind='math',options={last=true}}]", "evaluation.verifiers.0.options.last: unknown key"),
     ("data.prompts.adapter=arithmetik", "data.prompts.adapter: unknown adapter 'arithmetik'"),
-    ("data.prompts.options={share=0.5}", "data.prompts.options: the adapter 'arithmetic' has no option 'share'"),
+    (
+        "data.prompts.options={share=0.5}",
+        "data.prompts.options: the adapter 'rlcore_examples.arithmetic:ADAPTER' has no option",
+    ),
     ("data.preferences.adapter=preferences", "data.preferences.path = '': no such file"),
     (
         "data.prompts={contract='prompts',adapter='prompts',path='no.jsonl',num_train=9,num_eval=9,max_tokens=64}",

@@ -22,6 +22,8 @@ from tests.tasks.steps.token_views import words_view
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
+SUMS = "rlcore_examples.arithmetic:ADAPTER"
+
 
 # Four tokens for the template.
 TOKENS = words_view(4, special_tokens=("<|im_start|>", "<|im_end|>"))
@@ -29,7 +31,14 @@ TOKENS = words_view(4, special_tokens=("<|im_start|>", "<|im_end|>"))
 
 def config(**changes: Any) -> DatasetConfig:
     return DatasetConfig(
-        **{"contract": "prompts", "adapter": "arithmetic", "num_train": 40, "num_eval": 8, "max_tokens": 96, **changes}
+        **{
+            "contract": "prompts",
+            "adapter": SUMS,
+            "num_train": 40,
+            "num_eval": 8,
+            "max_tokens": 96,
+            **changes,
+        }
     )
 
 
@@ -272,9 +281,9 @@ def test_a_control_token_in_user_text_refuses_the_dataset(tmp_path: Path) -> Non
 
 
 def test_the_fallback_serves_where_the_path_names_nothing(tmp_path: Path) -> None:
-    dataset = config(adapter="gsm8k", path=str(tmp_path / "none.jsonl"), fallback="arithmetic")
-    assert resolve_adapter(dataset) == "arithmetic"
-    assert source_digest(dataset) == "generated"
+    dataset = config(adapter="gsm8k", path=str(tmp_path / "none.jsonl"), fallback=SUMS)
+    assert resolve_adapter(dataset) == SUMS
+    assert source_digest(dataset).startswith("generated ")
     assert prepare("prompts", tmp_path / "out", dataset).source == "arithmetic"
     (tmp_path / "none.jsonl").write_text("")
     assert resolve_adapter(dataset) == "gsm8k"
@@ -330,8 +339,11 @@ def test_the_hub_offline_is_an_error_that_says_what_to_do(tmp_path: Path, monkey
     ("dataset", "what"),
     [
         (config(adapter="gsm9k"), "unknown adapter 'gsm9k'"),
-        (config(options={"direct_sahre": 0.5}), "'arithmetic' has no option 'direct_sahre'"),
-        (config(adapter="gsm8k", fallback="arithmetic", options={"depth": 1}), "'gsm8k' or 'arithmetic' has no option"),
+        (config(options={"direct_sahre": 0.5}), f"{SUMS!r} has no option 'direct_sahre'"),
+        (
+            config(adapter="gsm8k", fallback=SUMS, options={"depth": 1}),
+            f"'gsm8k' or {SUMS!r} has no option",
+        ),
         (config(options={"direct_share": 2.0}), "between 0 and 1"),
     ],
 )
@@ -341,7 +353,7 @@ def test_what_a_preset_gets_wrong_is_refused_by_name(tmp_path: Path, dataset: Da
 
 
 def test_options_of_the_fallback_are_allowed_and_reach_it_alone(tmp_path: Path) -> None:
-    dataset = config(adapter="gsm8k", path="none.jsonl", fallback="arithmetic", options={"direct_share": 1.0})
+    dataset = config(adapter="gsm8k", path="none.jsonl", fallback=SUMS, options={"direct_share": 1.0})
     prepare("demonstrations", tmp_path, dataset)
     assert all(row.completion.startswith("####") for row in read_demonstrations(tmp_path / "eval.parquet"))
 

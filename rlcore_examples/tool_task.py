@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_contracts.adapters.fields import ask
-from data_contracts.generated import different_problems, rows_of_problems
+from data_contracts.adapters.table import Generator, Kind, Option
+from rlcore_examples.generated import different_problems, rows_of_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,14 @@ class ToolTask:
 
         problems = different_problems(self.make_problem, rng)
         return rows_of_problems(problems, row, num_train=num_train, num_eval=num_eval)
+
+    def generators(self, *, direct_share: float) -> dict[Kind, Generator]:
+        """The generators of both kinds of rows; ``direct_share``: the default of their option."""
+        options = {"direct_share": Option(default=direct_share, low=0.0, high=1.0)}
+        return {
+            "prompts": Generator(make=self.prompts),
+            "demonstrations": Generator(make=self.demonstrations, options=options),
+        }
 
     def _known(self, problem: str) -> dict[str, str]:
         return {"reference": str(self.answer(problem)), "task": self.name}

@@ -16,8 +16,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from data_contracts.adapters.table import Adapter, Generator, Option
 from data_contracts.contracts.preference_pairs import single
-from data_contracts.generated import different_problems, rows_of_problems
+from rlcore_examples.generated import different_problems, rows_of_problems
 
 NUM_TERMS = 5
 MAX_TOTAL = 9
@@ -123,3 +124,14 @@ def _running_totals(problem: str) -> list[int]:
 def _render(steps: list[int], totals: list[int], final: int) -> str:
     written = (f"{before}{step:+d}={after};" for before, step, after in zip(totals, steps, totals[1:], strict=False))
     return f"{''.join(written)}\n#### {final}"
+
+
+ADAPTER = Adapter(
+    generators={
+        "prompts": Generator(make=generate_prompts),
+        "demonstrations": Generator(
+            make=generate_demonstrations, options={"direct_share": Option(default=0.65, low=0.0, high=1.0)}
+        ),
+        "preferences": Generator(make=generate_pairs),
+    }
+)

@@ -19,8 +19,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+from data_contracts.adapters.table import Adapter
 from data_contracts.errors import ContractError
-from data_contracts.tool_task import ToolTask
+from rlcore_examples.tool_task import ToolTask
 
 TASK = "towns"
 CORPUS = Path(__file__).with_name("towns.jsonl")
@@ -98,3 +99,5 @@ MADE = ToolTask(
     guess=_guess,
     answered=_answered,
 )
+
+ADAPTER = Adapter(generators=MADE.generators(direct_share=0.6))

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import random
 
-from data_contracts.tool_task import ToolTask
+from data_contracts.adapters.table import Adapter
+from rlcore_examples.tool_task import ToolTask
 
 TASK = "stock"
 COLUMNS = ("id", "price", "count", "shelf", "weight", "age", "size", "rank", "pages")
@@ -71,3 +72,5 @@ MADE = ToolTask(
     guess=_guess,
     answered=_guess,
 )
+
+ADAPTER = Adapter(generators=MADE.generators(direct_share=0.6))

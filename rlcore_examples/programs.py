@@ -21,7 +21,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from data_contracts.generated import different_problems, rows_of_problems
+from data_contracts.adapters.table import Adapter, Generator, Option
+from data_contracts.contracts import code_tasks
+from rlcore_examples.generated import different_problems, rows_of_problems
 
 TASK = "programs"
 NUM_STEPS = 4
@@ -107,3 +109,14 @@ def _rows(
 
 def _steps(problem: str) -> list[tuple[str, int]]:
     return [(verb, int(number)) for verb, number in (step.split() for step in problem.split(";"))]
+
+
+ADAPTER = Adapter(
+    generators={
+        "prompts": Generator(make=generate_prompts),
+        "demonstrations": Generator(
+            make=generate_demonstrations, options={"nested_share": Option(default=0.5, low=0.0, high=1.0)}
+        ),
+    },
+    contracts={"prompts": code_tasks.CONTRACT},
+)

@@ -15,9 +15,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from data_contracts.adapters.table import Adapter, Generator
 from data_contracts.contracts.preference_pairs import single
-from data_contracts.generated import different_problems, rows_of_problems
-from data_contracts.tool_task import ToolTask
+from rlcore_examples.generated import different_problems, rows_of_problems
+from rlcore_examples.tool_task import ToolTask
 
 TASK = "products"
 LOW, HIGH = 10, 99
@@ -63,4 +64,8 @@ MADE = ToolTask(
     said=lambda problem: str(answer(problem)),
     guess=lambda problem: guess(answer(problem)),
     answered=lambda problem: guess(answer(problem)),
+)
+
+ADAPTER = Adapter(
+    generators={**MADE.generators(direct_share=0.7), "preferences": Generator(make=generate_pairs)},
 )

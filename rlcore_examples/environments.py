@@ -1,13 +1,32 @@
-"""A corpus about made-up towns that the policy searches."""
+"""Environments of the presets ``stock`` and ``towns``: a database asked in SQL, and a corpus that is searched."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from data_contracts import towns
 from rlcore.tools.base import CallError
+from rlcore.tools.read_only_sql import ReadOnlyDatabase
 from rlcore.tools.search import Passage, SearchTool, words
 from rlcore.types import Prompt
+from rlcore_examples import stock, towns
+
+
+class Stock:
+    """The figures of some articles: the table ``stock``, which can only be read."""
+
+    def reset(self, prompt: Prompt) -> None:
+        self._database = ReadOnlyDatabase({"stock": (stock.COLUMNS, stock.table(prompt.messages[-1].content))})
+
+    def query(self, sql: str) -> str:
+        """Runs a query on the table stock, and gives its rows.
+
+        Args:
+            sql: one SELECT of SQLite, such as SELECT price FROM stock WHERE id=481
+        """
+        return self._database.answer(sql)
+
+    def close(self) -> None:
+        self._database.close()
 
 
 class Towns:
