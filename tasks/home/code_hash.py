@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rlcore.errors import StorageError
 
-PACKAGES = ("rlcore", "tasks", "data_contracts", "flows", "rlcore_examples")
+PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 
 # The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
 # values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("rlcore", "tasks", "flows", "data_contracts", "rlcore_examples", "benchmarks")
+PACKAGES = ("rlcore", "tasks", "flows", "data_contracts", "examples", "benchmarks")
 
 
 @cache

@@ -12,7 +12,7 @@ import pytest
 
 from tests.architecture.source_files import ROOT, modules
 
-PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/", "rlcore_examples/")
+PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/", "examples/")
 
 # By the test, below tests/: parts of what it tests as a whole. A flow's test runs steps, pages and flows in order.
 DRIVEN_BY = {
@@ -44,8 +44,8 @@ DRIVEN_BY = {
         "data_contracts/gate/token_budget",
     ),
     "data_contracts/gate/test_reading": ("data_contracts/gate/strict_json",),
-    "rlcore_examples/test_arithmetic": ("rlcore_examples/generated",),
-    "rlcore_examples/test_stock_environment": ("rlcore_examples/environments",),
+    "examples/test_arithmetic": ("examples/generated",),
+    "examples/test_stock_environment": ("examples/environments",),
     "flows/command/test_app": (
         "flows/command/machine",
         "flows/command/models",

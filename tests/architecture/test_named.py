@@ -19,7 +19,7 @@ from tasks.preset.stages import STAGE_KINDS
 from tests.architecture.source_files import ROOT
 from tests.architecture.test_documents import DOCUMENTS
 
-TOP_FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "rlcore_examples", "infra", "tests", "benchmarks", "docs")
+TOP_FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "examples", "infra", "tests", "benchmarks", "docs")
 OLDER = "CHANGELOG.md"  # names what was
 FILES = (".py", ".md", ".toml", ".json", ".jsonl")
 ROOTS = ("stages", "data", "model", "hardware", "engine", "evaluation", "health", "promotion", "retrain", "report")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.architecture.source_files import ROOT, modules
 
-PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/", "rlcore_examples/")
+PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/", "examples/")
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 300
 PATHS = sorted(path for path in modules() if path.startswith(PACKAGES))
 

@@ -156,7 +156,7 @@ def test_the_graph_has_the_stage_before_the_run_that_draws_by_it_and_makes_no_ch
     ],
 )
 def test_a_draw_that_cannot_be_is_refused_before_anything_runs(override: str, fault: str) -> None:
-    sums = "adapter='rlcore_examples.arithmetic:ADAPTER'"
+    sums = "adapter='rlcore.examples.arithmetic:ADAPTER'"
     other = f"data.other={{contract='prompts',{sums},num_train=8,num_eval=2,max_tokens=88}}"
     with pytest.raises(ConfigError, match=fault):
         open_preset("curriculum", [other, override])

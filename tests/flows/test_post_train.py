@@ -76,7 +76,7 @@ def test_a_run_killed_in_rl_goes_on_from_its_checkpoint_and_ends_bit_for_bit_lik
 
 def test_editing_a_helper_reruns_exactly_the_stages_that_reach_it(micro_home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "code"
-    for name in ("rlcore", "tasks", "flows", "data_contracts", "rlcore_examples"):
+    for name in ("rlcore", "tasks", "flows", "data_contracts", "examples"):
         shutil.copytree(ROOT / name, copy / name)
     shutil.copy(ROOT / "pyproject.toml", copy)
     helper = copy / "rlcore" / "training" / "sft.py"

@@ -176,7 +176,7 @@ def test_the_name_of_a_preset_is_in_no_key() -> None:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The sources, in a folder where they may be edited, as the key function reads them."""
-    for package in ("rlcore", "tasks", "data_contracts", "rlcore_examples"):
+    for package in ("rlcore", "tasks", "data_contracts", "examples"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(code_hash, "_ROOT", tmp_path)
     return tmp_path

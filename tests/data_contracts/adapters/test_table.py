@@ -67,7 +67,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "problems": {"problem": "Why?", "answer": r"\frac{1}{2}", "solution": "Because."},
 }
 
-SUMS = "rlcore_examples.arithmetic:ADAPTER"
+SUMS = "rlcore.examples.arithmetic:ADAPTER"
 
 
 def adapt(adapter: str, kind: Kind, row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 
 from rlcore.config import AdapterConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError
+from rlcore.examples import arithmetic
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.models.reward_ensemble import RewardModel, raw_scores
@@ -22,7 +23,6 @@ from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales, resample
 from rlcore.training.reward_learner import RewardLearner, reward_members
 from rlcore.training.reward_quality import cluster_bootstrap
-from rlcore_examples import arithmetic
 from tests import strategies
 
 GOOD = 5  # the rule: the completion that ends with this token is the better one

@@ -66,7 +66,7 @@ FAULTS = [
     ("data.prompts.adapter=arithmetik", "data.prompts.adapter: unknown adapter 'arithmetik'"),
     (
         "data.prompts.options={share=0.5}",
-        "data.prompts.options: the adapter 'rlcore_examples.arithmetic:ADAPTER' has no option",
+        "data.prompts.options: the adapter 'rlcore.examples.arithmetic:ADAPTER' has no option",
     ),
     ("data.preferences.adapter=preferences", "data.preferences.path = '': no such file"),
     (

@@ -28,21 +28,21 @@ model = { source = "scratch" }
 
 [data.sums]
 contract = "prompts"
-adapter = "rlcore_examples.arithmetic:ADAPTER"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
 [data.code]
 contract = "code_tasks"
-adapter = "rlcore_examples.programs:ADAPTER"
+adapter = "rlcore.examples.programs:ADAPTER"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
 [data.pairs]
 contract = "preference_pairs"
-adapter = "rlcore_examples.arithmetic:ADAPTER"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
 num_train = 10
 num_eval = 5
 max_tokens = 64

@@ -28,21 +28,21 @@ source = "scratch"
 
 [data.prompts]
 contract = "prompts"
-adapter = "rlcore_examples.arithmetic:ADAPTER"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
 [data.demonstrations]
 contract = "demonstrations"
-adapter = "rlcore_examples.arithmetic:ADAPTER"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
 num_train = 10
 num_eval = 5
 max_tokens = 64
 
 [data.preferences]
 contract = "preference_pairs"
-adapter = "rlcore_examples.arithmetic:ADAPTER"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
 num_train = 10
 num_eval = 5
 max_tokens = 64

@@ -22,7 +22,7 @@ from tests.tasks.steps.token_views import words_view
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-SUMS = "rlcore_examples.arithmetic:ADAPTER"
+SUMS = "rlcore.examples.arithmetic:ADAPTER"
 
 
 # Four tokens for the template.

@@ -11,7 +11,7 @@ from data_contracts.adapters.fields import ask
 from data_contracts.contracts import demonstrations
 from data_contracts.contracts.contract import complaints, require
 from data_contracts.text import prompt_hash
-from rlcore_examples import products
+from rlcore.examples import products
 
 CALL = {"role": "assistant", "content": "<tool:calculator>3*4</tool>"}
 SAID = {"role": "tool", "content": "12"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
+from rlcore.examples import stock, towns
 from rlcore.tools.base import CallError
 from rlcore.tools.read_only_sql import ReadOnlyDatabase
 from rlcore.tools.search import Passage, SearchTool, words
 from rlcore.types import Prompt
-from rlcore_examples import stock, towns
 
 
 class Stock:

@@ -9,7 +9,7 @@ import pytest
 
 from data_contracts.contracts.search_corpus import read_corpus
 from data_contracts.errors import ContractError
-from rlcore_examples import towns
+from rlcore.examples import towns
 
 
 def rows(direct_share: float, count: int = 40) -> list[dict[str, object]]:

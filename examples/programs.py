@@ -23,7 +23,7 @@ from typing import Any
 
 from data_contracts.adapters.table import Adapter, Generator, Option
 from data_contracts.contracts import code_tasks
-from rlcore_examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import different_problems, rows_of_problems
 
 TASK = "programs"
 NUM_STEPS = 4

@@ -8,8 +8,8 @@ import pytest
 
 from data_contracts.gate.splits import is_held_out
 from data_contracts.text import prompt_hash
-from rlcore_examples import products, stock, towns
-from rlcore_examples.tool_task import ToolTask
+from rlcore.examples import products, stock, towns
+from rlcore.examples.tool_task import ToolTask
 
 TASKS = [products.MADE, stock.MADE, towns.MADE]
 all_tasks = pytest.mark.parametrize("task", TASKS, ids=[task.name for task in TASKS])

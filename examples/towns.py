@@ -21,7 +21,7 @@ from pathlib import Path
 
 from data_contracts.adapters.table import Adapter
 from data_contracts.errors import ContractError
-from rlcore_examples.tool_task import ToolTask
+from rlcore.examples.tool_task import ToolTask
 
 TASK = "towns"
 CORPUS = Path(__file__).with_name("towns.jsonl")

@@ -17,8 +17,8 @@ from typing import Any
 
 from data_contracts.adapters.table import Adapter, Generator
 from data_contracts.contracts.preference_pairs import single
-from rlcore_examples.generated import different_problems, rows_of_problems
-from rlcore_examples.tool_task import ToolTask
+from rlcore.examples.generated import different_problems, rows_of_problems
+from rlcore.examples.tool_task import ToolTask
 
 TASK = "products"
 LOW, HIGH = 10, 99

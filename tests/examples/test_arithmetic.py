@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_contracts.gate.splits import is_held_out
 from data_contracts.text import prompt_hash
-from rlcore_examples import arithmetic
+from rlcore.examples import arithmetic
 
 SEEDS = st.integers(0, 2**32)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_contracts.adapters.fields import ask
 from data_contracts.adapters.table import Generator, Kind, Option
-from rlcore_examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import different_problems, rows_of_problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from data_contracts.adapters.table import Adapter, Generator, Option
 from data_contracts.contracts.preference_pairs import single
-from rlcore_examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import different_problems, rows_of_problems
 
 NUM_TERMS = 5
 MAX_TOTAL = 9

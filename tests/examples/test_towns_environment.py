@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from rlcore.examples import towns
+from rlcore.examples.environments import Towns
 from rlcore.tools.base import CallError, ParsedCall, ToolOutput, parse_call
 from rlcore.tools.environment import environment_of
 from rlcore.tools.worlds import Worlds
 from rlcore.types import Message, Prompt
-from rlcore_examples import towns
-from rlcore_examples.environments import Towns
 
 
 def prompt_of(question: str) -> Prompt:

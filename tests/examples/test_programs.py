@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore_examples import programs
+from rlcore.examples import programs
 
 PROBLEM = "add 3;from 5;times 2;mod 7"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 
 from data_contracts.adapters.table import Adapter
-from rlcore_examples.tool_task import ToolTask
+from rlcore.examples.tool_task import ToolTask
 
 TASK = "stock"
 COLUMNS = ("id", "price", "count", "shelf", "weight", "age", "size", "rank", "pages")

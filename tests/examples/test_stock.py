@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rlcore_examples import stock
+from rlcore.examples import stock
 
 
 def rows(direct_share: float, count: int = 40) -> list[dict[str, object]]:

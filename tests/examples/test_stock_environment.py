@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
+from rlcore.examples import stock
+from rlcore.examples.environments import Stock
 from rlcore.tools.base import ParsedCall, ToolOutput, parse_call
 from rlcore.tools.environment import environment_of
 from rlcore.tools.worlds import Worlds
 from rlcore.types import Message, Prompt
-from rlcore_examples import stock
-from rlcore_examples.environments import Stock
 
 
 def prompt_of(question: str) -> Prompt:
