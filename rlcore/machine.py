@@ -82,7 +82,7 @@ def find_machine(config: HardwareConfig) -> Machine:
 def why_slow(machine: Machine) -> str:
     """A sentence where this CPU computes half precision much slower than float32; empty elsewhere.
 
-    The figures are those of docs/operations.md: bfloat16 needs AVX-512 at least, float16 units of its own.
+    The figures are those of docs/benchmarks/precision.md: bfloat16 needs AVX-512 at least, float16 units of its own.
     """
     needed = {"bfloat16": "AVX512", "float16": "amx_fp16"}.get(machine.precision)
     if machine.device != "cpu" or needed is None or needed in machine.instructions:
