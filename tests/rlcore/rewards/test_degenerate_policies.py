@@ -1,4 +1,4 @@
-"""What policies earn that solve nothing: the table of docs/security.md, computed anew."""
+"""What policies earn that solve nothing: the table of docs/reward-limits.md, computed anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcore.rewards import RewardResources, build_rewards
 from rlcore.types import Message, Rollout
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
-PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reward-limits.md"
 YES_NO = [True, False, True, False]
 SUITE = {"style": "call", "entry_point": "f", "tests": [{"args": [n], "output": v} for n, v in enumerate(YES_NO)]}
 SUM = json.loads(json.dumps(reasoning_gym.create_dataset("chain_sum", seed=7, size=1)[0]))

@@ -1,4 +1,4 @@
-"""Programs that would run elsewhere: what becomes of them in a box is what docs/security.md says, row by row."""
+"""Programs that would run elsewhere: what becomes of them in a box is what docs/reward-limits.md says, row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rlcore.sandbox.base import Limits, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
 
-PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reward-limits.md"
 TITLE = "## Right programs that count as wrong"
 PATIENT = Limits(wall_seconds=30.0)
 ONE = "def f(x):\n    "
