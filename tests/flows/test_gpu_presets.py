@@ -56,7 +56,7 @@ SHAPES: Mapping[str, PretrainedConfig] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_its_first_lines_say_of_the_cost_is_the_arithmetic_of_its_layout(name: str) -> None:
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-    said = re.search(r"^# By arithmetic: (\d+) (h\d00), an iteration takes ([\d.]+) s and", text, re.MULTILINE)
+    said = re.search(r"^# Estimated: (\d+) (h\d00), an iteration takes ([\d.]+) s and", text, re.MULTILINE)
     assert said
     (line,) = layout_lines(open_preset(name), SHAPES[name], said[2], int(said[1]))
     assert f"an iteration takes {said[3]} s (" in line
