@@ -99,3 +99,8 @@ def test_the_newest_release_of_the_changelog_is_the_version_of_the_package() -> 
     released = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
     assert [project["version"]] == released[:1] == cited
+
+
+@each_page
+def test_a_page_is_short_enough_to_be_read(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").split()) <= 2_000, "split it, or move facts to the pages that own them"
