@@ -18,7 +18,7 @@ from rlcore.rewards.units import with_percent_sign
 from rlcore.types import Rollout
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox|box)[ ]?\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox|box)\s?\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"^[ \t]*####(?!#)(.*)$", re.MULTILINE)
 _TAGS = re.compile(r"<answer>|</answer>")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
@@ -27,6 +27,12 @@ _LEAD = re.compile(
     r"(?:(?i:so|thus|hence|then|therefore|finally),? )?"
     r"([A-Za-z*](?:[A-Za-z',* -]{0,80}?[A-Za-z*])??) ?(?:\b(?:is|are|was|equals)\b:?|[:=]) ?"
 )
+# What a value is called: AB = 5, S_{10} = 5, P(A) = 5, \angle ABC = 5, \text{Area} = 5.
+_NAMED = re.compile(
+    r"(?:(?:[A-Za-z]|\\[a-z]{2,8})(?:_(?:[A-Za-z0-9]|\{[^{}]{1,30}\}))?'{0,3}(?:\( ?[^()=a-z]{1,20} ?\))?|[A-Z]{2,3}"
+    r"|\|[A-Z]{2}\||\\overline ?\{ ?[A-Z]{2} ?\}|\\angle ?[A-Z]{1,3}"
+    r"|\\text\{ ?[A-Za-z ]{1,40}(?P<stop>: ?)?\}) ?(?(stop)|[=:]) ?"
+)
 _NO_LEAD = re.compile(
     r"\b(?:what|how|which|who|whose|when|where|why|if|find|compute|calculate|solve|let|suppose|not|never|no|neither|or"
     r"|than|least|most|less|more|fewer|about|nearly|almost|half|twice|double|triple|third|quarter|square|cube|root|log"
@@ -34,7 +40,7 @@ _NO_LEAD = re.compile(
     re.IGNORECASE,
 )
 # 答案是 18
-_HAN_LEAD = re.compile(r"[\u3400-\u9fff, ]{1,20}(?:是|为|等于|[:=]) ?(?=[-+$\\0-9.A-Za-z(])")
+_HAN_LEAD = re.compile(r"(?:[\u3400-\u9fff, ]{1,20}(?:是|为|等于|[:=])|等于) ?(?=[-+$\\0-9.A-Za-z(])")
 _NO_HAN_LEAD = re.compile("[不非没約约倍半]|至少|至多|最多|小于|大于|超过|少于|多于|如果|若|设")
 # A word too short for one that says what is stated: a variable, or a product of two.
 _VARIABLE = re.compile(r"\b(?!(?:an?|of|in|to|my|our|so|I|he|she|it|we|on|at|a)\b)[A-Za-z]{1,2}\b")
@@ -44,6 +50,16 @@ _UNSEEN = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
 _LAYOUT = re.compile(
     r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|bb|cal|sf|tt)|[mhf]?box|boxed|displaystyle|left|right|q?quad|[hv]space)"
     r"(?![A-Za-z])|\\[,;:! ]|[{}$~^`]|</?(?:answer|think)>"
+)
+# LaTeX around an answer that is room or size; at its end in as many characters.
+_AT_START = re.compile(
+    r"\A(?:\s|\\[,;:! ]|~|\\(?:q?quad|displaystyle|textstyle|large|Large|LARGE|huge|Huge)(?![A-Za-z]))*"
+)
+_AT_END, _MAX_AT_END = re.compile(r"(?:\s|\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\\\)+\Z"), 60
+_SET_IN_WORDS = re.compile(
+    r"(?:\\text\{ ?)?(?:((?:the set of )?all real(?:s| numbers)|全体实数|任意实数)"
+    r"|(?:the )?empty set|no (?:real )?(?:solutions?|roots?)|无解|无实数解|空集)(?: ?\})?",
+    re.IGNORECASE,
 )
 MAX_ANSWER_CHARACTERS = 1_500
 MAX_ANSWER_DEPTH = 25
@@ -64,7 +80,7 @@ _TAKES_BACK = re.compile(
     re.IGNORECASE,
 )
 _MAX_BETWEEN = 70
-_OPENED = re.compile(r"\\(?:boxed|fbox|box) ?\{|<answer>")
+_OPENED = re.compile(r"\\(?:boxed|fbox|box)\s?\{|<answer>")
 _PERCENT = re.compile(r"[\s}]*(?:\$|\\[)\]])?\s*(?:\\?%|(?:per ?cent|pct)\b)")
 
 
@@ -158,6 +174,8 @@ def clean(answer: str) -> str:
     text = answer.strip()
     for _ in range(_MAX_UNWRAPS):  # nested delimiters: **$5$.**
         before = text
+        text = _AT_START.sub("", text, count=1)
+        text = text[:-_MAX_AT_END] + _AT_END.sub("", text[-_MAX_AT_END:])
         text = text.rstrip(".,;").strip() if not text.endswith("...") else text
         for opening, closing in _WRAPPERS:
             if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
@@ -176,6 +194,9 @@ def stated(answer: str) -> str:
     han = _HAN_LEAD.match(answer)
     if han is not None and not _NO_HAN_LEAD.search(han.group()):
         return clean(answer[han.end() :])
+    named = _NAMED.match(answer)
+    if named is not None and not _NO_LEAD.search(named.group()):
+        return clean(answer[named.end() :])
     match = _LEAD.match(answer)
     if match is None:
         return answer
@@ -192,8 +213,10 @@ def find_reference(reference: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """An answer without what is around it, in plain characters, with percent signs for words."""
-    return with_percent_sign(clean(plainly(text)))
+    """An answer without what is around it, in plain characters, with signs for percent and sets in words."""
+    found = with_percent_sign(clean(plainly(text)))
+    words = _SET_IN_WORDS.fullmatch(found)
+    return found if words is None else r"\mathbb{R}" if words.group(1) else r"\emptyset"
 
 
 def brace_depth(text: str) -> int:

@@ -11,8 +11,12 @@ import re
 from rlcore.rewards.mathematics.spelling import plainly
 from rlcore.rewards.units import apart, with_percent_sign
 
+_STYLED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox) ?\{([-+0-9., /]{1,40})\}")
+_DELIMITER = re.compile(r"\\[()\[\]]")
+_BOUND = re.compile(r"[ $]*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
 _RUN = re.compile(
-    r"(?:[0-9.,:/^+\-*(){}\[\]%$!<> ]|\\(?:[dt]?frac|sqrt|cdot|times|pi|pm|left|right|le|ge|ne|approx|circ|overline)"
+    r"(?:(?<=[0-9])[eE][-+]?[0-9]{1,2}(?![0-9A-Za-z])"
+    r"|[0-9.,:/^+\-*(){}\[\]%$!<> ]|\\(?:[dt]?frac|sqrt|cdot|times|pi|pm|left|right|le|ge|ne|approx|circ|overline)"
     r"(?![A-Za-z])|\\[%$,!])+"
 )
 _SENTENCE_END = re.compile(r"(?<=[0-9)}%])(?:[.!?;:]+ |[.!?;:,]*$)|(?<![0-9 ]):|, (?![0-9(\\-])|^[^0-9]*[:.;] ")
@@ -29,7 +33,11 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 _MINUS = re.compile(r"\b(?:minus|negative) ?$", re.IGNORECASE)
-_JOINED = re.compile(r"([0-9][0-9.,/]{0,40}) (?:and|or) $")
+_VARIABLE = r"[A-Za-z](?:_\{?[0-9]\}?)? ?= ?"
+_JOINED = re.compile(
+    rf"([0-9][0-9.,/]{{0,40}}) (?:and|or) $"
+    rf"|(?<![A-Za-z0-9]){_VARIABLE}(-?[0-9][0-9./]{{0,40}})(?:,? (?:and|or)|,) ?{_VARIABLE}$"
+)
 # 7 dollars and | 50 cents; 5 x | 3.
 _COMPOUND = re.compile(r"[0-9] ?([A-Za-z]+),?(?: and)? $")
 _MULTIPLES = re.compile(r"^ ?(?:hundred|thousand|million|billion|trillion|dozen)", re.IGNORECASE)
@@ -38,7 +46,7 @@ _MAX_RUN, _CONTEXT = 400, 60
 
 def last_number(text: str) -> str | None:
     """The last number as it is meant; the formula or list that it is in; None where there is none or it is denied."""
-    written = plainly(text).replace("**", "").replace("\n", " . ")
+    written = _DELIMITER.sub("$", _STYLED.sub(r"\1", plainly(text))).replace("**", "").replace("\n", " . ")
     found = None
     for match in _RUN.finditer(written):
         if any(map(str.isdecimal, match.group())) and match.group().isascii():
@@ -55,7 +63,7 @@ def last_number(text: str) -> str | None:
     is_next = (
         re.match(r" ?[$\\]?[-+(]?[0-9.\\(]", original) is not None
     )  # nothing stands between it and the word before
-    if glued or not run or (is_next and _NO_ANSWER.search(lead)):
+    if glued or not run or (is_next and _NO_ANSWER.search(lead)) or _BOUND.match(original) or original.endswith("+"):
         return None
     if is_next and _MINUS.search(lead):
         run = f"-{run}"
@@ -63,8 +71,9 @@ def last_number(text: str) -> str | None:
     if is_next and compound is not None and (compound.group(1) in "xX" or _is_unit(compound.group(1))):
         return None
     joined = _JOINED.search(lead) if is_next else None
-    if joined is not None and joined.group(1).strip(".,"):
-        return f"{joined.group(1)}, {run}"
+    other = (joined.group(1) or joined.group(2)).strip(".,") if joined is not None else ""
+    if other:
+        return f"{other}, {run}"
     is_ended = is_ended or not original.rstrip(" $").replace("$", "").endswith(run)
     return run if is_ended else run + _behind(run, written[found.end() - len(_trailing(found.group())) :])
 

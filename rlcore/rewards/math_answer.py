@@ -40,7 +40,7 @@ from rlcore.rewards.answers import (
 )
 from rlcore.rewards.base import graded, score_all, ungraded
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.mathematics.spelling import canonical
+from rlcore.rewards.left_to_do import leaves_work
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.references import plain_fault
 from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words
@@ -56,21 +56,12 @@ _HUGE = re.compile(
 )
 _SIDE_BY_SIDE = re.compile(r"(?<!_)[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
 _EQUALS = re.compile(r"(?<![<>!])=")
-# Letters of choices, which are no words: A and C, ABD.
-_CHOICES = re.compile(r"[A-J]{1,6}|[A-J](?: (?:and|or) [A-J])+")
+# What is no word: letters of choices (A and C, ABD), names of times.
+_ROMAN = "(?:[A-J]|I{1,3}|IV|V)"
+_CHOICES = re.compile(rf"[A-J]{{1,6}}|{_ROMAN}(?: (?:and|or) {_ROMAN})+|noon|midnight")
 _WORDS = re.compile(r"(?:\\(?:text|textbf|textit|mathrm|mbox)\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
-# What an answer may leave to be done only where the reference does: named operations, derivatives, factorials.
-_LEFT_TO_DO = re.compile(
-    r"\\(?:i{0,3}int|oint|sum|prod|lim(?:sup|inf)?|gcd|det|max|min|[dt]?binom|[pb]?mod|ldots)(?![a-z])|!|'"
-    r"|(?<![A-Za-z\\])(?:gcd|lcm|lim|int|integral|sum|prod|det|binom|mod|diff|derivative|expand|factor|simplify|solve)"
-    r"(?![A-Za-z])"
-    r"|\\frac ?\{ ?(?:d|\\partial)[^{}]{0,40}\} ?\{ ?(?:d|\\partial) ?(?:[A-Za-z]|\\[a-z]+)(?: ?\^[^{}]{1,3})? ?\}"
-    r"|(?<![A-Za-z])d ?/ ?d ?[A-Za-z](?![A-Za-z])"
-)
-# Of a constant these leave something to do too: \sin 30^\circ for 1/2.
-_FUNCTION = re.compile(
-    r"\\?(?<![A-Za-z])(?:a(?:rc)?)?(?:sin|cos|tan|cot|sec|csc)h?(?![a-z])|\\?(?<![A-Za-z])(?:log|ln|exp)(?![a-z])"
-)
+_ORDINAL = re.compile(r"(?<=[0-9])(?:st|nd|rd|\^?\{?(?:\\text\{ ?)?th\}?\}?)$")
+_BASE_TEN = re.compile(r"(?<=[0-9])_(?:\{ ?10 ?\}|10)$")
 _OPERATION = re.compile(r"[-+*/^(|]|\\[a-z]")
 _SPELLING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]|\\displaystyle(?![a-z])|[{}$~]")
 _FORMULA = re.compile(r"\$([^$]{3,200})\$|\\\((.{3,200}?)\\\)|\\\[(.{3,200}?)\\\]", re.DOTALL)
@@ -81,8 +72,9 @@ _PLAIN_FORMULA = re.compile(
 _MAX_PROBLEM, _MAX_FORMULAS = 4_000, 8
 # Around a whole number: parentheses, a style.
 _WRAPPED = re.compile(
-    r"(?:\\left ?)?\(([^()]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit)\{([^{}]*)\}"
+    r"(?:\\left ?)?\(([^()]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit|underline)\{([^{}]*)\}"
 )
+_SHORT_WORD = re.compile("[A-Z][a-z]")
 _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 
 
@@ -174,14 +166,19 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
         return expected == given and (given.is_evaluated or not evaluated_only)
     if expected is not None and "\\approx" in answer:
         return None if _states_rounded(answer, expected.value) else False
-    if evaluated_only and (expected is not None or _leaves_work(answer, reference)):
+    if evaluated_only and (expected is not None or leaves_work(answer, reference)):
         return False
     if scale_words(answer) != scale_words(reference):
         return False
     words = _WORDS.fullmatch(reference)
-    if words is not None and len(words.group(1)) >= _MIN_WORD and not _CHOICES.fullmatch(words.group(1)):
+    if words is not None and _is_word(words.group(1)):
         return _as_words(answer) == _as_words(reference)
     return False if expected is not None and _WORDS.fullmatch(answer) else None
+
+
+def _is_word(text: str) -> bool:
+    """True for what is neither mathematics nor choices: ``Paris``, ``No``."""
+    return (len(text) >= _MIN_WORD or _SHORT_WORD.fullmatch(text) is not None) and not _CHOICES.fullmatch(text)
 
 
 def _states_rounded(answer: str, expected: Fraction) -> bool:
@@ -225,16 +222,6 @@ def _respelt(text: str) -> str:
     return re.sub(r"\\(?:cdot|times)(?![a-z])|×|·", "*", plain)
 
 
-def _leaves_work(answer: str, reference: str) -> bool:
-    """Whether the answer names an operation that the reference does not."""
-    answer, reference = canonical(answer), canonical(reference)
-    left = [{"".join(found.split()) for found in _LEFT_TO_DO.findall(text)} for text in (answer, reference)]
-    if left[0] - left[1]:
-        return True
-    is_constant = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", reference)) is None
-    return is_constant and bool(set(_FUNCTION.findall(answer)) - set(_FUNCTION.findall(reference)))
-
-
 def _as_plain(answer: str) -> str:
     """A number without what people put around it: ``(5)``, ``\\mathbf{5}``, ``- 5``, ``\\$-5``, ``5cm``."""
     text = re.sub(r"\\displaystyle|\\[,;:! ]+$", "", answer).strip()
@@ -243,6 +230,7 @@ def _as_plain(answer: str) -> str:
         if inside is None:
             break
         text = (inside.group(1) or inside.group(2) or "").strip()
+    text = _BASE_TEN.sub("", re.sub(r"^([0-9]{1,40}) ?: ?([0-9]{1,40})$", r"\1/\2", _ORDINAL.sub("", text)))
     text = re.sub(r"^([-+]) +(?=[0-9.\\$])|^(\\?\$)-(?=[0-9.])", lambda m: m.group(1) or f"-{m.group(2)}", text)
     return apart(text)
 

@@ -14,14 +14,18 @@ _SLASH = re.compile(rf"([-+]?) ?({_DECIMAL}) ?/ ?([-+]?{_DECIMAL})")
 _FRAC = re.compile(rf"([-+]?) ?\\[cdt]?frac ?\{{ ?([-+]?{_DECIMAL}) ?\}} ?\{{ ?([-+]?{_DECIMAL}) ?\}}")
 _SHORT_FRAC = re.compile(r"([-+]?) ?\\[dt]?frac ?([0-9]) ?([0-9])")
 _MIXED = re.compile(
-    rf"([-+]?) ?({_DIGITS}) ?(?:(?<= )({_DIGITS})/({_DIGITS})|\\[dt]?frac ?\{{({_DIGITS})\}} ?\{{({_DIGITS})\}})"
+    rf"([-+]?) ?({_DIGITS}) ?(?:(?<= )({_DIGITS})/({_DIGITS})|\\[dt]?frac ?\{{({_DIGITS})\}} ?\{{({_DIGITS})\}}"
+    r"|\\[dt]?frac ?([0-9]) ?([0-9]))"
 )
 _SCIENTIFIC = re.compile(
     rf"([-+]?{_DECIMAL}) ?(?:\\times|\\cdot|×|\*) ?10 ?(?:\^|\*\*) ?"
     r"(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))"
 )
 _TEN = re.compile(r"([-+]?) ?10 ?(?:\^|\*\*) ?(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))")
-_REPEATING = re.compile(r"([-+]?)([0-9]{0,200})\.([0-9]{0,200})\\overline ?\{([0-9]{1,200})\}")
+_REPEATING = re.compile(
+    r"([-+]?)([0-9]{0,200})\.([0-9]{0,200})"
+    r"(?:\\(?:overline|bar) ?\{([0-9]{1,200})\}|(\\dot ?\{?[0-9]\}?(?:[0-9]{0,40}\\dot ?\{?[0-9]\}?)?))"
+)
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,\\! ?|,|\{,\}|\\,)[0-9]{3}){1,60}(?![0-9,])")
 _SEPARATOR = re.compile(r"\{,\}|\\,|,\\! ?|,")
 _PERCENT = re.compile(r" ?\\?%$")
@@ -103,11 +107,12 @@ def _power_of_ten(text: str) -> Fraction | None:
 
 
 def _repeating(text: str) -> Fraction | None:
-    r"""``0.1\overline{6}`` is 0.1 + 0.06 + 0.006 + ... = 1/10 + 6/90 = 1/6."""
+    r"""``0.1\overline{6}`` is 0.1 + 0.06 + 0.006 + ... = 1/10 + 6/90 = 1/6; so is ``0.1\dot{6}``."""
     match = _REPEATING.fullmatch(text)
     if match is None:
         return None
-    sign, whole, fixed, period = match.groups()
+    sign, whole, fixed, *periods = match.groups()
+    period = re.sub("[^0-9]", "", next(filter(None, periods)))
     start = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
     tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
     return (-1 if sign == "-" else 1) * (start + tail)

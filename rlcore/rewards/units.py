@@ -14,12 +14,18 @@ from dataclasses import replace
 from rlcore.rewards.plain_numbers import PlainNumber, parse_number
 
 _SPACE = r"(?:[ ~]|\\[ ,;:!]){0,4}"
-_STYLED = r"\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mathrm|mbox|hbox|operatorname) ?\{([^{}\\]{1,60})\}"
+_STYLED = (
+    r"(?:\\mu ?)?\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mathrm|mbox|hbox|operatorname)"
+    r" ?\{(?! ?[ei] ?\})(?:[^{}%]|\{[^{}%]{0,10}\}){1,60}\}"
+)
+_DEGREE = r"(?:\^ ?(?:\\circ|\{ ?\\circ ?\})|°|\\degree)"
+_SIGN = rf"{_DEGREE}(?: ?[CF](?![a-z]))?|[€£¥₹₩₽¢℃℉Ω]|\\?\$|\\(?:Omega|ohm)(?![a-z])"
+_EXPONENT = r"(?: ?\^ ?(?:-?[0-9]|\{ ?-?[0-9] ?\}))?"
 _HAN = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _UNIT = re.compile(
-    rf"{_SPACE}(?:{_STYLED}|(?:\^ ?(?:\\circ|\{{ ?\\circ ?\}})|°)[CF]?|[€£¥₹₩₽¢]|\\?\$"
-    rf"|(?<=[ ~,])((?:[A-Za-z]{{2}}|[A-Za-z]/)[A-Za-z ,/]{{0,60}})|([{_HAN}][{_HAN}/]{{0,7}}))"
-    r"(?:\^(?:[23]|\{[23]\}))?"
+    rf"{_SPACE}(?:(?:{_STYLED}|{_SIGN}){_EXPONENT}"
+    rf"(?:{_SPACE}(?:(?:/|\\cdot(?![a-z])|\\times(?![a-z])|\*){_SPACE})?(?:{_STYLED}|{_SIGN}){_EXPONENT}){{0,4}}"
+    rf"|(?<=[ ~,])(?:(?:[A-Za-z]{{2}}|[A-Za-z]/)[A-Za-z ,/]{{0,60}}){_EXPONENT}|(?P<han>[{_HAN}][{_HAN}/]{{0,7}}))"
 )
 _NUMBER_END = re.compile(r"[0-9}](?![0-9.,/}])")
 _PERCENT_NAMES = r"(?:percent(?:age)?|per cent|pct\.?)(?! points?)"
@@ -38,14 +44,14 @@ _NO_UNIT = re.compile(
 _KINDS = (
     "mm millimeter millimetre 毫米, cm centimeter centimetre 厘米, dm decimeter decimetre 分米, m meter metre 米,"
     " km kilometer kilometre 千米 公里, inch inches 英寸, ft foot feet 英尺, yd yard, mi mile 英里",
-    "ms millisecond 毫秒, s sec second 秒 秒钟 초, min minute 分钟 분, h hr hour 小时 時間 시간, day 天 日 일,"
+    "ms millisecond 毫秒, s sec second 秒 秒钟 초, min minute 分钟 분, h hr hour 小时 時間 시간 时, day 天 日 일,"
     " week 周 星期, month 月 个月, yr year 年 년, decade, century centuries 世纪",
     "mg milligram 毫克, g gram 克, kg kilogram 千克 公斤, t ton tonne 吨, oz ounce, lb pound 磅",
     "ml milliliter millilitre 毫升, cl centiliter centilitre, l liter litre 升, gallon, quart, pint, cup",
     "¢ cent penny pennies, $ dollar usd 美元, € euro eur 欧元, £ gbp 英镑, ¥ yen jpy 円 日元,"
     " 元 cny rmb yuan 人民币 块钱,"
     " 角, ₹ rupee inr, ₩ won 원, ₽ ruble",
-    "am, pm, noon, midnight",
+    "am midnight, pm noon",
     "ad ce, bc bce",
     "north, south, east, west, northeast, northwest, southeast, southwest",
     "increase gain profit rise, decrease loss drop fall",
@@ -70,12 +76,13 @@ _COUNTERS = frozenset(
 ) | {"平方", "立方", "单位", "마리", "자루", "송이"}
 _HAN_MULTIPLES = {"万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8, "百": 100, "千": 1000}
 _MAX_TAIL = 120  # characters at the end that may be units
-_CLOSE = re.compile(r"(.*[0-9])([A-Za-z]{2,20})")
-_UNIT_WORDS = re.compile(rf"°[cf]?|[a-z]+|[€£¥₹₩₽¢$]|[{_HAN}]+")
-_DEGREES = re.compile(r"\^ ?(?:\\circ|\{ ?\\circ ?\})")
+_CLOSE = re.compile(rf"(.*[0-9])(([A-Za-z]{{2,20}})(?:/[A-Za-z]{{1,12}})?{_EXPONENT})")
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)|[{}^~]")
+_UNIT_WORDS = re.compile(rf"(°[cf]?|[a-z]+|[€£¥₹₩₽¢$]|[{_HAN}]+)(?:\^(-?[0-9]))?")
+_DEGREES = re.compile(_DEGREE)
 _TEMPERATURE = re.compile(r"(?:° ?|degrees? )([cf])(?:elsius|ahrenheit)?(?![a-z])")
 _HALF_OF_DAY = re.compile(r"\b([ap])\. ?m\b\.?|\b([ap]) m\b")
-_TAIL = re.compile(rf"({_SPACE}(?:{_STYLED}|\\?\$|[A-Za-z€£¥₹₩₽¢°/ {_HAN}]){{1,60}})(?:\^(?:[23]|\{{[23]\}}))?$")
+_TAIL = re.compile(rf"{_SPACE}(?:(?:{_STYLED}|\\?\$|\\cdot|[A-Za-z€£¥₹₩₽¢°/ {_HAN}]){_EXPONENT}){{1,60}}$")
 _PREFIX = re.compile(r"[-+]? ?(?:[A-Z]{0,3}\\?(\$)|([€£¥₹₩₽])|(USD|EUR|GBP|JPY|INR) )")
 
 
@@ -97,34 +104,42 @@ def same_size(answer: str, reference: str) -> bool:
     ours, theirs = _units_of(answer), _units_of(reference)
     if len(ours) != len(theirs):
         return True
-    return all(one == other or one[0] != other[0] for one, other in zip(ours, theirs, strict=True))
+    return all(
+        one[0] != other[0] or (one[1] == other[1] and (one[2] == other[2] or not (one[2] and other[2])))
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
-def _units_of(text: str) -> list[tuple[int, str]]:
-    """The units behind a number, or the currency before it, as (kind, name), in the order in which they stand.
+def _units_of(text: str) -> list[tuple[int, str, str]]:
+    """The units behind a number, or the currency before it, as (kind, name, exponent), in the order of the text.
 
     A single letter counts in ``\\text{}``, in ``km/h`` and behind a plain number: elsewhere it is a variable.
     """
     written = _DEGREES.sub("°", text)
     tail, prefix = _TAIL.search(written[-_MAX_TAIL:]), _PREFIX.match(written)
-    words: list[str] = []
+    words: list[tuple[str, str]] = []
     if tail:
-        plain = _TEMPERATURE.sub(r"°\1", re.sub(r"\\[a-z]+", " ", tail.group(1)).lower())
+        plain = re.sub(r"\\[A-Za-z]+", " ", tail.group()).lower()
+        plain = _TEMPERATURE.sub(r"°\1", re.sub(r"[{}]|\\.", "", plain).replace(" ^", "^").replace("^ ", "^"))
         plain = _HALF_OF_DAY.sub(lambda match: f"{match.group(1) or match.group(2)}m", plain)
         words = _UNIT_WORDS.findall(plain)
     is_unit = tail is not None and (
-        "{" in tail.group(1) or "/" in tail.group(1) or parse_number(written[: -len(tail.group())]) is not None
+        "{" in tail.group() or "/" in tail.group() or parse_number(written[: -len(tail.group())]) is not None
     )
-    found = [_UNITS[word] for word in words if word in _UNITS and (is_unit or not re.fullmatch("[a-z]", word))]
+    found = [
+        (*_UNITS[word], exponent)
+        for word, exponent in words
+        if word in _UNITS and (is_unit or not re.fullmatch("[a-z]", word))
+    ]
     if not found and prefix is not None:
-        return [_UNITS[next(group for group in prefix.groups() if group).lower()]]
+        return [(*_UNITS[next(group for group in prefix.groups() if group).lower()], "")]
     return found
 
 
 def apart(text: str) -> str:
     """``5cm`` as ``5 cm``: a known unit that is written close to its number."""
     close = _CLOSE.fullmatch(text)
-    return f"{close[1]} {close[2]}" if close is not None and close[2].lower() in _UNITS else text
+    return f"{close[1]} {close[2]}" if close is not None and close[3].lower() in _UNITS else text
 
 
 def parse_quantity(text: str) -> PlainNumber | None:
@@ -140,9 +155,9 @@ def parse_quantity(text: str) -> PlainNumber | None:
     for end in _NUMBER_END.finditer(text):
         unit = _UNIT.fullmatch(text, end.end())
         if unit is not None:
-            if unit.group(3):
-                return _in_han(text[: end.end()], unit.group(3))
-            return _in_units(text[: end.end()], (unit.group(1) or unit.group(2) or "").lower())
+            if unit["han"]:
+                return _in_han(text[: end.end()], unit["han"])
+            return _in_units(text[: end.end()], _COMMAND.sub(" ", unit.group()).lower())
     return None
 
 
@@ -159,7 +174,7 @@ def _in_units(written: str, unit: str) -> PlainNumber | None:
 def _in_han(written: str, unit: str) -> PlainNumber | None:
     """A number and the word behind it, in Chinese, Japanese or Korean: multiples, then a known unit."""
     number = parse_number(written)
-    while number is not None and unit and unit not in _UNITS and unit[0] in _HAN_MULTIPLES:
+    while number is not None and unit and unit.split("/")[0] not in _UNITS and unit[0] in _HAN_MULTIPLES:
         number, unit = replace(number, value=number.value * _HAN_MULTIPLES[unit[0]]), unit[1:]
     words = unit.split("/")
     return number if all(not word or word in _UNITS or word in _COUNTERS for word in words) else None

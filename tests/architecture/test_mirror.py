@@ -68,9 +68,10 @@ DRIVEN_BY = {
             "relations",
             "residues",
             "spelling",
+            "splitting",
         )
     ),
-    "rlcore/rewards/test_math_worked_out": ("rlcore/rewards/mathematics/worked_out",),
+    "rlcore/rewards/test_math_worked_out": ("rlcore/rewards/left_to_do", "rlcore/rewards/mathematics/worked_out"),
     "flows/test_post_train": (
         "flows/compare",
         "flows/evaluate",

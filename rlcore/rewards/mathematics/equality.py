@@ -16,6 +16,7 @@ from rlcore.rewards.mathematics.lists import (
     equal_lists,
     letter_of,
     tuple_names,
+    values_by_name,
 )
 from rlcore.rewards.mathematics.notations import Notation, as_ratio, same_notation
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational
@@ -79,7 +80,11 @@ def _equals_collection(reference: Item, answer: Item) -> bool:
 
 def _equals_plain(reference: Item, answer: Item) -> bool:
     """Two items without names, lists and intervals apart."""
-    reference, answer = (as_pair(item) for item in (reference, answer))
+    reference, answer = _as_grid(as_pair(reference)), _as_grid(as_pair(answer))
+    if isinstance(reference, Items) != isinstance(answer, Items):  # a column and a tuple
+        reference, answer = _as_tuple(reference), _as_tuple(answer)
+    if isinstance(reference, Items) and reference.kind == "tuple":
+        answer = values_by_name(answer)
     if isinstance(reference, Text) or isinstance(answer, Text):
         return _equals_text(reference, answer)
     if isinstance(reference, Value) and isinstance(answer, Value):
@@ -97,6 +102,21 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
         pairs = ((reference.left, answer.left), (reference.right, answer.right))
         return reference.operation == answer.operation and all(equals(*pair) for pair in pairs)
     return reference == answer
+
+
+def _as_grid(item: Item) -> Item:
+    """``[[1, 2], [3, 4]]`` as a matrix; anything else as it is."""
+    rows = [as_pair(row) for row in item.items] if isinstance(item, Items) and item.kind == "vector" else []
+    rows = [row for row in rows if isinstance(row, Items) and row.kind == "vector"]
+    is_grid = isinstance(item, Items) and len(rows) == len(item.items) > 0
+    return Grid(tuple(row.items for row in rows if isinstance(row, Items))) if is_grid else item
+
+
+def _as_tuple(item: Item) -> Item:
+    """A matrix of one row or column as a tuple; anything else as it is."""
+    if not isinstance(item, Grid) or min(len(item.rows), max(map(len, item.rows), default=0)) != 1:
+        return item
+    return Items("tuple", tuple(cell for row in item.rows for cell in row))
 
 
 def _with_constant(answer: Node, reference: Node) -> Node:
@@ -167,6 +187,9 @@ def _equals_named(reference: Item, answer: Item) -> bool:
     if isinstance(reference, Named) and isinstance(answer, Named):
         ours, theirs = tuple_names(reference.name), tuple_names(answer.name)
         is_same = reference.name == answer.name
+        if not is_same and all(map(_is_formula, (reference, answer))):  # x = 2y, y = x/2
+            sides = as_relation(reference), as_relation(answer)
+            return sides[0] is not None and sides[1] is not None and equal_relations(equals, sides[0], sides[1])
         return (is_same or bool(ours and ours == theirs)) and equals(reference.item, answer.item)
     if isinstance(answer, Named):
         return _equals_unnamed(reference, answer)
@@ -189,8 +212,12 @@ def _equals_named_relation(reference: Named, answer: Relation) -> bool:
     if isinstance(right, Value) and right.text.replace(" ", "") == reference.name:
         return equals(reference.item, left)
     ours = as_relation(reference)
-    has_variables = isinstance(reference.item, Value) and free_symbols(reference.item.node)
-    return bool(has_variables) and ours is not None and equal_relations(equals, ours, answer)
+    return _is_formula(reference) and ours is not None and equal_relations(equals, ours, answer)
+
+
+def _is_formula(named: Named) -> bool:
+    """True if the value has variables."""
+    return isinstance(named.item, Value) and bool(free_symbols(named.item.node))
 
 
 def _equals_unnamed(reference: Item, answer: Named) -> bool:
@@ -202,7 +229,7 @@ def _equals_unnamed(reference: Item, answer: Named) -> bool:
 
 
 def _is_pair(item: Item) -> bool:
-    return isinstance(item, Items) or (isinstance(item, Span) and item.pair is not None)
+    return (isinstance(item, Items) and item.kind != "list") or (isinstance(item, Span) and item.pair is not None)
 
 
 def _is_points(item: Item) -> bool:

@@ -24,7 +24,7 @@ from fractions import Fraction
 import mpmath  # type: ignore[import-untyped]
 
 from rlcore.rewards.mathematics.formula import Node, difference, walk
-from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational, log2_sizes
+from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational, is_finite, log2_sizes
 from rlcore.rewards.mathematics.residues import NotRationalError, equal_residues, natural
 
 _OPAQUE_END = "()"
@@ -61,6 +61,9 @@ def free_symbols(node: Node) -> frozenset[str]:
     """The names of the variables, but for those inside sums, integrals and their like."""
     if node.kind == "symbol":
         return frozenset((str(node.value),))
+    if is_finite(node):
+        body, *bounds = map(free_symbols, node.args)
+        return frozenset(body - {str(node.value).split()[1]}).union(*bounds)
     if node.kind == "big":
         return frozenset()
     return frozenset().union(*map(free_symbols, node.args)) if node.args else frozenset()
@@ -89,7 +92,9 @@ def _signed_infinity(node: Node) -> int:
 
 
 def _has_opaque(node: Node) -> bool:
-    return any(part.kind == "big" or str(part.value).endswith(_OPAQUE_END) for part in walk(node))
+    return any(
+        (part.kind == "big" and not is_finite(part)) or str(part.value).endswith(_OPAQUE_END) for part in walk(node)
+    )
 
 
 def _equal_numbers(reference: Node, answer: Node) -> bool:

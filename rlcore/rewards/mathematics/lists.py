@@ -152,6 +152,15 @@ def tuple_names(name: str) -> list[str]:
     return [part.strip() for part in name[1:-1].split(",")] if name.startswith("(") and "," in name else []
 
 
+def values_by_name(item: Item) -> Item:
+    """``y = 2, x = 1`` as the tuple ``(1, 2)``, in the order of the alphabet; anything else as it is."""
+    if not isinstance(item, Items) or item.kind != "list":
+        return item
+    named = sorted((each for each in item.items if isinstance(each, Named)), key=lambda each: each.name)
+    is_all = len({each.name for each in named}) == len(item.items) > 1
+    return Items("tuple", tuple(each.item for each in named)) if is_all else item
+
+
 def as_pair(item: Item) -> Item:
     """An interval that may be a pair, as a pair; anything else as it is."""
     return item.pair if isinstance(item, Span) and item.pair is not None else item

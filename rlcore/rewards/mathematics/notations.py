@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
 
-_HALF = r"(?: ?(?:\\text\{ ?)?([aApP])\.? ?[mM](?:\.|(?![A-Za-z]))(?: ?\})?)?"
-_TIME = re.compile(rf"([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_HALF}")
-_DATE = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})|([0-9]{1,2})[/.]([0-9]{1,2})[/.]([0-9]{4}|[0-9]{2})")
+_HALF = r" ?(?:\\text\{ ?)?([aApP])\.? ?[mM](?:\.|(?![A-Za-z]))(?: ?\})?"
+_TIME = re.compile(rf"([0-9]{{1,2}}) ?: ?([0-5][0-9])(?: ?: ?([0-5][0-9]))?(?:{_HALF})?|([0-9]{{1,2}}){_HALF}")
+_NAMED_TIMES = {"noon": ("12", "", "", "p"), "midnight": ("12", "", "", "a")}
+_DATE = re.compile(
+    r"([0-9]{4})[-/年]([0-9]{1,2})[-/月]([0-9]{1,2})日?|([0-9]{1,2})[/.]([0-9]{1,2})[/.]([0-9]{4}|[0-9]{2})"
+)
 _MONTHS = (
     "january february march april may june july august september october november december".split()  # noqa: SIM905
 )
@@ -17,17 +20,22 @@ _MONTH = "|".join(f"{name[:3]}(?:{name[3:]})?" if len(name) > 3 else name for na
 _DATE_WORDS = re.compile(
     rf"(?:({_MONTH})\.? ([0-9]{{1,2}})|([0-9]{{1,2}}) ({_MONTH}))(?:st|nd|rd|th)?(?:,? ([0-9]{{4}}))?", re.IGNORECASE
 )
-_RATIO = re.compile(r"[0-9.]{1,40}(?: ?: ?[0-9.]{1,40}){1,9}")
+_RATIO = re.compile(r"[0-9.]{1,40}(?: ?(?::|(?<= )to(?= )) ?[0-9.]{1,40}){1,9}")
 _BASED = re.compile(
-    r"\(? ?([0-9][0-9A-F]{0,200}(?:\.[0-9A-F]{1,200})?) ?\)? ?_ ?"
-    r"(?:\{ ?(?:\\text\{ ?)?([0-9]{1,2}|[a-z]+) ?\}?\}|([0-9]{1,2}))"
+    r"(?:\\text)?[({]? ?([0-9][0-9A-F]{0,200}(?:\.[0-9A-F]{1,200})?) ?[)}]? ?_ ?"
+    r"(?:\{ ?(?:\\text\{ ?|\( ?)?([0-9]{1,2}|[a-z]+) ?[)}]?\}|([0-9]{1,2}))"
+)
+_RESIDUE = re.compile(
+    r"(?:([A-Za-z]) ?\\equiv ?)?(-?[0-9]{1,20}(?: ?, ?-?[0-9]{1,20}){0,9}) ?"
+    r"(?:\\pmod|\( ?(?:\\?mod|\\text\{ ?mod ?\})|(?<=[0-9 ])(?:\\?b?mod|\\text\{ ?mod ?\}))(?![a-z])"
+    r" ?\{? ?([0-9]{1,20}) ?\}? ?\)?"
 )
 _BASES = {name: base for base, name in enumerate("two three four five six seven eight nine ten".split(), 2)}  # noqa: SIM905
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """``time``, ``date``, ``ratio`` or ``based``, with its parts."""
+    """``time``, ``date``, ``ratio``, ``based`` or ``residue``, with its parts."""
 
     kind: str
     parts: tuple[str | Fraction, ...]
@@ -35,9 +43,12 @@ class Notation:
 
 def read_notation(text: str) -> Notation | None:
     """The notation that a text is in; None for anything else."""
+    if text.lower() in _NAMED_TIMES:
+        return Notation("time", _NAMED_TIMES[text.lower()])
     time = _TIME.fullmatch(text)
     if time is not None:
-        return Notation("time", tuple((part or "").lower().lstrip("0") for part in time.groups()))
+        parts = time.groups()[:4] if time.group(1) else (time.group(5), "", "", time.group(6))
+        return Notation("time", tuple((part or "").lower().lstrip("0") for part in parts))
     date = _read_date(text)
     if date is not None:
         return date
@@ -45,9 +56,16 @@ def read_notation(text: str) -> Notation | None:
     if based is not None:
         base = _BASES.get(based.group(2) or "", based.group(2) or based.group(3))
         return Notation("based", (based.group(1).lstrip("0") or "0", str(base)))
+    residue = _RESIDUE.fullmatch(text)
+    if residue is not None and ("equiv" in text or "pmod" in text):
+        name, values, modulus = residue.groups()
+        if int(modulus) > 1:
+            return Notation(
+                "residue", (name or "", modulus, *sorted({str(int(v) % int(modulus)) for v in values.split(",")}))
+            )
     if _RATIO.fullmatch(text):
         try:
-            return Notation("ratio", tuple(Fraction(part.strip()) for part in text.split(":")))
+            return Notation("ratio", tuple(Fraction(part.strip()) for part in re.split("to|:", text)))
         except ValueError:
             return None
     return None
@@ -56,9 +74,12 @@ def read_notation(text: str) -> Notation | None:
 def same_notation(reference: Notation, answer: Notation) -> bool:
     """True if two are one time, date, number, or ratio; a ratio of whole numbers in lowest terms or as it is asked."""
     if reference.kind != answer.kind:
-        return {reference.kind, answer.kind} == {"time", "ratio"} and as_ratio(reference) == as_ratio(answer)
+        return False
     if reference.kind == "time":
         return _same_time(reference, answer)
+    if reference.kind == "residue":
+        is_named = reference.parts[0] and answer.parts[0] and reference.parts[0] != answer.parts[0]
+        return not is_named and reference.parts[1:] == answer.parts[1:]
     if reference.kind != "ratio" or reference.parts == answer.parts:
         return reference.parts == answer.parts
     ours, theirs = _fractions(reference), _fractions(answer)

@@ -15,6 +15,7 @@ from rlcore.rewards.mathematics.formula import Node
 
 _MAX_EXACT_BITS = 20_000
 _MAX_EXACT_FACTORIAL = 1_000
+_MAX_TERMS = 400  # of a sum
 Point = Mapping[str, Fraction]
 
 
@@ -105,7 +106,7 @@ def _evaluated(node: Node, point: Point, real: bool, note: Callable[[int], None]
     if node.kind == "constant":
         return _CONSTANTS[str(node.value)]()
     if node.kind == "big":
-        return _opaque(node, [repr(node.args)])
+        return _over_all(node, point, real, note) if is_finite(node) else _opaque(node, [repr(node.args)])
     if node.kind == "pow":
         return _power(node, point, real, note)
     values = [_value(argument, point, real, note) for argument in node.args]
@@ -143,6 +144,21 @@ def _power(node: Node, point: Point, real: bool, note: Callable[[int], None]) ->
             raise UndefinedError
         return (-1) ** exponent.numerator * (-base) ** power
     return base**power
+
+
+def is_finite(node: Node) -> bool:
+    r"""True for a sum or product from one value of its variable to another: ``\sum_{k=1}^n``."""
+    return node.kind == "big" and len(node.args) == 3
+
+
+def _over_all(node: Node, point: Point, real: bool, note: Callable[[int], None]) -> Any:
+    """The sum or product of the body over all values of its variable."""
+    name, variable = str(node.value).split()
+    low, high = (_whole(_value(bound, point, real, note)) for bound in node.args[1:])
+    if high - low > _MAX_TERMS:
+        raise UndefinedError
+    values = [_value(node.args[0], {**point, variable: Fraction(k)}, real, note) for k in range(low, high + 1)]
+    return mpmath.fsum(values) if name == "sum" else mpmath.fprod(values)
 
 
 def _opaque(node: Node, arguments: list[str]) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from rlcore.rewards.mathematics.formula import FormulaError, Node, add, mul, negative, number, power
+from rlcore.rewards.mathematics.formula import FormulaError, Node, add, mul, negative, number, power, walk
 
 _TOKEN = re.compile(r"\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|.", re.DOTALL)
 _NUMBER = re.compile(r"\.?[0-9]")
@@ -58,6 +58,7 @@ class _Reader:
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens, self._place = tokens, 0
         self._bars = 0  # open |
+        self._bound: frozenset[str] = frozenset()  # variables of sums
 
     @property
     def next(self) -> str:
@@ -195,7 +196,7 @@ class _Reader:
 
     def _name(self, letters: str) -> Node:
         """A variable with its subscript and primes; a function where an argument follows."""
-        if letters in ("e", "i") and self.next not in ("_", "'"):
+        if letters in ("e", "i") and letters not in self._bound and self.next not in ("_", "'"):
             return Node("constant", letters)
         name = letters
         while self.next in ("_", "'"):
@@ -272,9 +273,17 @@ class _Reader:
         return Node("call", name, tuple(arguments))
 
     def _big(self, name: str) -> Node:
-        r"""``\sum_{k=1}^n``, kept with its bounds as text and the rest of the term as its body."""
+        r"""``\sum_{k=1}^n``: body, first and last value of the variable. Else its bounds as text, and the body."""
         bounds = ["", ""]
         while self.next in ("_", "^"):
             place = int(self._take() == "^")
             bounds[place] = self._raw().replace(" ", "")
-        return Node("big", f"{name}_{bounds[0]}^{bounds[1]}", (self._term(),))
+        variable, _, low = bounds[0].partition("=")
+        if name not in ("sum", "prod") or not variable.isalpha() or not low or not bounds[1] or "infty" in bounds[1]:
+            return Node("big", f"{name}_{bounds[0]}^{bounds[1]}", (self._term(),))
+        bound, self._bound = self._bound, self._bound | {variable}
+        body = self._term()
+        self._bound = bound
+        if any(part.kind == "symbol" and variable in str(part.value)[1:] for part in walk(body)):  # a_i has no value
+            return Node("big", f"{name}_{bounds[0]}^{bounds[1]}", (body,))
+        return Node("big", f"{name} {variable}", (body, parse_formula(low), parse_formula(bounds[1])))

@@ -14,6 +14,7 @@ from rlcore.rewards.mathematics.formula import FormulaError, Node, number
 from rlcore.rewards.mathematics.notations import read_notation
 from rlcore.rewards.mathematics.reader import parse_formula
 from rlcore.rewards.mathematics.spelling import ROW_END, canonical, without_degrees
+from rlcore.rewards.mathematics.splitting import encloses, is_prose, key, split_top
 from rlcore.rewards.mathematics.structures import (
     Choice,
     Combined,
@@ -36,17 +37,27 @@ _LIST = re.compile(rf"{_AND_OR.pattern}|[,;]")
 _SEMICOLON = re.compile(";")
 _ORDER = re.compile(r"\\(?:le|ge|ne|in|approx)(?![a-z])|[<>=]")
 _SET_SIGN = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
+_COLON = re.compile(":")
 _CONDITION = re.compile(r"\\mid(?![a-z])|\||:")
 _NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]{1,12}\}|[A-Za-z0-9]))?'{0,3}(?:\( ?[A-Za-z](?:, ?[A-Za-z])* ?\))?"
 _ANSWER_NAME = re.compile(rf"{_NAME}|[A-Z]{{2,3}}|\\angle ?[A-Z]{{1,3}}|\\text\{{[A-Za-z ]{{1,30}}\}}|\|[A-Za-z]\|")
 _TUPLE_NAME = re.compile(rf"\( ?{_NAME}(?: ?, ?{_NAME})+ ?\)")
-_REFERENCE_NAME = re.compile(r"(?:[A-Za-z|():' ]|\\(?:frac|angle|triangle|text|overline|cdot)(?![a-z])|[{}*])+")
+_REFERENCE_NAME = re.compile(
+    r"(?:\(-?[0-9]{1,4}\)|[A-Za-z|():' ]|\\(?:frac|angle|triangle|text|overline|cdot)(?![a-z])|[{}*])+"
+)
 _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|[A-Za-z0-9])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
-_CHOICE = re.compile(r"\( ?([A-J]) ?\)(?: ?[:.])?(?! ?(?:[,;]|and |or |$))(.*)|([A-J])(?:[.):]) ?(?=\S)(.*)", re.DOTALL)
-_LETTER = re.compile(r"\( ?([A-Ja-j]) ?\)|([A-Z])")
+_CHOICE = re.compile(
+    r"(?:\\text\{)?(?:\( ?([A-J]) ?\)(?: ?[:.])?|([A-J])[.):]) ?\}?(?! ?(?:[,;]|and |or |$))(.*)"
+    r"|([^A-Z(]{1,80}) \( ?([A-J]) ?\)",
+    re.DOTALL,
+)
+_CHOSEN = re.compile(r"\A(?i:the )?(?i:option|choice|answer|选项|故选|选|答案)(?: is\b)?[: ]*(?=\(?[A-J]\b)")
+_LETTER = re.compile(r"\( ?([A-Ja-j]) ?\)|([A-Z])\)?")
 _CAPITALS = re.compile(r"[A-Z]{2,}")
 _UNIT = re.compile(r"(?<=[0-9A-Za-z})]) ?\\text\{[^{}]*\}(?: ?\^ ?\{?[23]\}?)?$")
+_IF = re.compile(r"\A(?:\\text\{ ?(?:if|for|when|where),? ?\}|if |for |when )")
+_LOGIC = re.compile(r"\\(lor|land|cup|cap)(?![a-z])")
 _SIGNS = re.compile(r"\\[pm][pm](?![a-z])")
 _MAX_SIGNS = 3
 _SETS = {r"\mathbb{R}": "reals", r"\emptyset": "empty", r"\{\}": "empty", r"\{ \}": "empty", "R": "reals"}
@@ -58,24 +69,6 @@ def read(text: str, *, is_reference: bool = False) -> Item:
     return _Reading(is_reference).whole(canonical(text))
 
 
-def split_top(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """The parts of ``text`` between matches of ``pattern`` outside of brackets, and the matches."""
-    parts, found, depth, start, place = [], [], 0, 0, 0
-    while place < len(text):
-        match = pattern.match(text, place) if depth == 0 else None
-        if match is not None and match.end() > place:
-            parts.append(text[start:place])
-            found.append(match.group())
-            start = place = match.end()
-            continue
-        if (character := text[place]) == "\\" and text[place + 1 : place + 2] not in "{}":
-            place += 2
-            continue
-        depth = max(depth + (character in "([{") - (character in ")]}"), 0)
-        place += 1
-    return [*parts, text[start:]], found
-
-
 class _Reading:
     """The rules of reading, for a reference or for an answer."""
 
@@ -85,8 +78,8 @@ class _Reading:
     def whole(self, text: str) -> Item:
         """A whole answer."""
         inside = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-        text = inside.group(1).strip() if inside else text
-        if text.startswith("{") and _encloses(text):
+        text = _CHOSEN.sub("", inside.group(1).strip() if inside else text, count=1)
+        if text.startswith("{") and encloses(text):
             text = rf"\{{{text[1:-1]}\}}"  # braces without a backslash, as people write a set
         if parse_number(text) is not None:
             return self.value(text)
@@ -95,7 +88,8 @@ class _Reading:
             return notation
         choice = _CHOICE.fullmatch(text)
         if choice is not None:
-            return Choice(choice.group(1) or choice.group(3), (choice.group(2) or choice.group(4) or "").strip())
+            before, behind, says, said, last = choice.groups()
+            return Choice(before or behind or last, (says or said or "").strip())
         return self._groups(text) or self._list(text)
 
     def _groups(self, text: str) -> Items | None:
@@ -109,11 +103,13 @@ class _Reading:
         return Items("list", tuple(Items("group", each.items) for each in found if isinstance(each, Items)))
 
     def _list(self, text: str) -> Item:
+        if all(_ORDER.search(part) for part in split_top(text, _LOGIC)[0]):  # x < 1 \lor x > 2
+            text = _LOGIC.sub(lambda match: rf"\text{{ {'or' if match.group(1) in ('lor', 'cup') else 'and'} }}", text)
         parts, separators = split_top(text, _LIST)
         if len(parts) == 1:
             return self.part(text)
-        if any(map(_is_prose, parts)):
-            return Text(_key(text))
+        if any(map(is_prose, parts)):
+            return Text(key(text))
         items: list[Item] = []
         for part in (part.strip() for part in parts):
             if part:
@@ -133,22 +129,28 @@ class _Reading:
             return self.set_of(text)
         sides = [side.strip() for side in sides]
         if not all(sides):
-            return Text(_key(text))
+            return Text(key(text))
         if signs[-1] == "approx":
             return self._rounded(text, sides, signs)
         if "in" in signs or "approx" in signs:
             is_simple = signs == ["in"] and self._is_name(sides[0]) and _is_set(sides[1])
-            return Named(_key(sides[0]), self.set_of(sides[1])) if is_simple else Text(_key(text))
+            return Named(key(sides[0]), self.set_of(sides[1])) if is_simple else Text(key(text))
         if signs == ["="] and self._is_name(sides[0]):
             item = self.set_of(sides[1])
             if isinstance(item, Items) and item.kind == "list":
-                return Items("list", tuple(Named(_key(sides[0]), each) for each in item.items))
-            return Named(_key(sides[0]), item)
+                return Items("list", tuple(Named(key(sides[0]), each) for each in item.items))
+            return Named(key(sides[0]), item)
         return Relation(tuple(signs), tuple(self.set_of(side) for side in sides))
 
     def set_of(self, text: str) -> Item:
-        """Unions, differences, or one set, tuple or value."""
+        """Unions, differences, or one set, tuple, ratio or value."""
         text = text.strip()
+        notation = read_notation(text)
+        if notation is not None:
+            return notation
+        ratio = split_top(text, _COLON)[0]
+        if len(ratio) > 2 and all(part.strip() for part in ratio):
+            return Items("ratio", tuple(self.value(part.strip()) for part in ratio))
         parts, operators = split_top(text, _SET_SIGN)
         if operators and all(part.strip() for part in parts):
             item = self.bracketed(parts[0].strip())
@@ -161,12 +163,14 @@ class _Reading:
     def bracketed(self, text: str) -> Item:
         if text.replace(" ", "") in _SETS and (text != "R" or self._is_reference):
             return Known(_SETS[text.replace(" ", "")])
-        if text.startswith("\\matrix{") and text.endswith("}") and _encloses(text[7:]):
+        if text.startswith("\\matrix{") and text.endswith("}") and encloses(text[7:]):
             return self._grid(text[8:-1])
+        if text.startswith("\\cases{") and text.endswith("}") and encloses(text[6:]):
+            return self._cases(text[7:-1])
         opening, closing = ("\\{", "\\}") if text.startswith("\\{") else (text[:1], text[-1:])
         if not (text.endswith(closing) and opening in ("(", "[", "\\{") and closing in (")", "]", "\\}")):
             return self.value(text)
-        if len(text) < len(opening) + len(closing) or not _encloses(text.replace("\\{", "{").replace("\\}", "}")):
+        if len(text) < len(opening) + len(closing) or not encloses(text.replace("\\{", "{").replace("\\}", "}")):
             return self.value(text)
         inside = text[len(opening) : len(text) - len(closing)].strip()
         return self._set(inside) if opening == "\\{" else self._span(text, inside, opening, closing)
@@ -181,18 +185,18 @@ class _Reading:
         if _SIGNS.search(text):
             return self._both_signs(text)
         if _WORDS.fullmatch(text) and max(map(len, re.split(r"[ '-]", text))) >= 3:
-            return Text(_key(text))
+            return Text(key(text))
         quantity = parse_quantity(apart(text))
         if quantity is not None:
             return Value(number(quantity.value), text, quantity.is_percent)
         unit = _UNIT.search(text)
         if text.count("%") > 1 or (unit is not None and scale_words(unit.group())):
-            return Text(_key(text))
+            return Text(key(text))
         plain = without_degrees(_UNIT.sub("", text.replace("\\%", "").replace("%", ""))).strip()
         try:
             return Value(parse_formula(plain), text, "%" in text)
         except FormulaError:
-            return Text(_key(text))
+            return Text(key(text))
 
     def _set(self, inside: str) -> Item:
         """``{1, 2}``, or ``{x | x > 3}``."""
@@ -202,8 +206,8 @@ class _Reading:
             condition = self.whole(parts[1].strip())
             is_real = "\\in" not in name or "R" in name.split("\\in")[1]
             if is_real and re.fullmatch(_NAME, variable) and isinstance(condition, Relation):
-                return Named(_key(variable), condition)
-            return Text(_key(rf"\{{{inside}\}}"))
+                return Named("", condition)
+            return Text(key(rf"\{{{inside}\}}"))
         return Items("set", self._listed(inside))
 
     def _listed(self, inside: str) -> tuple[Item, ...]:
@@ -227,22 +231,30 @@ class _Reading:
         pair = Items(kind, items) if opening + closing in ("()", "[]") else None
         ends = [_end(item) for item in items]
         if len(items) != 2 or any(end is False for end in ends):
-            return pair or Text(_key(text))
+            return pair or Text(key(text))
         low, high = (None if isinstance(end, bool) else end for end in ends)
         signs = [isinstance(item, Value) and item.text.lstrip().startswith("-") for item in items]
         if (low is None and (not signs[0] or opening == "[")) or (high is None and (signs[1] or closing == "]")):
-            return Text(_key(text))  # (infinity, 1], and infinity with a bracket
+            return Text(key(text))  # (infinity, 1], and infinity with a bracket
         return Span(low, high, opening == "[", closing == "]", pair)
 
     def _grid(self, inside: str) -> Item:
         rows = [row for row in inside.split(ROW_END) if row.strip()]
         return Grid(tuple(tuple(self.value(cell.strip()) for cell in row.split("&")) for row in rows))
 
+    def _cases(self, inside: str) -> Item:
+        """A system of equations, or what holds under which condition."""
+        rows = [[cell.strip(" ,;.") for cell in row.split("&")] for row in inside.split(ROW_END) if row.strip()]
+        if all(len(row) == 1 for row in rows):
+            return Items("list", tuple(self.part(row[0]) for row in rows), "and")
+        pairs = [(self.value(row[0]), self.part(_IF.sub("", row[-1]).strip())) for row in rows]
+        return Items("set", tuple(Items("tuple", pair) for pair in pairs))
+
     def _both_signs(self, text: str) -> Item:
         r"""``2 \pm \sqrt3`` is two values; several signs are all their combinations, ``\mp`` the other one."""
         found = _SIGNS.findall(text)
         if len(found) > _MAX_SIGNS:
-            return Text(_key(text))
+            return Text(key(text))
         together = r"\mp" in found
         count = 1 if together else len(found)
         items = []
@@ -255,9 +267,9 @@ class _Reading:
 
     def _rounded(self, text: str, sides: Sequence[str], signs: Sequence[str]) -> Item:
         if signs == ["approx"] and self._is_name(sides[0]):
-            return Named(_key(sides[0]), self.set_of(sides[1]))
+            return Named(key(sides[0]), self.set_of(sides[1]))
         cut = split_top(text, re.compile(r"\\approx(?![a-z])"))[0]
-        return Rounded(self.part(cut[0]), cut[1].strip()) if len(cut) == 2 else Text(_key(text))
+        return Rounded(self.part(cut[0]), cut[1].strip()) if len(cut) == 2 else Text(key(text))
 
     def _is_name(self, text: str) -> bool:
         if _ANSWER_NAME.fullmatch(text) or _TUPLE_NAME.fullmatch(text):
@@ -275,26 +287,3 @@ def _end(item: Item) -> Node | bool | None:
 
 def _is_set(text: str) -> bool:
     return text[:1] in "([" or text.startswith(("\\{", "\\mathbb", "\\emptyset", "{"))
-
-
-def _is_prose(part: str) -> bool:
-    """True if a part of a list has many words."""
-    return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", part))) > 6
-
-
-def _encloses(text: str) -> bool:
-    """True if the bracket at the start closes at the end."""
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return place == len(text) - 1
-    return False
-
-
-def _key(text: str) -> str:
-    """A text for comparison: words without case, formulas without blanks."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    is_prose = re.search(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", "", text)) is not None
-    text = re.sub(r"\{([A-Za-z0-9])\}", r"\1", text)
-    return re.sub(r"[\s.]+", "", text.casefold() if is_prose else text)

@@ -34,6 +34,8 @@ def as_real_set(item: Item, *, is_reference: bool) -> RealSet | None:
     """
     if isinstance(item, Named):
         inside = as_real_set(item.item, is_reference=is_reference)
+        if inside is not None and not item.name:  # {x | x > 3}, by whatever letter
+            return RealSet("", inside.item)
         return None if inside is None or inside.name not in ("", item.name) else RealSet(item.name, inside.item)
     if isinstance(item, Relation):
         return _of_relation(item, is_reference)

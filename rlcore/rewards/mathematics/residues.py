@@ -10,7 +10,7 @@ from functools import lru_cache
 from sympy import nextprime  # type: ignore[import-untyped]
 
 from rlcore.rewards.mathematics.formula import Node
-from rlcore.rewards.mathematics.numeric_values import UndefinedError, exact_rational
+from rlcore.rewards.mathematics.numeric_values import UndefinedError, exact_rational, is_finite
 
 _OPAQUE_END = "()"
 _NUM_PRIMES, _PRIME_BITS = 2, 128
@@ -82,7 +82,7 @@ def _call_residue(node: Node, prime: int, salt: _Salt) -> int:
             return 0
         divisor = _factorial(below, prime) * _factorial(above - below, prime)
         return _factorial(above, prime) * pow(divisor, -1, prime) % prime
-    if node.kind == "big" or str(node.value).endswith(_OPAQUE_END):
+    if (node.kind == "big" and not is_finite(node)) or str(node.value).endswith(_OPAQUE_END):
         arguments = ",".join(str(residue(argument, prime, salt)) for argument in node.args)
         return salt.draw(f"{node.value}({arguments})", prime)
     raise NotRationalError

@@ -29,14 +29,21 @@ _SYMBOLS: Mapping[str, str] = MappingProxyType(
         "∨": r"\lor ", "¬": r"\neg ", "→": r"\to ", "⇒": r"\Rightarrow ", "⊂": r"\subset ", "⊆": r"\subseteq ",
         "∖": r"\setminus ", "°": r"^\circ ", "∠": r"\angle ", "△": r"\triangle ", "α": r"\alpha ", "β": r"\beta ",
         "γ": r"\gamma ", "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "φ": r"\phi ", "ω": r"\omega ",
+        "≡": r"\equiv ",
     }
 )  # fmt: skip
 _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
 _ROOT = re.compile(r"√ ?(?:\(([^()]{1,200})\)|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
+_PART = r"((?:[^{}]|\{[^{}]{0,40}\}){1,40}?)"
+_ABOVE_BELOW = re.compile(rf"(?:\{{|\A){_PART} ?\\(over|choose)(?![a-z]) ?{_PART}(?:\}}|\Z)")
+_COLOUR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]{1,20}\} ?(?:\{([^{}]{0,200})\})?")
+_AREA = re.compile(r"(?<![A-Za-z])([mckd]?m|ft|in|yd|mi|米)([²³])")
+_DOTS = re.compile(r"(?<=,)( ?)\.\.\.")
+_HAN_AND_OR = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?([和与及且或]) ?(?=[-+0-9A-Za-z(\[\\])")
 _RENAMED = MappingProxyType(
     {
         **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac"),
-        **dict.fromkeys(("dbinom", "tbinom", "choose"), r"\binom"),
+        **dict.fromkeys(("dbinom", "tbinom"), r"\binom"),
         **dict.fromkeys(("leq", "leqslant", "leqq"), r"\le "),
         **dict.fromkeys(("geq", "geqslant", "geqq"), r"\ge "),
         **dict.fromkeys(("neq",), r"\ne "),
@@ -59,7 +66,8 @@ _RENAMED = MappingProxyType(
         **dict.fromkeys(("lnot",), r"\neg "),
         **dict.fromkeys(("rightarrow", "longrightarrow", "implies"), r"\to "),
         **dict.fromkeys(("prime",), "'"),
-        **dict.fromkeys(("mid", "colon"), r"\mid "),
+        **dict.fromkeys(("mid",), r"\mid "),
+        **dict.fromkeys(("colon",), ":"),
         **dict.fromkeys(("infin",), r"\infty "),
         **dict.fromkeys(("degree",), r"^\circ "),
         **dict.fromkeys(("backslash",), r"\setminus "),
@@ -69,6 +77,7 @@ _RENAMED = MappingProxyType(
         **dict.fromkeys(("left", "right", "middle"), ""),
         **dict.fromkeys(("big", "Big", "bigl", "bigr", "Bigl", "Bigr", "bigg", "Bigg", "biggl", "biggr"), ""),
         **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "rm", "bf"), ""),
+        **dict.fromkeys(("tiny", "small", "normalsize", "large", "Large", "LARGE", "huge", "Huge"), ""),
         **dict.fromkeys(("quad", "qquad", "thinspace", "enspace", "hfill"), " "),
     }
 )  # fmt: skip
@@ -78,7 +87,7 @@ _SPACING = re.compile(r"\\[,;:! ]|~")
 _ROW_END = re.compile(r"\\\\(?: ?\[[^\]]{0,10}\])?|\\cr(?![a-z])")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}])")
 _STYLE = re.compile(
-    r"\\(text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|boldsymbol|bm|pmb)"
+    r"\\(text(?:normal|bf|it|rm|sf|tt|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|boldsymbol|bm|pmb|underline)"
     r" ?\{([^{}]*)\}"
 )
 _ARROWED = re.compile(r"\\(?:vec|overrightarrow|overleftrightarrow) ?\{ ?([A-Za-z]{1,3}) ?\}|\\vec ([A-Za-z])")
@@ -122,6 +131,12 @@ _MATRIX = re.compile(
     r"|\\begin\{[pb](?:small)?matrix\}(.*?)\\end\{[pb](?:small)?matrix\}",
     re.DOTALL,
 )
+_CASES = re.compile(r"\\begin ?\{[dr]?cases\}(.*?)\\end ?\{[dr]?cases\}", re.DOTALL)
+_BLACKBOARD = re.compile(r"\\mathbb ?([RNZQC])(?![A-Za-z])")
+# ]0,1[ and [0,1[
+_OPEN_ENDED = re.compile(r"(\A|[ ={])([\[\]])([^\[\](),;]{1,60})([,;])([^\[\](),;]{1,60})([\[\]])")
+_DERIVATIVE = re.compile(r"\^ ?\{ ?\(([1-4])\) ?\}(?= ?\()")
+_CHOSEN_OF = re.compile(r"(?<![A-Za-z\\])C ?_ ?\{? ?([0-9]{1,6}) ?\}? ?\^ ?\{? ?([0-9]{1,6}) ?\}?")
 _PRIMES = re.compile(r"\^ ?(?:\{ ?('{1,3}) ?\}|('{1,3}))")
 _DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ)(?![a-z]) ?")
 _ANGLE = re.compile(r"([0-9.]+|[A-Za-z]|\\[a-z]+) ?\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))")
@@ -136,14 +151,17 @@ def plainly(text: str) -> str:
     """An answer in plain characters: one minus sign, one comma, LaTeX for mathematical signs; digits as they are."""
     text = text.translate(_CHARACTERS)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match.group(1) or match.group(2)}}}", text)
+    text = _ABOVE_BELOW.sub(_above_below, _DOTS.sub(r"\1\\ldots", _COLOUR.sub(r"\1", text)))
+    text = _AREA.sub(lambda match: f"{match.group(1)}^{'23'['²³'.index(match.group(2))]}", text)
+    text = _HAN_AND_OR.sub(lambda match: r"\text{ or }" if match.group(1) == "或" else r"\text{ and }", text)
     return _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
 
 
 def canonical(text: str) -> str:
     """A formula in the spelling of the grammar; what has no such spelling is left as it is."""
-    text = _EMPTY_DELIMITER.sub("", plainly(text)).replace("**", "^")
+    text = _EMPTY_DELIMITER.sub("", plainly(text)).replace("**", "^").replace("{:}", ":")
     text = text.replace(r"\$", _DOLLAR).replace("$", "").replace(_DOLLAR, "$")
-    has_rows = "matrix" in text or "array" in text
+    has_rows = "matrix" in text or "array" in text or "cases" in text
     text = _ROW_END.sub(ROW_END, text) if has_rows else _DOUBLED.sub(r"\\", text)
     text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     text = _SPACING.sub(" ", text)
@@ -154,9 +172,11 @@ def canonical(text: str) -> str:
     text = _SEGMENT.sub(r"\1", text)
     text = _INFINITY.sub(r"\\infty ", _RELATIONS.sub(lambda match: _RELATION_OF[match.group()], text))
     text = _BARE_FUNCTION.sub(r"\\\1 ", text)
+    text = _CHOSEN_OF.sub(r"\\binom{\1}{\2}", _DERIVATIVE.sub(lambda match: "'" * int(match.group(1)), text))
     text = _PRIMES.sub(lambda match: match.group(1) or match.group(2), text)
     if _TRIG.search(text):
         text = _ANGLE.sub(r"(\1*\\frac{\\pi }{180})", text)
+    text = _CASES.sub(r"\\cases{\1}", _BLACKBOARD.sub(r"\\mathbb{\1}", _OPEN_ENDED.sub(_round_brackets, text)))
     text = _MATRIX.sub(lambda match: rf"\matrix{{{match.group(1) or match.group(2) or ''}}}", text)
     text = _called(_called(text, r"\sqrt", r"\sqrt"), r"\exp", "e^")
     return re.sub(r"\s+", " ", text).strip()
@@ -165,6 +185,17 @@ def canonical(text: str) -> str:
 def without_degrees(text: str) -> str:
     r"""A formula without ``^\circ``."""
     return _DEGREES.sub(" ", text).strip()
+
+
+def _round_brackets(match: re.Match[str]) -> str:
+    before, opening, low, comma, high, closing = match.groups()
+    if (opening, closing) == ("[", "]"):
+        return match.group()
+    return f"{before}{'(' if opening == ']' else '['}{low}{comma}{high}{')' if closing == '[' else ']'}"
+
+
+def _above_below(match: re.Match[str]) -> str:
+    return rf"\{'frac' if match.group(2) == 'over' else 'binom'}{{{match.group(1)}}}{{{match.group(3)}}}"
 
 
 def _styled(match: re.Match[str]) -> str:

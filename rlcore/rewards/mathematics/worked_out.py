@@ -35,7 +35,13 @@ _PARTS = ("item", "items", "sides", "left", "right", "pair", "rows")
 
 def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
     """True if an answer that equals the reference does nothing in vain, and has the form that the problem asks for."""
-    ours, theirs = _bare(read(reference, is_reference=True)), _bare(read(answer))
+    pair = read(reference, is_reference=True), read(answer)
+    if (
+        all(isinstance(item, Named) for item in pair)
+        and len({item.name for item in pair if isinstance(item, Named)}) > 1
+    ):
+        return True  # an equation that is solved for another variable
+    ours, theirs = map(_bare, pair)
     if _has_open_division(theirs) and not _has_open_division(ours):
         return False
     if isinstance(ours, Relation):
