@@ -50,7 +50,7 @@ def main() -> None:
 
 def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
     """Processor seconds and memory of one gate over ``rows`` rows."""
-    from rlcore.tokenization import ChatTokenizer
+    from rlcore.text.tokenization import ChatTokenizer
     from tasks.preset.data import ComparisonConfig, DatasetConfig
     from tasks.steps.data import prepare_dataset
     from tasks.steps.prepare import DATASET_KINDS, token_view

@@ -26,7 +26,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, KlConfig, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.memory import (
+from rlcore.hardware.memory import (
     BFLOAT16,
     FLOAT32,
     Footprint,
@@ -41,14 +41,14 @@ from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.scratch import make_tokenizer
-from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
-from rlcore.training.local import merged_state
+from rlcore.training.local_learner import merged_state
+from rlcore.training.scoring_models import Judges
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 SHAPES = {  # tiny is that of the preset, smollm2 that of SmolLM2-135M
@@ -271,7 +271,7 @@ class _Run:
         return held + frozen * BFLOAT16 // FLOAT32
 
     def plan(self) -> Plan:
-        """The same run for :func:`rlcore.memory.expected`."""
+        """The same run for :func:`rlcore.hardware.memory.expected`."""
         recipe = {"PPO": "ppo", "RLVR-PPO": "rlvr_ppo", "GRPO": "grpo", "RLVR-GRPO": "rlvr_grpo"}[self.row.recipe]
         adapter = sum(p.numel() for p in self.policy.parameters()) if self.row.rank else 0
         plan = Plan(recipe=recipe, num_parameters=num_parameters(self.policy), num_adapter=adapter)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcore.evaluation import accuracy
-from rlcore.promotion import Paired, Rule, alpha_of_look, judge, superiority_p
+from rlcore.evaluation.intervals import accuracy
+from rlcore.evaluation.promotion import Paired, Rule, alpha_of_look, judge, superiority_p
 
 ALPHA, MIN_GAIN, TASK_MARGIN, LENGTH_MARGIN = 0.05, 0.01, 0.05, 4.0
 NUM_FAST, NUM_WHOLE, NUM_POWER, NUM_SERIES, NUM_LOOKS = 4_000, 800, 400, 1_000, 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+from rlcore.environments.base import CallError
+from rlcore.environments.read_only_sql import ReadOnlyDatabase
+from rlcore.environments.search import Passage, SearchTool, words
 from rlcore.examples import stock, towns
-from rlcore.tools.base import CallError
-from rlcore.tools.read_only_sql import ReadOnlyDatabase
-from rlcore.tools.search import Passage, SearchTool, words
 from rlcore.types import Prompt
 
 

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from rlcore.sampling.base import SamplingParams as SamplingParams
     from rlcore.sampling.native import NativeSampler as NativeSampler
     from rlcore.sampling.scripted import ScriptedSampler as ScriptedSampler
-    from rlcore.tokenization import ChatTokenizer as ChatTokenizer
+    from rlcore.text.tokenization import ChatTokenizer as ChatTokenizer
     from rlcore.training.learner import Learner as Learner
     from rlcore.types import FailedRollout as FailedRollout
     from rlcore.types import Message as Message
@@ -126,7 +126,7 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "SamplingParams": "rlcore.sampling.base",
         "NativeSampler": "rlcore.sampling.native",
         "ScriptedSampler": "rlcore.sampling.scripted",
-        "ChatTokenizer": "rlcore.tokenization",
+        "ChatTokenizer": "rlcore.text.tokenization",
         "Learner": "rlcore.training.learner",
         "FailedRollout": "rlcore.types",
         "Message": "rlcore.types",

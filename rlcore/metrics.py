@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from rlcore.checks.health import RULES, Rule
 from rlcore.config import LIMITS
 from rlcore.errors import NonFiniteError, TrainingError
-from rlcore.health import RULES, Rule
 
 _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 

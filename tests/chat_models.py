@@ -13,7 +13,7 @@ from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout
 
 # Heads of 32: the smallest that vLLM takes on a CPU.

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, Unigram, WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from rlcore.text_parts import PartEncoder, control_tokens_of
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.text_parts import PartEncoder, control_tokens_of
+from rlcore.text.tokenization import ChatTokenizer
 
 CORPUS = [
     "What is 12 + 30? The answer is 42. [INST] Be brief. [/INST] <<SYS>> and <</SYS>>",

@@ -12,8 +12,8 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, UpdateConfig
 from rlcore.models.heads import ScalarModel
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.scoring_models import Judges
 from rlcore.types import TrainingSample
 from tests import strategies
 

@@ -11,17 +11,17 @@ import torch
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, RlConfig
+from rlcore.distributed.ranks import ONE, Ranks, whole
+from rlcore.distributed.sharded import Sharding, join, shard
+from rlcore.models.gradient_checkpointing import recompute_layers
 from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import AdaptedModel, add_adapter
-from rlcore.models.recompute import recompute_layers
-from rlcore.models.sharded import Sharding, join, shard
-from rlcore.ranks import ONE, Ranks, whole
 from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
+from rlcore.training.scoring_models import Judges
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import UNCLIPPED, update_config

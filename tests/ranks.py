@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from rlcore.ranks import Ranks, open_ranks
-from rlcore.training import rank_process
-from rlcore.training.children import Children
-from rlcore.training.wire import decode
+from rlcore.distributed import rank_process
+from rlcore.distributed.local_ranks import Children
+from rlcore.distributed.ranks import Ranks, open_ranks
+from rlcore.distributed.serialization import decode
 
 SECONDS = 120.0
 

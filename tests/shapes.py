@@ -21,7 +21,8 @@ from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import Any, get_type_hints
 
-ROOMS = ("rlcore.algorithms", "rlcore.loop", "rlcore.models", "rlcore.packing", "rlcore.training", "rlcore.types")
+ROOMS = tuple(f"rlcore.{room}" for room in ("algorithms", "loop", "models", "training", "types"))
+ROOMS += ("rlcore.distributed.sharded", "rlcore.text.packing")
 CALLS = 10  # of each function that are checked in a test
 DTYPES = ("Bool", "Float", "Float64", "Int", "Real", "Shaped")
 _calls: Counter[Any] = Counter()  # that were checked since the test began

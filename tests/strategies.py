@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlcore.algorithms.advantages import Episodes
 from rlcore.config import RlConfig, SamplingConfig
 from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.types import FinishReason, Prompt, Rollout, Score, ScoredRollout, TrainingSample
 
 torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way

@@ -19,7 +19,7 @@ import torch
 from benchmarks.canaries.session import FAULTS, Session, Warmer, native
 from benchmarks.canaries.vllm import Cells, measure_vllm
 from benchmarks.canaries.work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, make_work, sound
-from rlcore.evaluation import accuracy
+from rlcore.evaluation.intervals import accuracy
 from rlcore.sampling.native import NativeSampler
 
 SYNCS, TRIALS = 100, 10

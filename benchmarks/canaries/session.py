@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
 from rlcore.config import AdapterConfig
+from rlcore.hardware.precision import compute_in
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.precision import compute_in
-from rlcore.packing import TokenSequence, pack
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.training.local import merged_state
+from rlcore.text.packing import TokenSequence, pack
+from rlcore.training.local_learner import merged_state
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 MAX_GRADIENT = 1.0

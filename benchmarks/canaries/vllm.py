@@ -17,11 +17,11 @@ from benchmarks.canaries.session import Session
 from benchmarks.canaries.work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, sound
 from rlcore.config import EngineConfig
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm import sync as syncing
+from rlcore.sampling.vllm import server_sync as syncing
 from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import VllmSampler, open_vllm
-from rlcore.sampling.vllm.sync import publish
+from rlcore.sampling.vllm.server_sync import publish
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 WORKER = Path(__file__).parents[2] / "tests" / "integration" / "faulty_vllm_worker.py"

@@ -17,9 +17,9 @@ from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.saving import new_folder
-from rlcore.packing import TokenSequence, pack
 from rlcore.sampling.base import SamplingParams
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.packing import TokenSequence, pack
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
 LEARNING_RATES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)

@@ -31,7 +31,7 @@ from benchmarks.faults.ratios import RATIOS
 from benchmarks.faults.steps import STEPS
 from benchmarks.faults.supervised import SOUND, SUPERVISED
 from benchmarks.faults.tensors import TENSORS
-from rlcore.machine import PRECISIONS
+from rlcore.hardware.machine import PRECISIONS
 
 IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS | HANDOVER | RATIOS | TENSORS | DRAWS | LATER
 OUTSIDE = AROUND | SUPERVISED

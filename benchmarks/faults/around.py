@@ -13,18 +13,18 @@ import torch
 
 from benchmarks.faults.lab import Diary, Patches, Play, Verdict, parts_of, played, resumed, stopped_by
 from benchmarks.faults.models import CPU, new_folder, start
-from rlcore.audit.seals import require_sealed, write_seal
-from rlcore.canaries.served import require_served
+from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.checks.canaries.served_weights import require_served
 from rlcore.config import CheckpointConfig
+from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Parts, train
 from rlcore.loop.run import Run
 from rlcore.models.loading import load_policy, save_model
-from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.training import checkpoint
-from rlcore.training import local as local_module
+from rlcore.training import local_learner as local_module
 from rlcore.types import Rollout
 
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)

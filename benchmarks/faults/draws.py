@@ -11,7 +11,7 @@ from benchmarks.faults.experience import Scores, scores
 from benchmarks.faults.lab import Inject, Patches
 from benchmarks.faults.models import scratch
 from rlcore.sampling import native
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Score
 
 

@@ -12,7 +12,7 @@ from benchmarks.faults.lab import Inject, Patches
 from benchmarks.faults.models import scratch
 from rlcore.sampling import native
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 
 
 def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:

@@ -17,7 +17,7 @@ from rlcore.rewards.length import LengthReward
 from rlcore.rewards.math_answer import MathReward
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout, Score, ScoredRollout, TrainingSample
 
 Scores = Sequence[Score]

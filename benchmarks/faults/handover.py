@@ -10,12 +10,13 @@ import torch
 
 from benchmarks.faults.experience import Samples, each, of_the_one_before
 from benchmarks.faults.lab import Inject, Patches
+from rlcore.distributed import rank_pool
 from rlcore.loop import rollouts as rollouts_module
-from rlcore.loop.turns import Turns
+from rlcore.loop.prompt_schedule import Turns
 from rlcore.sampling.native import NativeSampler
-from rlcore.training import experience, learner, rank_pool
+from rlcore.training import experience, learner
 from rlcore.training.learner import Learner
-from rlcore.training.local import LocalLearner
+from rlcore.training.local_learner import LocalLearner
 from rlcore.types import TrainingSample
 
 Groups = list[list[Any]]

@@ -28,16 +28,16 @@ from rlcore.config import (
     SamplingConfig,
     UpdateConfig,
 )
+from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
+from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.environments.calculator import CalculatorTool
+from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import RlcoreError
+from rlcore.hardware.runtime import Runtime
 from rlcore.loop import HeldOut, Parts, train
-from rlcore.models.runtime import Runtime
 from rlcore.rewards.table import RewardResources, build_rewards
-from rlcore.sampling.episodes import EpisodeSampler
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
-from rlcore.tools.calculator import CalculatorTool
-from rlcore.training.building import LearnerPlan, make_learner, make_policy
-from rlcore.training.group import LearnerGroup
+from rlcore.text.tokenization import ChatTokenizer
 
 NUM_ITERATIONS = 40
 TERMS = (

@@ -16,9 +16,9 @@ from rlcore.algorithms import advantages as advantages_module
 from rlcore.rewards.math_answer import MathReward
 from rlcore.sampling import native
 from rlcore.sampling.native import NativeSampler
-from rlcore.training import judges, learner, losses
+from rlcore.training import learner, losses, scoring_models
 from rlcore.training.learner import Learner
-from rlcore.training.local import LocalLearner
+from rlcore.training.local_learner import LocalLearner
 from rlcore.types import Score
 
 
@@ -148,7 +148,7 @@ def first_baseline(patch: Patches) -> None:
 
 def values_of_reference(patch: Patches) -> None:
     """Values are half of what the critic says."""
-    old = patch.set(judges, "score_values", lambda *given, **more: [0.5 * each for each in old(*given, **more)])
+    old = patch.set(scoring_models, "score_values", lambda *given, **more: [0.5 * each for each in old(*given, **more)])
 
 
 def gradient_accumulates(patch: Patches) -> None:

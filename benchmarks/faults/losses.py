@@ -11,9 +11,10 @@ import torch
 from benchmarks.faults.lab import Inject, Patches
 from rlcore.algorithms import kl as kl_module
 from rlcore.algorithms import objective
+from rlcore.distributed import build
 from rlcore.models import policy as policy_module
 from rlcore.models import tree_attention
-from rlcore.training import building, judges, learner, losses, minibatches
+from rlcore.training import learner, losses, minibatches, scoring_models
 from rlcore.training.learner import Learner
 
 
@@ -73,7 +74,7 @@ def reference_learns(patch: Patches) -> None:
         critic, reference = old(plan, policy, runtime)
         return critic, policy if reference is not None else None
 
-    old = patch.set(building, "_others", others)
+    old = patch.set(build, "_others", others)
 
 
 def critic_idle(patch: Patches) -> None:
@@ -92,7 +93,9 @@ def critic_wrong(patch: Patches) -> None:
 
 def values_shifted(patch: Patches) -> None:
     """Each value is that of the token before."""
-    old = patch.set(judges, "score_values", lambda *given, **more: [each.roll(1) for each in old(*given, **more)])
+    old = patch.set(
+        scoring_models, "score_values", lambda *given, **more: [each.roll(1) for each in old(*given, **more)]
+    )
 
 
 def kl_turned(patch: Patches) -> None:

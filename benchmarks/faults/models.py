@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from rlcore.config import ModelConfig, SftConfig, ShapeConfig
-from rlcore.demonstrations import Demonstration, render_conversation
 from rlcore.loop.native import chat_prompts
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy, save_model
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.demonstrations import Demonstration, render_conversation
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.sft import train_sft
 from rlcore.types import Message, Prompt
 

@@ -17,7 +17,7 @@ from rlcore.algorithms import objective
 from rlcore.algorithms.ratios import completion_ratio
 from rlcore.algorithms.surrogates import Surrogate
 from rlcore.models.heads import ScalarModel
-from rlcore.training import judges, local, losses
+from rlcore.training import local_learner, losses, scoring_models
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 
@@ -110,7 +110,7 @@ def next_values(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
             lasts = torch.stack([each[-1] for each in made.values])
             return dataclasses.replace(made, next_values=change(made.next_values, lasts))
 
-        old = patch.set(judges.Judges, "passes", passes)
+        old = patch.set(scoring_models.Judges, "passes", passes)
 
     return inject
 
@@ -127,7 +127,7 @@ def frozen_trunk(patch: Patches) -> None:
 
 def controller_idle(patch: Patches) -> None:
     """The coefficient of the KL never adapts."""
-    patch.set(local.LocalLearner, "observe_kl", lambda self, mean_kl, num_samples: None)
+    patch.set(local_learner.LocalLearner, "observe_kl", lambda self, mean_kl, num_samples: None)
 
 
 def whitened_by_sample(them: list[TrainingSample]) -> list[TrainingSample]:

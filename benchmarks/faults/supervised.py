@@ -13,20 +13,20 @@ import torch
 from benchmarks.faults import models
 from benchmarks.faults.lab import Patches, Play, Verdict, stopped_by
 from benchmarks.faults.models import CPU, scratch, start
-from rlcore.audit.data import (
+from rlcore.checks.audit.shuffle_gap import mates_of, pairing_of, require_mates, require_pairing
+from rlcore.checks.audit.supervised_data import (
     label_noise,
     require_anchors,
     require_demonstrations,
     require_labels,
     require_last_token,
 )
-from rlcore.audit.pairing import mates_of, pairing_of, require_mates, require_pairing
 from rlcore.config import RewardModelConfig, SftConfig
-from rlcore.demonstrations import Demonstration, render_conversation
-from rlcore.evaluation import pair_accuracy
+from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.loading import load_policy
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.demonstrations import Demonstration, render_conversation
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model
 from rlcore.training.reward_learner import RewardLearner, reward_members

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.faults.lab import Inject, Patches
 from benchmarks.faults.steps import gradients, groups, stepping
-from rlcore.training import learner, local
+from rlcore.training import learner, local_learner
 from rlcore.training import optim as optim_module
 from rlcore.training.learner import Learner
 
@@ -203,7 +203,7 @@ def merged_twice(patch: Patches) -> None:
         bases = {name: getattr(layers.get(name.removesuffix(".weight")), "base_layer", None) for name in own}
         return {name: own[name] if base is None else 2.0 * own[name] - base.weight for name, base in bases.items()}
 
-    old = patch.set(local, "merged_state", merged)
+    old = patch.set(local_learner, "merged_state", merged)
 
 
 TENSORS: dict[str, tuple[str, Inject]] = {

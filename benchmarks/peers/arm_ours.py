@@ -17,8 +17,8 @@ from rlcore.config import KlConfig, OptimConfig, RlConfig, SamplingConfig, Updat
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.scoring_models import Judges
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 TOKENS_PER_MICROBATCH = 2048

@@ -7,9 +7,9 @@ import torch
 from benchmarks.peers.gpu_work import GROUP_SIZE, LEARNING_RATE, NUM_STEPS, TOKENS_PER_MICROBATCH, StepClock, Work, main
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import MismatchConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.models.batches import choose_attention
-from rlcore.models.precision import compute_in
-from rlcore.models.recompute import recompute_layers
+from rlcore.hardware.precision import compute_in
+from rlcore.models.batching import choose_attention
+from rlcore.models.gradient_checkpointing import recompute_layers
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 

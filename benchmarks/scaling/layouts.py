@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from rlcore.config import EngineConfig, KlConfig, RewardTerm, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.memory_plan import ModelSize, readable
+from rlcore.hardware.memory_plan import ModelSize, readable
 from tasks.pipeline.layouts import GPUS, Work, best_layout
 
 CARD, COUNTS = "h100", (1, 8, 64, 512)

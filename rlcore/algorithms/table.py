@@ -28,7 +28,7 @@ class Algorithm:
     """The four holes of the one formula (see :mod:`rlcore.algorithms.objective`), and whether a critic is trained.
 
     A run sets a constant by its name, which is that of a keyword of one of the functions
-    (:func:`rlcore.algorithms.settings.resolve_algorithm`). With a critic the advantages are whitened, and
+    (:func:`rlcore.algorithms.resolve.resolve_algorithm`). With a critic the advantages are whitened, and
     ``value_advantage`` makes the critic's returns.
     """
 

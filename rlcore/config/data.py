@@ -20,7 +20,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Where and in which precision to compute; what ``auto`` becomes, :mod:`rlcore.machine` decides.
+    """Where and in which precision to compute; what ``auto`` becomes, :mod:`rlcore.hardware.machine` decides.
 
     ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one card by its number, ``cuda:1``. ``dtype``: of the
     matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).

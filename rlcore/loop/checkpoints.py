@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.training.handle import LearnerHandle
+from rlcore.training.learner_protocol import LearnerHandle
 
 
 class Checkpoints:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
-from rlcore.training.sealed import AppendedLines, Seal
+from rlcore.training.manifest import AppendedLines, Seal
 
 NAME = "history.jsonl"
 Row = dict[str, float]

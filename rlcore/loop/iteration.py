@@ -7,15 +7,17 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
-from rlcore.audit.audit import Audit
-from rlcore.canaries import known_answers_canary, terms_canary
+from rlcore.checks.audit.audit import Audit
+from rlcore.checks.canaries import known_answers_canary, terms_canary
+from rlcore.checks.health import Judge
+from rlcore.environments.episodes import episode_metrics
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
-from rlcore.health import Judge
-from rlcore.loop.ahead import RolloutsAhead, mean_staleness
 from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.health import go_back, judge_run
 from rlcore.loop.history import History
+from rlcore.loop.prefetch import RolloutsAhead, mean_staleness
+from rlcore.loop.prompt_schedule import Drawn
 from rlcore.loop.recorder import LogRecorder, Recorder
+from rlcore.loop.recovery import go_back, judge_run
 from rlcore.loop.rollouts import (
     close_turn,
     dataset_rewards,
@@ -24,12 +26,10 @@ from rlcore.loop.rollouts import (
     replacement_metrics,
 )
 from rlcore.loop.run import START, Outcome, Parts, Run, timed
-from rlcore.loop.sync import baseline_notes, compare_engines, sync_idle
-from rlcore.loop.turns import Drawn
 from rlcore.loop.update import update_policy
+from rlcore.loop.weight_sync import baseline_notes, compare_engines, sync_idle
 from rlcore.sampling.base import rest, take_metrics
-from rlcore.sampling.episodes import episode_metrics
-from rlcore.training.local import LocalLearner
+from rlcore.training.local_learner import LocalLearner
 from rlcore.types import Rollout, ScoredRollout
 
 

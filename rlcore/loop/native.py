@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlcore.config import HardwareConfig, RlConfig, to_dict
+from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.errors import ConfigError
+from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.runtime import Runtime
 from rlcore.loop.run import Parts
-from rlcore.machine import choose_device_and_dtype
-from rlcore.models.runtime import Runtime
 from rlcore.models.saving import weights_digest
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
-from rlcore.training.building import LearnerPlan, make_learner, make_policy
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlcore.health import Finding
-from rlcore.loop.turns import Drawn
+from rlcore.checks.health import Finding
+from rlcore.loop.prompt_schedule import Drawn
 from rlcore.types import ScoredRollout
 
 _OPTIONAL = {"KL": "kl/ref", "with calls": "episode/with_calls", "held-out": "eval/accuracy"}

@@ -9,13 +9,13 @@ from itertools import islice
 import torch
 
 from rlcore.algorithms.advantages import has_signal
-from rlcore.audit.belonging import require_groups
-from rlcore.canaries import mask_canary
+from rlcore.checks.audit.belonging import require_groups
+from rlcore.checks.canaries import mask_canary
 from rlcore.errors import RewardError
-from rlcore.evaluation import accuracy, dataset_accuracy
+from rlcore.evaluation.intervals import accuracy, dataset_accuracy
+from rlcore.loop.prompt_schedule import Drawn, fresh_prompts, mixed_by_shares, replace_groups
 from rlcore.loop.run import HeldOut, Parts, Run, timed
-from rlcore.loop.sync import load_between
-from rlcore.loop.turns import Drawn, fresh_prompts, mixed_by_shares, replace_groups
+from rlcore.loop.weight_sync import load_between
 from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed

@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from rlcore.audit.audit import Audit
-from rlcore.canaries import Baseline
+from rlcore.checks.audit.audit import Audit
+from rlcore.checks.canaries import Baseline
+from rlcore.checks.health import Finding, Judge, Verdict
 from rlcore.config import HealthConfig, RlConfig
-from rlcore.health import Finding, Judge, Verdict
-from rlcore.loop.ahead import RolloutsAhead
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.history import History
+from rlcore.loop.prefetch import RolloutsAhead
+from rlcore.loop.prompt_schedule import Turns
 from rlcore.loop.recorder import Recorder, Stop
-from rlcore.loop.turns import Turns
 from rlcore.rewards.mix import MixedReward
 from rlcore.sampling.base import Sampler
-from rlcore.tokenization import ChatTokenizer
-from rlcore.training.handle import LearnerHandle
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner_protocol import LearnerHandle
 from rlcore.types import Prompt
 
 START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "turns": {}, "ahead": "", "audit": {}})

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlcore.audit.audit import Audit
-from rlcore.canaries import sample_canary
+from rlcore.checks.audit.audit import Audit
+from rlcore.checks.canaries import sample_canary
 from rlcore.errors import NonFiniteError
+from rlcore.hardware.memory import Footprint, kv_cache_bytes
+from rlcore.loop.prompt_schedule import Drawn
 from rlcore.loop.run import Parts, Run
-from rlcore.loop.turns import Drawn
-from rlcore.memory import Footprint, kv_cache_bytes
 from rlcore.models.saving import new_folder
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
-from rlcore.training.totals import UpdateStats
+from rlcore.training.update_stats import UpdateStats
 from rlcore.types import ScoredRollout, TrainingSample
 
 SKIPPED = "skipped"

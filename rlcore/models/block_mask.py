@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from rlcore.packing import places
+from rlcore.text.packing import places
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -24,7 +24,7 @@ _ABOVE = 1 << 30  # above every segment's number
 
 
 def block_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> BlockMask:
-    """What :func:`rlcore.packing.tree_mask` says, for rows of segments int64 [B, T]; nothing waits for the device."""
+    """What ``tree_mask`` says, for rows of segments int64 [B, T]; nothing waits for the device."""
     place = places(segment)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -17,15 +17,15 @@ from rlcore.config import ModelConfig
 from rlcore.config.data import tried
 from rlcore.errors import ModelError
 from rlcore.models.architectures import max_positions
-from rlcore.models.check import check_model
 from rlcore.models.gguf import find_package_file, read_gguf
+from rlcore.models.import_tokenizer import control_token, load_tokenizer, pin_date, read_template, with_arguments
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
+from rlcore.models.logprob_check import check_model
+from rlcore.models.model_validation import look_at, read_config, require_template_ends
 from rlcore.models.saving import files_digest, new_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.models.starting_model import look_at, read_config, require_template_ends
-from rlcore.models.starting_tokenizer import control_token, load_tokenizer, pin_date, read_template, with_arguments
-from rlcore.template_date import recorded_date
-from rlcore.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
+from rlcore.text.template_date import recorded_date
+from rlcore.text.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

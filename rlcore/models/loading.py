@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rlcore.errors import ModelError
-from rlcore.models.batches import choose_attention
+from rlcore.models.batching import choose_attention
 from rlcore.models.saving import narrow_like, new_folder
 
 GENERATION_CONFIG = "generation_config.json"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rlcore.models.precision import no_autocast, wide_product
+from rlcore.hardware.precision import no_autocast, wide_product
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

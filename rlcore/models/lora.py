@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 
 from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
+from rlcore.hardware.precision import at_least_float32
 from rlcore.models.adapter_targets import choose_targets, say_coverage
 from rlcore.models.architectures import trunk
 from rlcore.models.low_rank import low_rank_linear
-from rlcore.models.precision import at_least_float32
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlcore.distributed.sharded import device_of, whole_pass
 from rlcore.errors import ModelError
+from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.hardware.precision import autocast, compute_dtype
 from rlcore.models.architectures import logit_scale, shares_prompts, trunk
-from rlcore.models.batches import pack_for
+from rlcore.models.batching import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
-from rlcore.models.precision import autocast, compute_dtype
-from rlcore.models.sharded import device_of, whole_pass
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
-from rlcore.out_of_memory import in_smaller_batches
-from rlcore.packing import PackedBatch, TokenSequence
+from rlcore.text.packing import PackedBatch, TokenSequence
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlcore.distributed.ranks import whole
+from rlcore.distributed.sharded import device_of, ranks_of, whole_pass
 from rlcore.errors import ModelError
-from rlcore.models.batches import pack_for
+from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.hardware.precision import no_autocast
+from rlcore.models.batching import pack_for
 from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_head, score_rewards
 from rlcore.models.policy import hidden_states
-from rlcore.models.precision import no_autocast
 from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.models.saving import save_tensors
-from rlcore.models.sharded import device_of, ranks_of, whole_pass
-from rlcore.out_of_memory import in_smaller_batches
-from rlcore.packing import PackedBatch, TokenSequence
-from rlcore.ranks import whole
+from rlcore.text.packing import PackedBatch, TokenSequence
 
 if TYPE_CHECKING:
     from jaxtyping import Float

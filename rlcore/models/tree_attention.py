@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rlcore.errors import ModelError
 from rlcore.models.block_mask import BLOCK, block_mask
-from rlcore.packing import Widths, tree_mask
+from rlcore.text.packing import Widths, tree_mask
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped

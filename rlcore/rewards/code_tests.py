@@ -12,8 +12,8 @@ from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.rewards.answers import final_part
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sandbox.base import Limits, Outcome, Verdict
-from rlcore.sandbox.judge import MAX_REPEATS
 from rlcore.sandbox.pool import Backend, Job, SandboxPool
+from rlcore.sandbox.program_check import MAX_REPEATS
 from rlcore.sandbox.suite import best_constant, parse_suite
 from rlcore.types import Rollout, Score
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rlcore.config.win_rate import JudgeConfig
-from rlcore.deadlines import Deadline
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions
 from rlcore.rewards.pairs import Judgement, Pair
 from rlcore.rewards.reward_model import ScoreTokens
 from rlcore.rewards.user_function import call_within, load_function, plain_numbers
 from rlcore.strict import build
+from rlcore.timeouts import Deadline
 
 TIE = 0.5
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from reasoning_gym.factory import get_score_answer_fn
 
-from rlcore.tools.calculator import calculate
+from rlcore.environments.calculator import calculate
 
 # Some scorers hand the answer, or fields of the row, to eval, or to sympy's parser, which evals them with the builtins
 # in reach. They see a text only when it is made of these tokens: no attribute, no name longer than a letter but the

@@ -11,7 +11,7 @@ import torch
 from rlcore.config import NonNegativeFloat, PositiveFloat
 from rlcore.errors import RewardError
 from rlcore.models.reward_ensemble import RewardModel
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.types import Rollout, Score
 
 TokenItems = Sequence[tuple[Sequence[int], Sequence[int]]]

@@ -21,9 +21,9 @@ from typing import Any
 
 from rlcore.config import RewardTerm
 from rlcore.config.rl import DEADLINE_MINUTES
-from rlcore.deadlines import Deadline
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import graded, ungraded
+from rlcore.timeouts import Deadline
 from rlcore.types import Rollout, Score
 
 Value = float | Sequence[float] | None

@@ -19,15 +19,15 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
+from rlcore.hardware.out_of_memory import free_cached
 from rlcore.models.architectures import max_positions, shares_prompts
-from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
-from rlcore.sampling.vllm.worker.sums import part_of
+from rlcore.sampling.vllm.worker.checksums import part_of
 from rlcore.seeding import generator
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 logger = logging.getLogger(__name__)

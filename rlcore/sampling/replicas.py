@@ -13,8 +13,8 @@ import torch
 from rlcore.sampling.base import Sampler, SamplingParams, take_metrics
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import open_alone
-from rlcore.sampling.vllm.sync import WeightSync
-from rlcore.tokenization import ChatTokenizer
+from rlcore.sampling.vllm.server_sync import WeightSync
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 _LARGEST = frozenset(("engine/kv_use", "engine/prefix_hits"))  # of shares the largest counts, of the rest the sum

@@ -10,7 +10,7 @@ import torch
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 
 

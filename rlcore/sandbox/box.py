@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlcore.sandbox import runner, wire
 from rlcore.sandbox.base import Limits
-from rlcore.sandbox.walls import Walls, boxed_code, spawn
+from rlcore.sandbox.isolation import Walls, boxed_code, spawn
 
 Role = Literal["candidate", "tester"]
 START_SECONDS = 20.0

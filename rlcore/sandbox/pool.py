@@ -25,11 +25,11 @@ from rlcore.errors import SandboxError
 from rlcore.sandbox.base import DEFAULT_LIMITS, Limits, Outcome, Verdict
 from rlcore.sandbox.box import START_SECONDS
 from rlcore.sandbox.image import box_image
-from rlcore.sandbox.judge import MAX_BOXES, MAX_REPEATS
+from rlcore.sandbox.isolation import Walls
+from rlcore.sandbox.program_check import MAX_BOXES, MAX_REPEATS
 from rlcore.sandbox.selftest import self_test
 from rlcore.sandbox.suite import parse_suite
 from rlcore.sandbox.supervisor import MAX_MESSAGE_BYTES
-from rlcore.sandbox.walls import Walls
 
 Backend = Literal["bubblewrap", "unprotected"]
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, get_args
 
-from rlcore.sandbox.compare import lines_of
+from rlcore.sandbox.output_check import lines_of
 
 Style = Literal["stdin", "call", "assert"]
 _TEXTS = ("entry_point", "prelude", "solution", "checker")

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.sandbox.base import Limits, Outcome
-from rlcore.sandbox.judge import check_program, run_program
+from rlcore.sandbox.isolation import Walls, boxed_code
+from rlcore.sandbox.program_check import check_program, run_program
 from rlcore.sandbox.suite import parse_suite
-from rlcore.sandbox.walls import Walls, boxed_code
 
 MAX_MESSAGE_BYTES = 64 << 20
 _PR_SET_CHILD_SUBREAPER = 36

@@ -24,15 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rlcore.algorithms.kl import KlController
-from rlcore.audit.seals import require_restored
+from rlcore.checks.audit.integrity import require_restored
+from rlcore.distributed.ranks import Ranks, is_shard, whole
+from rlcore.distributed.sharded import like
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import fsync, save_tensors
-from rlcore.models.sharded import like
-from rlcore.ranks import Ranks, is_shard, whole
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
+from rlcore.training.manifest import is_as_stated, is_sealed, write_manifest
 from rlcore.training.optim import parameters_of
-from rlcore.training.sealed import is_as_stated, is_sealed, write_manifest
 
 STATE = "state.json"
 _ALWAYS = ("policy.safetensors", "optimizer.safetensors")

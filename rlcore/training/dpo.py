@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
-from rlcore.audit.seals import require_saved
+from rlcore.checks.audit.integrity import require_saved
 from rlcore.config import DpoConfig
+from rlcore.distributed.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
 from rlcore.errors import DataError
-from rlcore.models.batches import pack_for, share_for
-from rlcore.models.check import check_model
+from rlcore.hardware.out_of_memory import fit, longest_of
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.batching import pack_for, share_for
 from rlcore.models.loading import save_model
+from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
-from rlcore.models.runtime import Runtime
-from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
-from rlcore.out_of_memory import fit, longest_of
-from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.packing import PackedBatch, TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 from rlcore.training.preferences import (

@@ -17,9 +17,9 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
-from rlcore.packing import TokenSequence
 from rlcore.rewards.mix import part_statistics
-from rlcore.training.judges import Judging, Passes
+from rlcore.text.packing import TokenSequence
+from rlcore.training.scoring_models import Judging, Passes
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.models.batches import pack_for
+from rlcore.distributed.sharded import device_of, whole_pass
+from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.models.batching import pack_for
 from rlcore.models.policy import hidden_states, state_scores
-from rlcore.models.sharded import device_of, whole_pass
-from rlcore.out_of_memory import in_smaller_batches
-from rlcore.packing import PackedBatch, TokenSequence
+from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of
 from rlcore.training.preferences import TokenPair
 

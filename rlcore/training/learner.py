@@ -17,11 +17,11 @@ from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.objective import Coefficients
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import OptimConfig, RlConfig
+from rlcore.distributed.sharded import is_alone, ranks_of
 from rlcore.errors import NonFiniteError
-from rlcore.models.batches import pack_for, share_for
+from rlcore.hardware.out_of_memory import fit
+from rlcore.models.batching import pack_for, share_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.sharded import is_alone, ranks_of
-from rlcore.out_of_memory import fit
 from rlcore.training.handover import digest, digest_of_digests, require_same
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
@@ -43,7 +43,7 @@ from rlcore.training.optim import (
     seek,
     take_step,
 )
-from rlcore.training.totals import Totals, UpdateStats, after_skips
+from rlcore.training.update_stats import Totals, UpdateStats, after_skips
 from rlcore.types import TrainingSample
 
 SETTING = "update.tokens_per_microbatch"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlcore.models.precision import compute_dtype
+from rlcore.hardware.precision import compute_dtype
 
 GROWTH_INTERVAL = 200  # steps without an overflow after which a larger scale is tried
 LARGEST = 2.0**24

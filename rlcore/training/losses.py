@@ -17,15 +17,15 @@ from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig, RlConfig
-from rlcore.models.batches import pack_for
+from rlcore.distributed.ranks import Ranks
+from rlcore.distributed.sharded import device_of, whole_pass
+from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
-from rlcore.models.sharded import device_of, whole_pass
-from rlcore.packing import PackedBatch
-from rlcore.ranks import Ranks
 from rlcore.seeding import shuffled
+from rlcore.text.packing import PackedBatch
 from rlcore.training.minibatches import Columns, token_sequences
-from rlcore.training.totals import Totals
+from rlcore.training.update_stats import Totals
 from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlcore.algorithms.table import Algorithm
 from rlcore.errors import NonFiniteError
-from rlcore.packing import PackedBatch, TokenSequence
 from rlcore.seeding import shuffled
+from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:

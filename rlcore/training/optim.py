@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimConfig
+from rlcore.distributed.ranks import ONE, Ranks, whole
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
-from rlcore.models.precision import no_autocast
-from rlcore.ranks import ONE, Ranks, whole
+from rlcore.hardware.precision import no_autocast
 from rlcore.training.loss_scale import LossScale
 
 if TYPE_CHECKING:

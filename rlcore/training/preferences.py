@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rlcore.packing import TokenSequence, balanced
-from rlcore.ranks import ONE, Ranks
+from rlcore.distributed.ranks import ONE, Ranks
+from rlcore.text.packing import TokenSequence, balanced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from rlcore.algorithms.preference import smoothed
 from rlcore.config import PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import DataError
 from rlcore.models.reward_scale import RewardScale, fit_length_slope, lengths_of, measure_scale
-from rlcore.packing import TokenSequence
 from rlcore.seeding import derive_seed, generator, shuffled
+from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import Suspect, audit_labels, linear_pairs
 from rlcore.training.linear_head import LinearPairs, choose_l2, fit_head, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences

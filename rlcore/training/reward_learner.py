@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.audit.data import require_last_token
+from rlcore.checks.audit.supervised_data import require_last_token
 from rlcore.config import RewardModelConfig, TrunkConfig
-from rlcore.models.batches import share_for
+from rlcore.distributed.sharded import like, ranks_of, whole_pass, whole_state
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.batching import share_for
 from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import keep_layers, last_states, raw_scores, save_members, share_frozen
-from rlcore.models.runtime import Runtime
-from rlcore.models.sharded import like, ranks_of, whole_pass, whole_state
-from rlcore.packing import TokenSequence
 from rlcore.seeding import derive_seed, generator
+from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import audit_features
 from rlcore.training.preferences import PreferenceSet
 from rlcore.training.reward_model import RewardSteps

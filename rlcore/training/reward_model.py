@@ -10,10 +10,10 @@ import torch
 
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
-from rlcore.models.batches import pack_for
+from rlcore.distributed.sharded import device_of, is_alone, ranks_of, whole_pass
+from rlcore.hardware.out_of_memory import fit, longest_of
+from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarModel
-from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass
-from rlcore.out_of_memory import fit, longest_of
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler

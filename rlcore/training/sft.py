@@ -11,18 +11,18 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.audit.pairing import Pairing, pairing_of
-from rlcore.audit.seals import require_saved
+from rlcore.checks.audit.integrity import require_saved
+from rlcore.checks.audit.shuffle_gap import Pairing, pairing_of
 from rlcore.config import SftConfig
-from rlcore.demonstrations import Demonstration
+from rlcore.distributed.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
 from rlcore.errors import DataError
-from rlcore.models.batches import pack_for, share_for
+from rlcore.hardware.out_of_memory import fit, longest_of
+from rlcore.models.batching import pack_for, share_for
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
-from rlcore.models.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
-from rlcore.out_of_memory import fit, longest_of
-from rlcore.packing import PackedBatch
 from rlcore.seeding import shuffled
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import PackedBatch
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 

@@ -30,9 +30,9 @@ PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 
 # The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
 # values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
-# (rlcore.audit): no figure of the audit is in an artifact.
+# (rlcore.checks.audit): no figure of the audit is in an artifact.
 NEUTRAL = (
-    "rlcore.audit",
+    "rlcore.checks.audit",
     "rlcore.config",
     "rlcore.metrics",
     "tasks.home",
@@ -119,11 +119,13 @@ def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str
         path = None if name in found or _lies_in(name, stops) else _source(name, root)
         if path is None:
             continue
-        found[name] = path
+        source = path.read_text(encoding="utf-8")
+        if name == module or _digest(source) != _digest(""):  # a package without code says nothing
+            found[name] = path
         # A package's __init__ runs first. That of the library only says where names are, to those who ask it for one.
         parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", "rlcore") else []
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        imported = _imports(path.read_text(encoding="utf-8"), package)
+        imported = _imports(source, package)
         is_users = name.partition(".")[0] not in PACKAGES
         tops = {target: target.partition(".")[0] for target in (*parents, *imported)}
         waiting += [t for t, own in tops.items() if own in (*PACKAGES, top) or (is_users and is_own(own))]

@@ -94,7 +94,7 @@ def device(config: HardwareConfig | None = None) -> Finding:
     """What computes with ``device = "auto"``, in which precision, with which instructions."""
     import torch
 
-    from rlcore.machine import find_machine
+    from rlcore.hardware.machine import find_machine
 
     try:
         found = find_machine(config or HardwareConfig())
@@ -117,7 +117,7 @@ def memory() -> Finding:
     """Memory that is free, as far as kernel and container let us."""
     import torch
 
-    from rlcore.free_memory import free_bytes
+    from rlcore.hardware.free_memory import free_bytes
 
     free = free_bytes(torch.device("cpu"))
     if free is None:
@@ -217,7 +217,7 @@ def extras() -> Finding:
 
 def _half_precision() -> str:
     """Which half precisions this processor computes at a usual speed."""
-    from rlcore.machine import find_machine, why_slow
+    from rlcore.hardware.machine import find_machine, why_slow
 
     fast = [
         name for name in ("bfloat16", "float16") if not why_slow(find_machine(HardwareConfig(device="cpu", dtype=name)))

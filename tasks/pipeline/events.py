@@ -17,7 +17,7 @@ from tasks.pipeline.bridge import announce
 from tasks.preset.run import RunConfig
 
 SNAPSHOT = "rlcore.snapshot.made"
-FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.promotion.refused"
+FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.evaluation.promotion.refused"
 
 
 def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:

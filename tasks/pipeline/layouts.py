@@ -19,10 +19,10 @@ from types import MappingProxyType
 
 from transformers import PretrainedConfig
 
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
-from rlcore.memory_plan import ModelSize, readable, rl_needs
+from rlcore.hardware.memory_plan import ModelSize, readable, rl_needs
 from tasks.preset.run import RunConfig
 from tasks.preset.stages import RlStage
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import EngineConfig, PlacementConfig
 from rlcore.errors import ConfigError
-from rlcore.free_memory import total_bytes
-from rlcore.machine import choose_device_and_dtype
-from rlcore.memory import Footprint
-from rlcore.memory_plan import ModelSize, dpo_needs, readable, reward_model_needs, rl_needs, sft_needs
+from rlcore.hardware.free_memory import total_bytes
+from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.memory import Footprint
+from rlcore.hardware.memory_plan import ModelSize, dpo_needs, readable, reward_model_needs, rl_needs, sft_needs
+from rlcore.models.model_validation import read_config, require_files
 from rlcore.models.scratch import make_config, make_tokenizer
-from rlcore.models.starting_model import read_config, require_files
-from rlcore.sampling.vllm.placement import Cards, is_installed
+from rlcore.sampling.vllm.gpu_assignment import Cards, is_installed
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.preset.run import RunConfig

@@ -18,15 +18,15 @@ from transformers import PretrainedConfig
 
 from data_contracts.adapters.convert import is_generator
 from rlcore.algorithms.advantages import Episodes
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.machine import choose_device_and_dtype
+from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import reward_faults, untrained
-from rlcore.sampling.vllm.placement import is_installed
-from rlcore.tokenization import ChatTokenizer
+from rlcore.sampling.vllm.gpu_assignment import is_installed
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.settings import Home
 from tasks.pipeline.extras import extra_faults

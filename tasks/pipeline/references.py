@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from data_contracts.adapters.convert import is_generator, row_function
 from data_contracts.errors import ContractError, RowFault
 from data_contracts.gate.stream import RowFn
-from rlcore.canaries.rewards import VERIFIERS
+from rlcore.checks.canaries.rewards import VERIFIERS
 from tasks.preset.data import DatasetConfig
 from tasks.preset.graph import evaluated_data
 from tasks.preset.run import RunConfig

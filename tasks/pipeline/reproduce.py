@@ -21,7 +21,7 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
-from rlcore.machine import find_machine, settings_of
+from rlcore.hardware.machine import find_machine, settings_of
 from rlcore.strict import build
 from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from tasks.home.cache import Record, StageCache, describe_machine

@@ -150,7 +150,7 @@ def run_pipeline(
 
 def _machine(config: RunConfig) -> str:
     """The machine in words, which are logged, with a warning where it computes slowly."""
-    from rlcore.machine import find_machine, why_slow  # brings torch: refusing a command needs none
+    from rlcore.hardware.machine import find_machine, why_slow  # brings torch: refusing a command needs none
 
     found = find_machine(config.hardware)
     machine = describe_machine(to_dict(found))

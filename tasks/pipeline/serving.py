@@ -29,11 +29,11 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, ModelError, ServiceError
-from rlcore.machine import choose_device_and_dtype
+from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.architectures import positions_of
 from rlcore.models.loading import load_policy
 from rlcore.sampling.vllm import guard
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.settings import Home
 from tasks.home.storage import read_json
 from tasks.pipeline.delivery import Registered, open_registered

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import StorageError
-from rlcore.memory_plan import ModelSize, readable
+from rlcore.hardware.memory_plan import ModelSize, readable
 from rlcore.models.architectures import max_positions
 from tasks.preset.graph import evaluated_data
 from tasks.preset.run import RunConfig

@@ -124,7 +124,7 @@ def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, A
     counted = sections.counted()
     if "hardware" not in counted:
         return counted, {}
-    from rlcore.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
+    from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
 
     kept = {name: value for name, value in counted["hardware"].items() if name not in CHOSEN}
     return {**counted, "hardware": kept}, to_dict(find_machine(sections.hardware))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.paired import PairedDifference
+from rlcore.evaluation.paired_tests import PairedDifference
 from rlcore.strict import build
 from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json

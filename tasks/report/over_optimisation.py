@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlcore.health import GamedReward
+from rlcore.checks.health import GamedReward
 from tasks.report.levels import level
 
 History = Sequence[Mapping[str, float]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.checks import Check
-from rlcore.promotion import Verdict
+from rlcore.evaluation.conditions import Check
+from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
 from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json

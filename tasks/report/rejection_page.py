@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlcore.rejection import Yield
+from rlcore.sampling.rejection import Yield
 from rlcore.strict import build
 from tasks.home.markdown import plain
 from tasks.home.storage import read_json

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlcore.promotion import Verdict
+from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
 from tasks.home.markdown import excerpt, plain
 from tasks.home.storage import read_json, read_table

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlcore.strict import build
-from rlcore.training.reward_quality import ReliabilityBin
+from rlcore.training.reward_calibration import ReliabilityBin
 from tasks.home.storage import read_json
 from tasks.pipeline.pages import Result
 from tasks.report import plots

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.paired import PairedDifference, paired_difference
+from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
 from tasks.home.storage import read_json, read_table
 from tasks.report.charts import Point, Series, line_chart
 from tasks.report.found import Folders, rl_runs

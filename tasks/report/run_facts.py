@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import to_dict
-from rlcore.machine import find_machine
+from rlcore.hardware.machine import find_machine
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from tasks.home.storage import read_json, read_table

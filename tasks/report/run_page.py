@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.machine import choose_device_and_dtype
+from rlcore.hardware.machine import choose_device_and_dtype
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.code_hash import code_version
 from tasks.home.markdown import code

@@ -25,7 +25,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from rlcore.errors import ModelError, SamplingError
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.serving.engine import Engine, Job, Piece
 from tasks.serving.errors import ApiError, error_body
 from tasks.serving.guard import App, Guard, Limits, Receive, Scope, Send

@@ -18,7 +18,7 @@ from rlcore.sampling.decoding import choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.seeding import generator
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
 
 _ALWAYS_DECODED = 100  # tokens up to which each one's text is looked at; a longer text is, every 1 % of its length

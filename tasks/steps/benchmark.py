@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 
 from data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
-from rlcore.audit.seals import require_sealed
+from rlcore.checks.audit.integrity import require_sealed
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError
-from rlcore.evaluation import accuracy, mean_share
+from rlcore.evaluation.intervals import accuracy, mean_share
 from tasks.home.artifacts import file_sha256
 from tasks.home.storage import write_json, write_table
 from tasks.preset.sections import Sections
@@ -31,7 +31,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     """
     config: BenchmarkConfig = context.config.stage.settings
     try:
-        from rlcore.harness import HarnessModel, evaluate
+        from rlcore.evaluation.lm_eval import HarnessModel, evaluate
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"stages.{context.stage} needs the evaluation harness, which is not installed ({error.name})",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.paired import paired_difference
+from rlcore.evaluation.paired_tests import paired_difference
 from tasks.home.storage import read_json, read_table, write_json
 from tasks.steps.base import StageContext, StageResult
 

@@ -13,8 +13,8 @@ import pandas as pd
 
 from data_contracts.contracts.difficulties import NAME, check_difficulties
 from rlcore.config import AnswersConfig
-from rlcore.evaluation import Interval, accuracy, mean_share
-from rlcore.rejection import Candidate
+from rlcore.evaluation.intervals import Interval, accuracy, mean_share
+from rlcore.sampling.rejection import Candidate
 from rlcore.types import Prompt
 from tasks.home.storage import write_json, write_table
 from tasks.steps.base import StageContext, StageResult

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlcore.audit.seals import require_sealed, write_seal
+from rlcore.checks.audit.integrity import require_sealed, write_seal
 from rlcore.config import DpoConfig
-from rlcore.evaluation import pair_accuracy
-from rlcore.models.runtime import Runtime
+from rlcore.distributed.distributed_supervised import DpoGroup, SupervisedPlan
+from rlcore.evaluation.intervals import pair_accuracy
+from rlcore.hardware.runtime import Runtime
 from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, prefer
 from rlcore.training.preferences import TokenPair, preference_sets
-from rlcore.training.supervised_ranks import DpoGroup, SupervisedPlan
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.pair_data import read_pair_data

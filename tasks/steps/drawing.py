@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcore.difficulty import Tried, drawn
 from rlcore.errors import DataError
+from rlcore.sampling.difficulty import Tried, drawn
 from rlcore.types import Prompt
 from tasks.home.storage import read_table
 from tasks.preset.stages import DrawConfig, RlStage

@@ -11,14 +11,14 @@ from pathlib import Path
 from data_contracts.contracts.search_corpus import read_corpus
 from data_contracts.errors import ContractError
 from rlcore.config import EpisodeConfig
+from rlcore.environments.environment import import_environment
+from rlcore.environments.episodes import EpisodeSampler
+from rlcore.environments.search import Passage
+from rlcore.environments.table import ToolResources, build_tools
 from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
-from rlcore.sampling.episodes import EpisodeSampler
 from rlcore.sandbox.pool import SandboxPool
-from rlcore.tokenization import ChatTokenizer
-from rlcore.tools.environment import import_environment
-from rlcore.tools.search import Passage
-from rlcore.tools.table import ToolResources, build_tools
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.artifacts import file_sha256
 from tasks.home.code_hash import closure_digest
 from tasks.preset.run import RunConfig

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from data_contracts.contracts import evaluations as contract
-from rlcore.audit.seals import require_sealed
-from rlcore.canaries.served import require_served
-from rlcore.evaluation import accuracy, dataset_accuracy, mean_share, pass_at_k
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.canaries.served_weights import require_served
+from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, score_each, ungraded
 from rlcore.sampling.base import Sampler, SamplingParams

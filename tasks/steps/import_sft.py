@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlcore.audit.seals import write_seal
+from rlcore.checks.audit.integrity import write_seal
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.models.importing import import_model, source_digest
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.settings import find_home
 from tasks.preset.run import RunConfig
 from tasks.preset.sections import Sections, sections_of

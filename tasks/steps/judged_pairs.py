@@ -16,17 +16,17 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.canaries.served import require_served
+from rlcore.checks.canaries.served_weights import require_served
 from rlcore.config import WinRateConfig
 from rlcore.errors import DataError, RewardError
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.architectures import positions_of
-from rlcore.models.runtime import Runtime
 from rlcore.rewards.pair_judge import BothOrders, PairJudge, judge_both_orders
 from rlcore.rewards.pairs import Pair
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict import build
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.home.storage import is_as_noted, note_digest, read_json, read_table, write_json, write_table
 from tasks.preset.data import DatasetConfig

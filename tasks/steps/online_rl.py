@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlcore.audit.seals import require_sealed, write_seal
+from rlcore.checks.audit.integrity import require_sealed, write_seal
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
+from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.loop.update import SKIPPED
-from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlcore.errors import DataError
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 from tasks.preset.data import DatasetConfig
 from tasks.steps.base import StageContext, prepared

@@ -12,8 +12,8 @@ from data_contracts.gate.data_gate import GateReport
 from data_contracts.gate.overlap import Overlap
 from data_contracts.text import prompt_key
 from rlcore.errors import DataError
-from rlcore.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.storage import read_column
 from tasks.preset.data import DatasetConfig
 from tasks.preset.sections import Sections

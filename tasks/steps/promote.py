@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.audit.seals import write_seal
+from rlcore.checks.audit.integrity import write_seal
 from rlcore.config import ModelConfig
 from rlcore.errors import DataError
+from rlcore.evaluation.promotion import Paired, Rule, Verdict, judge
 from rlcore.models.importing import import_model
-from rlcore.promotion import Paired, Rule, Verdict, judge
 from tasks.home.settings import find_home
 from tasks.home.storage import read_json, read_table, write_json
 from tasks.preset.promotion import PromotionConfig

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rlcore.checks import Check, at_least, at_most
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, DataError
-from rlcore.promotion import Paired
+from rlcore.evaluation.conditions import Check, at_least, at_most
+from rlcore.evaluation.promotion import Paired
 from tasks.home.storage import read_table
 from tasks.preset.promotion import PromotionConfig
 

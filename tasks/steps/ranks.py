@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from rlcore.cluster.ranks import cluster_ranks
-from rlcore.cluster.ray_cluster import open_cluster
 from rlcore.config import PlacementConfig
-from rlcore.models.runtime import Runtime
-from rlcore.training.children import child_ranks
-from rlcore.training.rank_pool import RankPool
+from rlcore.distributed.cluster.ray_cluster import open_cluster
+from rlcore.distributed.cluster.remote_ranks import cluster_ranks
+from rlcore.distributed.local_ranks import child_ranks
+from rlcore.distributed.rank_pool import RankPool
+from rlcore.hardware.runtime import Runtime
 
 
 @contextmanager

@@ -32,41 +32,41 @@ _REWARDS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _EPISODES = (
-    "rlcore.sampling.episodes",
-    "rlcore.sampling.openings",
-    "rlcore.sampling.replies",
-    "rlcore.tools",
+    "rlcore.environments.episodes",
+    "rlcore.environments.episode_setup",
+    "rlcore.environments.tool_output_template",
+    "rlcore.environments",
 )
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     "python": (*_EPISODES, "rlcore.sandbox"),
     "search": (*_EPISODES, "data_contracts.contracts.search_corpus"),
     "calculator": _EPISODES,
 }
-_DRAWN = ("rlcore.difficulty", "tasks.steps.drawing")
+_DRAWN = ("rlcore.sampling.difficulty", "tasks.steps.drawing")
 _SERVERS = ("rlcore.models.weight_names", "rlcore.sampling.replicas", "rlcore.sampling.vllm")
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
 _ADAPTED = "rlcore.models.lora"
-_RECOMPUTED = "rlcore.models.recompute"
+_RECOMPUTED = "rlcore.models.gradient_checkpointing"
 _RANKS = (
-    "rlcore.training.children",
-    "rlcore.training.exported",
-    "rlcore.training.group",
-    "rlcore.training.rank",
-    "rlcore.training.rank_pool",
-    "rlcore.training.rank_process",
-    "rlcore.training.supervised_ranks",
-    "rlcore.training.wire",
+    "rlcore.distributed.local_ranks",
+    "rlcore.distributed.exported",
+    "rlcore.distributed.distributed_learner",
+    "rlcore.distributed.rank",
+    "rlcore.distributed.rank_pool",
+    "rlcore.distributed.rank_process",
+    "rlcore.distributed.distributed_supervised",
+    "rlcore.distributed.serialization",
 )
 _CLUSTER = (
-    "rlcore.cluster.connection",
-    "rlcore.cluster.host",
-    "rlcore.cluster.ranks",
-    "rlcore.cluster.ray_cluster",
-    "rlcore.cluster.sampler_role",
-    "rlcore.cluster.samplers",
-    "rlcore.cluster.scorer_role",
-    "rlcore.cluster.scorers",
+    "rlcore.distributed.cluster.connection",
+    "rlcore.distributed.cluster.host",
+    "rlcore.distributed.cluster.remote_ranks",
+    "rlcore.distributed.cluster.ray_cluster",
+    "rlcore.distributed.cluster.sampler_actor",
+    "rlcore.distributed.cluster.samplers",
+    "rlcore.distributed.cluster.scorer_actor",
+    "rlcore.distributed.cluster.scorers",
 )
 
 

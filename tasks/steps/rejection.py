@@ -12,8 +12,8 @@ from data_contracts.gate.data_gate import GateLimits, GateReport
 from data_contracts.gate.reading import source_of
 from rlcore.config import RejectionConfig
 from rlcore.errors import DataError
-from rlcore.rejection import Candidate, Selection, Yield, account, select
-from rlcore.tokenization import ChatTokenizer
+from rlcore.sampling.rejection import Candidate, Selection, Yield, account, select
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.home.storage import write_json
 from tasks.steps.base import StageContext, StageResult

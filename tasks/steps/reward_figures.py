@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rlcore.evaluation import Interval, expected_calibration_error, pair_accuracy
-from rlcore.packing import TokenSequence
-from rlcore.training import reward_quality as quality
+from rlcore.evaluation.intervals import Interval, expected_calibration_error, pair_accuracy
+from rlcore.text.packing import TokenSequence
+from rlcore.training import reward_calibration as quality
 from rlcore.training.label_audit import Suspect
 from rlcore.training.linear_head import folds_of
 from rlcore.training.preferences import TokenPair

@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rlcore.checks import Check, at_least
 from rlcore.errors import DataError, NonFiniteError, TrainingError
-from rlcore.evaluation import independent_values
+from rlcore.evaluation.conditions import Check, at_least
+from rlcore.evaluation.intervals import independent_values
+from rlcore.evaluation.paired_tests import fewest, loss_p, score_interval
+from rlcore.evaluation.promotion import Verdict
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
-from rlcore.models.runtime import Runtime
-from rlcore.paired import fewest, loss_p, score_interval
-from rlcore.promotion import Verdict
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
 from tasks.home.artifacts import ArtifactRef, ArtifactStore
 from tasks.home.settings import find_home

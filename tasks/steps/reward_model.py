@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 
-from rlcore.audit.data import label_noise, require_anchors, require_labels
-from rlcore.audit.seals import require_sealed
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.audit.supervised_data import label_noise, require_anchors, require_labels
 from rlcore.config import RewardModelConfig
+from rlcore.distributed.distributed_supervised import RewardGroup, SupervisedPlan
 from rlcore.errors import TrainingError
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
-from rlcore.models.runtime import Runtime
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
 from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
 from rlcore.training.reward_model import Report
-from rlcore.training.supervised_ranks import RewardGroup, SupervisedPlan
 from tasks.home.storage import write_json, write_table
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.pair_data import read_anchors, read_pair_data

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from rlcore.config import RewardTerm
 from rlcore.errors import DataError
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
-from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards

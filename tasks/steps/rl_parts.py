@@ -7,25 +7,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 
-from rlcore.algorithms.settings import resolve_algorithm
-from rlcore.cluster.ranks import cluster_ranks
-from rlcore.cluster.ray_cluster import Cluster, open_cluster
-from rlcore.cluster.samplers import open_samplers
-from rlcore.cluster.scorers import open_scorers
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
+from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
+from rlcore.distributed.cluster.ray_cluster import Cluster, open_cluster
+from rlcore.distributed.cluster.remote_ranks import cluster_ranks
+from rlcore.distributed.cluster.samplers import open_samplers
+from rlcore.distributed.cluster.scorers import open_scorers
+from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.distributed.local_ranks import child_ranks
+from rlcore.hardware.runtime import Runtime
 from rlcore.loop import HeldOut, Parts
 from rlcore.models.architectures import max_positions
 from rlcore.models.reward_ensemble import RewardModel
-from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
-from rlcore.tokenization import ChatTokenizer
-from rlcore.training.building import LearnerPlan, make_learner, make_policy
-from rlcore.training.children import child_ranks
-from rlcore.training.group import LearnerGroup
-from rlcore.training.handle import LearnerHandle
-from rlcore.training.local import LocalLearner
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.training.local_learner import LocalLearner
 from rlcore.types import Prompt
 from tasks.home.code_hash import closure_digest
 from tasks.preset.sections import Sections

@@ -18,7 +18,7 @@ import pandas as pd
 from data_contracts.contracts import rollouts as contract
 from rlcore.errors import StorageError
 from rlcore.loop import Stop, summary_line
-from rlcore.loop.turns import Drawn
+from rlcore.loop.prompt_schedule import Drawn
 from rlcore.metrics import check_names
 from rlcore.types import ScoredRollout
 from tasks.home.storage import is_as_noted, note_digest, write_json, write_table

@@ -11,14 +11,13 @@ import torch
 
 from rlcore.config import AdapterConfig, EngineConfig, SamplingConfig, TransferKind
 from rlcore.errors import ConfigError
+from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.architectures import positions_of
-from rlcore.models.runtime import Runtime
-from rlcore.out_of_memory import free_cached
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import open_servers
-from rlcore.sampling.vllm.in_process import open_in_process
-from rlcore.sampling.vllm.placement import (
+from rlcore.sampling.vllm.gpu_assignment import (
     Cards,
     choose_transfer,
     deal,
@@ -27,9 +26,10 @@ from rlcore.sampling.vllm.placement import (
     on_the_trainers,
     visible_cards,
 )
+from rlcore.sampling.vllm.in_process import open_in_process
 from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
 from rlcore.sampling.vllm.weights import exchange_folder
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from rlcore.config import HardwareConfig
-from rlcore.machine import choose_device_and_dtype
-from rlcore.models.runtime import Runtime
-from rlcore.out_of_memory import free_cached
+from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.runtime import Runtime
 
 
 @contextlib.contextmanager

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_contracts.characters import has_visible
-from rlcore.audit.seals import require_sealed
-from rlcore.canaries import mask_canary
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.canaries import mask_canary
 from rlcore.config import AnswersConfig
+from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import ConfigError, RewardError
 from rlcore.models.architectures import positions_of
-from rlcore.rejection import Candidate
 from rlcore.rewards.base import check_error_rate, score_groups
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
-from rlcore.sampling.episodes import EpisodeSampler
+from rlcore.sampling.rejection import Candidate
 from rlcore.seeding import derive_seed, shuffled
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 from tasks.home.storage import is_as_noted, note_digest, read_json, read_table, write_json
 from tasks.steps.base import MODEL, StageContext

@@ -12,7 +12,7 @@ from rlcore.errors import DataError
 from rlcore.rewards.base import RewardFn
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tasks.home.storage import write_table
 from tasks.preset.data import POLICY, DatasetConfig

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rlcore.audit.data import require_demonstrations
-from rlcore.audit.pairing import mates_of, require_mates, require_pairing
-from rlcore.audit.seals import require_sealed, write_seal
+from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.checks.audit.shuffle_gap import mates_of, require_mates, require_pairing
+from rlcore.checks.audit.supervised_data import require_demonstrations
 from rlcore.config import SftConfig
-from rlcore.demonstrations import Demonstration
-from rlcore.models.check import check_model
-from rlcore.models.runtime import Runtime
-from rlcore.tokenization import ChatTokenizer
+from rlcore.distributed.distributed_supervised import SftGroup, SupervisedPlan
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.logprob_check import check_model
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.sft import SftHandle, SftLearner, teach
-from rlcore.training.supervised_ranks import SftGroup, SupervisedPlan
 from tasks.home.storage import write_json
 from tasks.steps.base import MODEL, StageContext, StageResult
 from tasks.steps.ranks import open_ranks_alone

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcore.demonstrations import Demonstration, render_conversation
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.demonstrations import Demonstration, render_conversation
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 from tasks.steps.rows import DemonstrationRow, PairRow
 

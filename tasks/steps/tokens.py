@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlcore.errors import ConfigError
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.steps.base import StageContext, prepared
 from tasks.steps.rows import PromptRow, read_prompts

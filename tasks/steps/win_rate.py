@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rlcore.audit.seals import require_sealed
+from rlcore.checks.audit.integrity import require_sealed
 from rlcore.config import WinRateConfig
 from rlcore.errors import ConfigError
-from rlcore.models.runtime import Runtime
+from rlcore.evaluation.win_rate import JudgeAudit, Verdicts, WinRate, audit_judge, win_rate
+from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.rewards.reward_model import token_scorer
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from rlcore.win_rate import JudgeAudit, Verdicts, WinRate, audit_judge, win_rate
 from tasks.home.storage import write_json, write_table
 from tasks.preset.stages import WinRateStage
 from tasks.steps.base import MODEL, StageContext, StageResult

@@ -14,8 +14,8 @@ import torch
 
 from rlcore.models.loading import load_policy
 from rlcore.models.reward_ensemble import load_reward_model
-from rlcore.packing import TokenSequence
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 
 _TOKENS = 8192  # of a batch

@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import EpisodeConfig
-from rlcore.tools.table import TOOLS
+from rlcore.environments.table import TOOLS
 from tasks.steps import recipe
 from tests.architecture.source_files import ROOT
 

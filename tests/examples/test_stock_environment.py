@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+from rlcore.environments.base import ParsedCall, ToolOutput, parse_call
+from rlcore.environments.environment import environment_of
+from rlcore.environments.environment_pool import Worlds
 from rlcore.examples import stock
 from rlcore.examples.environments import Stock
-from rlcore.tools.base import ParsedCall, ToolOutput, parse_call
-from rlcore.tools.environment import environment_of
-from rlcore.tools.worlds import Worlds
 from rlcore.types import Message, Prompt
 
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from rlcore.environments.base import CallError, ParsedCall, ToolOutput, parse_call
+from rlcore.environments.environment import environment_of
+from rlcore.environments.environment_pool import Worlds
 from rlcore.examples import towns
 from rlcore.examples.environments import Towns
-from rlcore.tools.base import CallError, ParsedCall, ToolOutput, parse_call
-from rlcore.tools.environment import environment_of
-from rlcore.tools.worlds import Worlds
 from rlcore.types import Message, Prompt
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlcore.config import HardwareConfig
-from rlcore.machine import find_machine
+from rlcore.hardware.machine import find_machine
 from tasks.home.storage import read_table
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "micro_curve.json"

@@ -12,11 +12,11 @@ import torch
 
 from flows.presets import open_preset
 from rlcore.config import HardwareConfig
-from rlcore.memory import held_bytes
+from rlcore.hardware.memory import held_bytes
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
-from rlcore.models.runtime import Runtime
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from tasks.preset.stages import RlStage
 from tasks.steps.rewards import open_reward_models
 from tasks.steps.runtime import open_runtime

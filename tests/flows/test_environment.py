@@ -23,7 +23,7 @@ class Sums:
         """
         first, _, second = expression.partition("*")
         if not (first.isdigit() and second.isdigit()):
-            from rlcore.tools.base import CallError
+            from rlcore.environments.base import CallError
 
             raise CallError("write two numbers, such as 47*86")
         self.has_asked = True

@@ -50,7 +50,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 def arguments(command: str, url: str) -> list[str]:
     own = (
         "stages.grpo.sampling.episodes.tools=[]",
-        "stages.grpo.sampling.episodes.environment=rlcore.tools.mcp_server:McpServer",
+        "stages.grpo.sampling.episodes.environment=rlcore.environments.mcp_server:McpServer",
         f"stages.grpo.sampling.episodes.options={{url='{url}'}}",
         "stages.grpo.sampling.episodes.timeout_seconds=60.0",
         "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",

@@ -10,13 +10,13 @@ from tests.flows.conftest import ROOT, environment
 from tests.flows.test_agentic import SETTINGS
 from tests.flows.test_mcp import check_calls
 from tests.flows.warm import run_warm
-from tests.rlcore.tools.test_openenv import serving
+from tests.rlcore.environments.test_openenv import serving
 
 
 def arguments(url: str) -> list[str]:
     own = (
         "stages.grpo.sampling.episodes.tools=[]",
-        "stages.grpo.sampling.episodes.environment=rlcore.tools.openenv:OpenEnv",
+        "stages.grpo.sampling.episodes.environment=rlcore.environments.openenv:OpenEnv",
         f"stages.grpo.sampling.episodes.options={{url='{url}'}}",
         "stages.grpo.sampling.episodes.timeout_seconds=60.0",
         "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rlcore.config import OptimConfig, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.models.batches import choose_attention
-from rlcore.models.precision import compute_in
-from rlcore.packing import TokenSequence
+from rlcore.hardware.precision import compute_in
+from rlcore.models.batching import choose_attention
+from rlcore.text.packing import TokenSequence
 from rlcore.types import TrainingSample
 
 VOCABULARY = 262  # that of the tokenizer of models from scratch

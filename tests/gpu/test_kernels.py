@@ -13,9 +13,9 @@ from rlcore.models.heads import ScalarModel, score_values
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
 from rlcore.sampling.decoding import decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.text.packing import TokenSequence
 from tests.gpu import micro
 
 NUM_TOKENS, HIDDEN, LENGTHS = 96, 64, (40, 1, 30, 25)

@@ -14,17 +14,17 @@ from transformers import GenerationConfig, LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import SftConfig
-from rlcore.demonstrations import Demonstration
 from rlcore.models.heads import ScalarModel
 from rlcore.models.scratch import make_tokenizer
-from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
-from rlcore.training.local import merged_state
+from rlcore.training.local_learner import merged_state
+from rlcore.training.scoring_models import Judges
 from rlcore.training.sft import train_sft
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 from tests.gpu import micro

@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import EngineConfig, SamplingConfig, UpdateConfig
-from rlcore.memory_plan import ModelSize, rl_needs
+from rlcore.hardware.memory_plan import ModelSize, rl_needs
+from rlcore.hardware.out_of_memory import free_cached
 from rlcore.models.policy import score_sequences
-from rlcore.out_of_memory import free_cached
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 from tests.small_memory import room_for

@@ -11,10 +11,10 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, UpdateConfig
+from rlcore.distributed.ranks import Ranks, open_ranks, whole
+from rlcore.distributed.sharded import Sharding, shard
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import score_sequences
-from rlcore.models.sharded import Sharding, shard
-from rlcore.ranks import Ranks, open_ranks, whole
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 

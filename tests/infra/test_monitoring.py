@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from rlcore.metrics import METRICS
-from rlcore.sampling.vllm import metrics as engine_metrics
+from rlcore.sampling.vllm import server_load as engine_metrics
 from tasks.pipeline.exporter import ADDRESS, LOGGED, STEP, gauge_name
 from tests.infra.documents import INFRA, read, tool
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlcore.config import TransferKind
 from rlcore.models.loading import load_policy
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
 

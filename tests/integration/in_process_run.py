@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
-from rlcore.canaries.agreement import Spread
+from rlcore.checks.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import EngineConfig
 from rlcore.errors import RlcoreError
 from rlcore.models.loading import load_policy
@@ -36,7 +36,7 @@ from rlcore.sampling.vllm.transfer import (
     world_sizes,
 )
 from rlcore.sampling.vllm.weights import Weights
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.server import VllmSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 from tests.integration import vllm_runs
 from tests.integration.vllm_runs import PARAMS, TOLERANCE, killed_after, lose, rollouts_of, say, sync, worst_difference

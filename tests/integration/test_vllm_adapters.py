@@ -18,12 +18,12 @@ from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
-from rlcore.sampling.vllm import sync as syncing
+from rlcore.sampling.vllm import server_sync as syncing
 from rlcore.sampling.vllm.server import VllmSampler
-from rlcore.sampling.vllm.sync import publish
+from rlcore.sampling.vllm.server_sync import publish
 from rlcore.sampling.vllm.weights import Weights
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
 from tests.integration.vllm_runs import PARAMS, TOLERANCE, prove, rollouts_of, say

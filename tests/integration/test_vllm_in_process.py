@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("in_process_run.py")
-NEEDED = "import torch, transformers, safetensors, jinja2, vllm, rlcore.canaries, rlcore.sampling.native"
+NEEDED = "import torch, transformers, safetensors, jinja2, vllm, rlcore.checks.canaries, rlcore.sampling.native"
 
 
 @pytest.fixture(scope="module")

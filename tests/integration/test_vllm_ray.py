@@ -49,7 +49,7 @@ PLACED = (
 # The share of even token ids: a policy learns that within a few iterations, whatever it knew.
 LEARNABLE = (
     "hardware.dtype=float32",
-    "stages.grpo.rewards=[{kind='tests.rlcore.cluster.scoring:even',weight=1.0}]",
+    "stages.grpo.rewards=[{kind='tests.rlcore.distributed.cluster.scoring:even',weight=1.0}]",
     "stages.grpo.learning_rate=0.005",
     "health.kl.warn=100.0",  # it goes far, and may
     "health.kl.stop=1000.0",

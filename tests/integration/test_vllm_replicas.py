@@ -19,7 +19,7 @@ from rlcore.sampling.base import SamplingParams, take_metrics
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.vllm.server import VllmSampler, open_vllm
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
 from tests.integration.vllm_runs import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.settings import Home
 from tasks.pipeline.delivery import export_model
 from tasks.pipeline.serving import TOKEN

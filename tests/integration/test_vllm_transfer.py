@@ -18,7 +18,7 @@ from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.server import VllmSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
 from tests.integration.vllm_runs import TOLERANCE, lose, rollouts_of, say, sync, worst_difference

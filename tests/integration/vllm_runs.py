@@ -17,8 +17,8 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
-from rlcore.canaries.agreement import Spread
+from rlcore.checks.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import DeadlineConfig, EngineConfig, ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
 from rlcore.models.lora import AdaptedModel
@@ -27,8 +27,8 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import VllmSampler, open_vllm
-from rlcore.tokenization import ChatTokenizer
-from rlcore.training.local import merged_state
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.local_learner import merged_state
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 
 PYTHON = os.environ.get("ENGINE_PYTHON", "")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tests.machines.table import MACHINES, ROOT, Emulated, environment_of
 
 FAST = "not slow and not peers and not engine and not services and not scale"
-WHAT_COMPUTES = "from rlcore.machine import *; print(find_machine(HardwareConfig(device='cpu')))"
+WHAT_COMPUTES = "from rlcore.hardware.machine import *; print(find_machine(HardwareConfig(device='cpu')))"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from rlcore.algorithms.objective import mismatch_correction
 from rlcore.config import MismatchConfig
 from rlcore.models.heads import ScalarModel, score_rewards
 from rlcore.models.policy import completion_logprobs
-from rlcore.packing import TokenSequence, pack
+from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.experience import is_usable
 from tests.learners import gradients_of, make_learner, update_config
 from tests.peers.conftest import Record

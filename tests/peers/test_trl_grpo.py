@@ -21,7 +21,7 @@ from rlcore.algorithms.surrogates import cispo, ppo_clip
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.config import KlConfig
 from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 from tests import strategies

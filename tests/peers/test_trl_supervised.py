@@ -15,9 +15,9 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from rlcore.config import RewardModelConfig, SftConfig
-from rlcore.demonstrations import Demonstration
 from rlcore.models.heads import ScalarModel
-from rlcore.packing import TokenSequence
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_model import train_reward_model
 from rlcore.training.sft import train_sft

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from rlcore.models.scratch import make_tokenizer
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from tests import strategies
 
 TOKENIZER = make_tokenizer(max_positions=128)  # its EOS is its padding, as in every ChatML model

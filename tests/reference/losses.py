@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 
 
 class Token(NamedTuple):

@@ -30,7 +30,7 @@ from rlcore.loop import Parts, Run, iterate
 from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.models.importing import import_model
 from rlcore.rewards.table import function_reward
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout
 from tasks.home.settings import Home
 from tasks.preset.sections import Sections

@@ -21,12 +21,12 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.models.weight_names import as_stored
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.vllm.placement import is_installed
+from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
 from rlcore.sampling.vllm.weights import Converted, checkpoint_shapes, differing_parts, misfits
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 WORKER_CLASS = "rlcore.sampling.vllm.worker.receiver.WeightReceiver"

@@ -10,7 +10,7 @@ import torch
 
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 
 _NO_NUMBER = -9999.0  # what vLLM writes for a log-probability of NaN

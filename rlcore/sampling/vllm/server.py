@@ -19,14 +19,14 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
-from rlcore.sampling.vllm.metrics import EngineWatch
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
-from rlcore.sampling.vllm.sync import ADAPTER, WeightSync, publish
+from rlcore.sampling.vllm.server_load import EngineWatch
+from rlcore.sampling.vllm.server_sync import ADAPTER, WeightSync, publish
 from rlcore.sampling.vllm.transfer import FileTransfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 MAX_ATTEMPTS = 3  # to get one completion
@@ -106,7 +106,7 @@ class VllmSampler:
         return self._watch.take()
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights over; see :meth:`rlcore.sampling.vllm.sync.WeightSync.send`."""
+        """Hand the weights over; see :meth:`rlcore.sampling.vllm.server_sync.WeightSync.send`."""
         self.sync.send(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:

@@ -22,7 +22,7 @@ from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.weight_names import as_stored
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.worker.sums import adapter_part, add, bit_sum, state_sums
+from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_sum, state_sums
 
 DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from the trainer's GPU, without a file in between
 _MEMORY = Path("/dev/shm")  # a file there never touches a disk
@@ -237,7 +237,7 @@ def differing_parts(
     dtype: torch.dtype,
     seed: int,
 ) -> list[str]:
-    """The parts whose sums differ; ``answers``: each worker's :func:`rlcore.sampling.vllm.worker.sums.engine_sums`.
+    """The parts whose sums differ; ``answers``: each worker's ``engine_sums``.
 
     ``is_adapter``: the engine holds the base's weights, and the adapter of ``state`` apart from them.
     """

@@ -16,7 +16,7 @@ import torch
 from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import completion_ratio
-from rlcore.algorithms.settings import with_constants
+from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.config import MismatchConfig
 from tests import strategies

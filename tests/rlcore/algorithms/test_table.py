@@ -10,7 +10,7 @@ import torch
 
 from rlcore.algorithms.advantages import gae, length_adaptive_gae
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
-from rlcore.algorithms.settings import with_constants
+from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import MismatchConfig
 from tests import strategies

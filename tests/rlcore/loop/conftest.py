@@ -14,11 +14,11 @@ import torch
 from rlcore.config import CheckpointConfig, ModelConfig, SamplingConfig, ShapeConfig
 from rlcore.loop import Parts, Stop
 from rlcore.loop.native import chat_prompts, native_parts
-from rlcore.loop.turns import Drawn
+from rlcore.loop.prompt_schedule import Drawn
 from rlcore.models.importing import import_model
 from rlcore.rewards.table import function_reward
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout, ScoredRollout
 from tests import strategies
 

@@ -12,7 +12,7 @@ import pytest
 from rlcore.config import CheckpointConfig
 from rlcore.errors import CheckpointError
 from rlcore.loop.checkpoints import Checkpoints
-from rlcore.training.local import LocalLearner
+from rlcore.training.local_learner import LocalLearner
 from tests.learners import make_learner as make
 
 IDENTITY = {"stage": "k"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.loop.turns import Drawn, fresh_prompts, replace_groups
+from rlcore.loop.prompt_schedule import Drawn, fresh_prompts, replace_groups
 from rlcore.types import Prompt
 
 Group = tuple[int, bool]  # (number of the draw, whether it carries a signal)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.checks.health import Judge
 from rlcore.config import HealthConfig
 from rlcore.errors import CheckpointError
-from rlcore.health import Judge
 from rlcore.loop import train
 from rlcore.loop.history import NAME, History
 from tests.rlcore.loop.conftest import KilledError, MakeParts, Tape

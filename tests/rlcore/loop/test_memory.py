@@ -11,8 +11,8 @@ import torch
 
 from rlcore.loop.history import History
 from rlcore.loop.update import measured_update
-from rlcore.training.local import LocalLearner
-from rlcore.training.totals import UpdateStats
+from rlcore.training.local_learner import LocalLearner
+from rlcore.training.update_stats import UpdateStats
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import make_learner

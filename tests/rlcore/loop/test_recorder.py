@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rlcore.health import Finding
+from rlcore.checks.health import Finding
 from rlcore.loop import LogRecorder, Stop, summary_line
 
 METRICS = {"reward/mean": 0.5123, "completion/length": 18.04}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError, RewardError
+from rlcore.loop.prompt_schedule import Turns
 from rlcore.loop.rollouts import carries_signal, draw_groups, replacement_metrics
-from rlcore.loop.turns import Turns
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score

@@ -13,7 +13,7 @@ from rlcore.config import AuditConfig, HealthConfig
 from rlcore.errors import NonFiniteError
 from rlcore.loop import iterate, open_run, train
 from rlcore.loop.update import SAMPLES, SKIPPED, keep_batch
-from rlcore.training.local import LocalLearner
+from rlcore.training.local_learner import LocalLearner
 from tests import strategies
 from tests.rlcore.loop.conftest import MakeParts, Tape, weights
 

@@ -12,7 +12,7 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
 from rlcore.loop.update import mean_kl
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
+from rlcore.training.scoring_models import Judges
 from tests import strategies
 
 

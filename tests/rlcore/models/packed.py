@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.models.policy import completion_logprobs
-from rlcore.packing import TokenSequence, pack
+from rlcore.text.packing import TokenSequence, pack
 from tests import strategies
 from tests.reference.losses import one_at_a_time
 

@@ -12,20 +12,20 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.config import AdapterConfig
 from rlcore.errors import ModelError
-from rlcore.memory_plan import ModelSize
-from rlcore.models import adapter_targets, batches
+from rlcore.hardware.memory_plan import ModelSize
+from rlcore.models import adapter_targets, batching
 from rlcore.models.architectures import positions_of, shares_prompts
-from rlcore.models.batches import choose_attention, pack_for
-from rlcore.models.check import check_model
+from rlcore.models.batching import choose_attention, pack_for
+from rlcore.models.gradient_checkpointing import recompute_layers
 from rlcore.models.loading import load_policy
+from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import MergedState, add_adapter
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.recompute import recompute_layers
 from rlcore.models.weight_names import as_stored
-from rlcore.packing import TokenSequence
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.weights import checkpoint_shapes, misfits, stored_tensors
+from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
 
@@ -44,7 +44,7 @@ def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def _said_once() -> Iterator[None]:
-    batches._say_slow.cache_clear()
+    batching._say_slow.cache_clear()
     yield
 
 
@@ -242,7 +242,7 @@ def test_a_mixtures_experts_keep_their_weights_and_the_log_says_so(caplog: pytes
 
 def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     (hybrid,) = [each for each in ARCHITECTURES if each.model_type == "lfm2"]
-    with caplog.at_level("WARNING", logger=batches.__name__):
+    with caplog.at_level("WARNING", logger=batching.__name__):
         choose_attention(make(hybrid))
         choose_attention(make(hybrid))
     assert caplog.text.count("Lfm2ForCausalLM hands a state on from token to token") == 1

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from rlcore.models import block_mask as module
 from rlcore.models.block_mask import block_mask
-from rlcore.packing import tree_mask
+from rlcore.text.packing import tree_mask
 from tests.largest_tensor import LargestTensor
 from tests.rlcore.models.test_tree_attention import segments
 

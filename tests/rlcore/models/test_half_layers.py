@@ -14,13 +14,13 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from rlcore.hardware.precision import compute_in
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.precision import compute_in
 from rlcore.models.tree_attention import layout_of, tree_attention_forward
-from rlcore.packing import TokenSequence, pack, tree_mask
 from rlcore.sampling.decoding import decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.text.packing import TokenSequence, pack, tree_mask
 from tests import strategies
 from tests.rlcore.models.test_tree_attention import tree_llama
 

@@ -9,7 +9,7 @@ import torch
 
 from rlcore.errors import ModelError
 from rlcore.models.heads import ScalarModel, load_scalar_model, save_head, score_rewards, score_values
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from tests import strategies
 
 

@@ -20,7 +20,7 @@ from rlcore.errors import ModelError, StorageError
 from rlcore.models.exporting import export_checkpoint
 from rlcore.models.importing import import_model, source_digest
 from rlcore.models.loading import load_policy
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.rlcore.models.zoo import ARCHITECTURES, make
 
@@ -165,7 +165,7 @@ class Tomorrow(date):
 def test_a_template_that_asks_for_the_date_writes_the_day_of_the_import_from_then_on(
     damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcore.models.starting_tokenizer.date", Tomorrow)
+    monkeypatch.setattr("rlcore.models.import_tokenizer.date", Tomorrow)
     import_folder(dated(damaged), tmp_path / "first")
     monkeypatch.undo()
     assert first_line(tmp_path / "first") == "Today: 03 February 2031"

@@ -19,7 +19,7 @@ from rlcore.models.loading import load_policy
 from rlcore.models.scratch import CHAT_TEMPLATE, make_model, make_tokenizer
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout
 
 CPU = torch.device("cpu")

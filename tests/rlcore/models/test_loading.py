@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from rlcore.errors import ModelError, StorageError
 from rlcore.models.loading import load_policy, save_model
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import make_checkpoint
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlcore.hardware.precision import at_least_float32
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
-from rlcore.models.precision import at_least_float32
 from tests.largest_tensor import LargestTensor
 
 NUM_TOKENS, HIDDEN, VOCABULARY = 13, 6, 17

@@ -17,8 +17,8 @@ from rlcore.models.heads import ScalarModel
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter, is_adapter_of, load_adapter
 from rlcore.models.policy import completion_logprobs, score_sequences
-from rlcore.packing import pack
-from rlcore.training.local import merged_state
+from rlcore.text.packing import pack
+from rlcore.training.local_learner import merged_state
 from tests import strategies
 
 CONFIG = AdapterConfig(rank=4, alpha=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlcore.models.policy import completion_logprobs, score_sequences
-from rlcore.packing import TokenSequence, pack
+from rlcore.text.packing import TokenSequence, pack
 from tests import strategies
 from tests.largest_tensor import LargestTensor
 from tests.reference.losses import one_at_a_time

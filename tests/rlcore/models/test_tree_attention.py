@@ -14,8 +14,8 @@ from rlcore.errors import ModelError
 from rlcore.models import tree_attention
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.tree_attention import TREE_ATTENTION, Tree, layout_of, tree_attention_forward
-from rlcore.packing import TokenSequence, pack, tree_mask
 from rlcore.sampling.kv_cache import grouped_attention
+from rlcore.text.packing import TokenSequence, pack, tree_mask
 from tests import strategies
 from tests.rlcore.models.packed import (
     BOUNDS,

@@ -16,7 +16,7 @@ import pytest
 
 from data_contracts.adapters.public import humaneval_prompts
 from data_contracts.contracts.code_tasks import stub
-from rlcore.canaries import reward_canary
+from rlcore.checks.canaries import reward_canary
 from rlcore.config import RewardTerm
 from rlcore.errors import CanaryError
 from rlcore.rewards import RewardResources, build_rewards

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128)

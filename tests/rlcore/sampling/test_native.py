@@ -18,7 +18,7 @@ from rlcore.sampling import native
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.decoding import decode
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=12, num_samples=3)

@@ -13,20 +13,20 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.canaries import Baseline
-from rlcore.canaries.agreement import Spread
+from rlcore.checks.canaries import Baseline
+from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import EngineConfig, SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
-from rlcore.loop.sync import compare_engines, sync_weights
+from rlcore.loop.weight_sync import compare_engines, sync_weights
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams, members_of, take_metrics
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
-from rlcore.training.local import LocalLearner
+from rlcore.training.local_learner import LocalLearner
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests import strategies
 

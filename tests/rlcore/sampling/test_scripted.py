@@ -11,7 +11,7 @@ from rlcore.errors import SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedCompletion, ScriptedSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=3)

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.table import ALGORITHMS
+from rlcore.checks.health import judge
 from rlcore.config import LIMITS, HealthConfig, LimitConfig
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.health import judge
 from rlcore.training.checkpoint import is_intact, load_newest, save_checkpoint, steps_to_keep
 from rlcore.training.learner import Learner
-from rlcore.training.sealed import MANIFEST
+from rlcore.training.manifest import MANIFEST
 from tests import learners, strategies
 from tests.learners import weights_of
 

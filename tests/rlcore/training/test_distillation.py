@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import KlConfig, RlConfig
 from rlcore.errors import ConfigError
-from rlcore.packing import TokenSequence
 from rlcore.rewards.mix import MixedReward
+from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import Experience, build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.scoring_models import Judges
 from tests import strategies
 from tests.learners import update_config, weights_of
 from tests.reference.losses import one_at_a_time

@@ -12,9 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rlcore.config import AdapterConfig, DpoConfig
 from rlcore.errors import DataError, NonFiniteError
+from rlcore.hardware.precision import compute_in
 from rlcore.models.lora import AdaptedModel, add_adapter
-from rlcore.models.precision import compute_in
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, prefer, whole_logprobs
 from rlcore.training.preferences import TokenPair, different_sequences
 from tests import strategies

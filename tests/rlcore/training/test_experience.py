@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.settings import with_constants
+from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import Experience, build_experience, earned, lay_out_episodes
-from rlcore.training.judges import Judges
+from rlcore.training.scoring_models import Judges
 from rlcore.types import ScoredRollout
 from tests import strategies
 from tests.reference import advantages as reference

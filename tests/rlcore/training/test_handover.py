@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.distributed.ranks import ONE, Ranks
 from rlcore.errors import CanaryError
-from rlcore.ranks import ONE, Ranks
 from rlcore.training.handover import digest_of, require_same
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample

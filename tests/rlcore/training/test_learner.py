@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, SamplingConfig
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.training.minibatches import split_by_prompt
 from rlcore.types import TrainingSample

@@ -12,7 +12,7 @@ import torch
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.policy import score_sequences
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
 from rlcore.types import TrainingSample

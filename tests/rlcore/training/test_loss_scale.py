@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.models.precision import compute_in
+from rlcore.hardware.precision import compute_in
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
 from tests import strategies
 

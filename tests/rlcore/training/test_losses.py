@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlcore.config import CriticConfig
-from rlcore.packing import pack
+from rlcore.text.packing import pack
 from rlcore.training.losses import critic_loss
 from rlcore.training.minibatches import Columns, token_sequences
-from rlcore.training.totals import Totals
+from rlcore.training.update_stats import Totals
 from rlcore.types import TrainingSample
 from tests import strategies
 

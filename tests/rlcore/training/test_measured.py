@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.checks.health import judge
 from rlcore.config import CriticConfig, HealthConfig, KlConfig, MismatchConfig
-from rlcore.health import judge
 from rlcore.models.policy import completion_logprobs
-from rlcore.packing import pack
+from rlcore.text.packing import pack
 from rlcore.training.learner import Learner
 from rlcore.training.minibatches import own_tokens, token_sequences
 from rlcore.types import TrainingSample

@@ -10,7 +10,7 @@ import torch
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.errors import NonFiniteError
-from rlcore.packing import pack
+from rlcore.text.packing import pack
 from rlcore.training.minibatches import (
     Columns,
     own_tokens,

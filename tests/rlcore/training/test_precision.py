@@ -13,17 +13,17 @@ from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig, OptimConfig, SamplingConfig, SftConfig
-from rlcore.demonstrations import Demonstration
+from rlcore.hardware.precision import autocast, compute_dtype, compute_in, narrow_linears
+from rlcore.models.gradient_checkpointing import recompute_layers
 from rlcore.models.heads import ScalarModel
 from rlcore.models.policy import hidden_states
-from rlcore.models.precision import autocast, compute_dtype, compute_in, narrow_linears
-from rlcore.models.recompute import recompute_layers
-from rlcore.packing import TokenSequence, pack
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import ROUNDING, Learner
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
+from rlcore.training.scoring_models import Judges
 from rlcore.training.sft import train_sft
 from rlcore.types import Score
 from tests import strategies

@@ -18,9 +18,9 @@ from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
-from rlcore.training.sealed import MANIFEST
+from rlcore.training.manifest import MANIFEST
+from rlcore.training.scoring_models import Judges
 from tests import strategies
 from tests.learners import weights_of
 

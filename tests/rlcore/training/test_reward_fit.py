@@ -17,12 +17,12 @@ from rlcore.models.heads import ScalarModel
 from rlcore.models.lora import add_adapter
 from rlcore.models.reward_ensemble import RewardModel, raw_scores
 from rlcore.models.reward_scale import RewardScales
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import audit_labels, linear_pairs
 from rlcore.training.preferences import TokenPair
+from rlcore.training.reward_calibration import cluster_bootstrap
 from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales, resample
 from rlcore.training.reward_learner import RewardLearner, reward_members
-from rlcore.training.reward_quality import cluster_bootstrap
 from tests import strategies
 
 GOOD = 5  # the rule: the completion that ends with this token is the better one

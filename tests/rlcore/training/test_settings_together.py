@@ -13,10 +13,10 @@ import torch
 from rlcore.algorithms.advantages import STD_EPSILON
 from rlcore.config import KlConfig, MismatchConfig
 from rlcore.models.heads import ScalarModel
-from rlcore.packing import TokenSequence
+from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import build_experience
-from rlcore.training.judges import Judges
 from rlcore.training.learner import Learner
+from rlcore.training.scoring_models import Judges
 from rlcore.types import Rollout, ScoredRollout
 from tests import strategies
 from tests.learners import assert_same, gradients_of, make_learner, update_config

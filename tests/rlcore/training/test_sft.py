@@ -12,9 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaForCausalLM
 
 from rlcore.config import SftConfig
-from rlcore.demonstrations import Demonstration
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.packing import TokenSequence
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
 from rlcore.training.sft import mean_loss, minibatches, train_sft
 from tests import strategies
 from tests.learners import UNCLIPPED, assert_same, weights_of

@@ -54,11 +54,16 @@ def changed(tree: Path, name: str, text: str) -> set[str]:
 
 def test_a_closure_follows_imports_at_the_top_in_functions_and_by_name(tree: Path) -> None:
     assert closure("tasks.steps.train", root=tree) == {
-        "tasks", "tasks.steps", "tasks.steps.train", "rlcore", "rlcore.learn", "rlcore.maths", "rlcore.maths.deep",
-    }  # fmt: skip
-    assert closure("tasks.steps.score", root=tree) == {
-        "tasks", "tasks.steps", "tasks.steps.score", "rlcore", "rlcore.grade", "rlcore.late",
-    }  # fmt: skip
+        "tasks.steps.train",
+        "rlcore.learn",
+        "rlcore.maths.deep",
+    }
+    assert closure("tasks.steps.score", root=tree) == {"tasks.steps.score", "rlcore.grade", "rlcore.late"}
+
+
+def test_a_package_counts_from_its_first_line_of_code_on(tree: Path) -> None:
+    assert changed(tree, "rlcore/maths/__init__.py", '"""Nothing but mathematics."""\n') == set()
+    assert changed(tree, "rlcore/maths/__init__.py", "X = 1\n") == {"tasks.steps.train"}
 
 
 def test_an_edit_deep_inside_changes_exactly_the_stages_that_reach_it(tree: Path) -> None:
@@ -135,16 +140,18 @@ def test_a_users_package_is_followed_too(tree: Path, monkeypatch: pytest.MonkeyP
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "stage.py").write_text("from rlcore_user_stage import helper\nfrom rlcore.types import Prompt\n")
-    (package / "helper.py").write_text("")
+    (package / "helper.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(package.parent))
     assert closure("rlcore_user_stage.stage") == {
-        "rlcore_user_stage", "rlcore_user_stage.stage", "rlcore_user_stage.helper", "rlcore.types",
-    }  # fmt: skip
+        "rlcore_user_stage.stage",
+        "rlcore_user_stage.helper",
+        "rlcore.types",
+    }
 
 
 def test_the_digests_of_our_own_code_name_modules_that_exist() -> None:
-    found = closure_digests("rlcore.algorithms.advantages")
-    assert {"rlcore.algorithms", "rlcore.algorithms.advantages"} <= set(found)
+    found = closure_digests("rlcore.loop.run")
+    assert {"rlcore.loop.run", "rlcore.loop.iteration", "rlcore.types"} <= set(found)
     assert not set(found) & set(NEUTRAL)
 
 
@@ -157,8 +164,9 @@ def test_every_neutral_folder_or_module_exists_so_that_a_rename_is_noticed() -> 
 
 def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
     assert closure("tasks.steps.train", without=["rlcore.maths"], root=tree) == {
-        "tasks", "tasks.steps", "tasks.steps.train", "rlcore", "rlcore.learn",
-    }  # fmt: skip
+        "tasks.steps.train",
+        "rlcore.learn",
+    }
 
 
 def test_the_code_version_is_never_empty() -> None:
@@ -184,7 +192,6 @@ def test_a_users_module_is_followed_into_the_users_own_code_and_no_other(
     monkeypatch.syspath_prepend(tmp_path)
     assert closure("followed_rewards") == {
         "followed_rewards",
-        "followed_helpers",
         "followed_helpers.words",
         "followed_deep",
     }

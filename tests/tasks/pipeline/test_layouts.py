@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.config import AdapterConfig, EngineConfig, KlConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError
-from rlcore.memory_plan import ModelSize
+from rlcore.hardware.memory_plan import ModelSize
 from tasks.pipeline import layouts
 from tasks.pipeline.layouts import GPUS, Gpu, Work, best_layout, layout_line, rank_bytes, rollout_seconds
 from tests import strategies

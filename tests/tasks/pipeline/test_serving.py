@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, ServiceError
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.settings import Home
 from tasks.pipeline.delivery import Registered
 from tasks.pipeline.serving import TOKEN, serve_model, vllm_command

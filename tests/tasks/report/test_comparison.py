@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from rlcore.paired import paired_difference
+from rlcore.evaluation.paired_tests import paired_difference
 from tasks.report.comparison import accuracy_table, changed_answers, cost_table, difference_table, rejection_section
 
 SUMMARY = {

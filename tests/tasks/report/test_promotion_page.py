@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from rlcore.checks import Check
-from rlcore.promotion import Verdict
+from rlcore.evaluation.conditions import Check
+from rlcore.evaluation.promotion import Verdict
 from tasks.report.promotion_page import render
 
 ACCURACY = Check(

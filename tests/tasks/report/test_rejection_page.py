@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlcore.evaluation import Interval
-from rlcore.rejection import Yield
+from rlcore.evaluation.intervals import Interval
+from rlcore.sampling.rejection import Yield
 from tasks.report.rejection_page import render
 
 SUMS = Yield(

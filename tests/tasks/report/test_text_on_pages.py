@@ -9,10 +9,10 @@ import pytest
 
 from data_contracts.drift.comparison import ColumnDrift, Move
 from data_contracts.gate.report import GateReport, RuleResult
-from rlcore.checks import Check
-from rlcore.evaluation import Interval
-from rlcore.promotion import Verdict
-from rlcore.rejection import Yield
+from rlcore.evaluation.conditions import Check
+from rlcore.evaluation.intervals import Interval
+from rlcore.evaluation.promotion import Verdict
+from rlcore.sampling.rejection import Yield
 from tasks.report import comparison, data_page, drift_page, promotion_page, rejection_page, reward_gate_page
 from tasks.steps.drift import DatasetDrift
 from tests.markup import ATTACK, assert_is_text

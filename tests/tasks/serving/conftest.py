@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlcore.models.loading import load_policy
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.serving.engine import Engine
 from tasks.serving.front import Served, front
 from tasks.serving.guard import LOOPBACK, Limits

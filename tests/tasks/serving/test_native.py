@@ -16,7 +16,7 @@ from rlcore.config import ModelConfig
 from rlcore.errors import SamplingError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.serving.engine import Job, Piece
 from tasks.serving.native import NativeEngine
 from tests.chat_models import SHAPE

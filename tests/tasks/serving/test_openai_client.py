@@ -11,7 +11,7 @@ import torch
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
 from tests.tasks.serving.conftest import TOKEN, Running

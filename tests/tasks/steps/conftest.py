@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlcore.models.scratch import make_tokenizer
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 
 
 @pytest.fixture(scope="session")

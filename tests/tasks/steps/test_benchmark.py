@@ -14,8 +14,8 @@ from data_contracts.contracts.benchmark_records import check_benchmark_records
 from data_contracts.errors import ContractError
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, StorageError
-from rlcore.evaluation import accuracy
-from rlcore.promotion import Paired, Rule, judge
+from rlcore.evaluation.intervals import accuracy
+from rlcore.evaluation.promotion import Paired, Rule, judge
 from tasks.steps.benchmark import account, figures, run_benchmark, task_files
 from tasks.steps.promotion_figures import asked_both
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_that_is_not_the_sealed_one_is_not_asked(tmp_path: Path) ->
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, "rlcore.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "rlcore.evaluation.lm_eval", raising=False)
     context: Any = SimpleNamespace(config=sections(tmp_path), stage="skills")
     with pytest.raises(ConfigError, match=r"stages\.skills needs the evaluation harness") as fault:
         run_benchmark(context, policy="grpo")

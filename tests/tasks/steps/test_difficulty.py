@@ -10,7 +10,7 @@ import pytest
 from data_contracts.contracts.difficulties import check_difficulties
 from data_contracts.errors import ContractError
 from rlcore.errors import DataError
-from rlcore.rejection import Candidate
+from rlcore.sampling.rejection import Candidate
 from rlcore.types import Message, Prompt
 from tasks.home.storage import write_table
 from tasks.preset.stages import DrawConfig

@@ -12,12 +12,12 @@ import pytest
 
 from flows.presets import open_preset
 from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, ShapeConfig
+from rlcore.environments.episodes import EpisodeSampler, episode_metrics
 from rlcore.errors import ConfigError, DataError
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.episodes import EpisodeSampler, episode_metrics
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tasks.preset.stages import RlStage
 from tasks.steps.episodes import (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlcore.loop import HeldOut
+from rlcore.loop.prompt_schedule import Turns
 from rlcore.loop.rollouts import evaluate_held_out
-from rlcore.loop.turns import Turns
 from rlcore.metrics import check_names
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sampling.base import SamplingParams

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import DataError, RewardError
-from rlcore.rejection import REASONS, Candidate, Selection
+from rlcore.sampling.rejection import REASONS, Candidate, Selection
 from rlcore.types import Message, Prompt, ScoredRollout
 from tasks.home.storage import read_table
 from tasks.steps.rejection import demonstration, require_enough

@@ -9,7 +9,7 @@ from rlcore.metrics import check_names
 from rlcore.strict import build
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences
-from rlcore.training.reward_quality import ReliabilityBin
+from rlcore.training.reward_calibration import ReliabilityBin
 from rlcore.types import Message
 from tasks.report.reward_page import render
 from tasks.steps.reward_figures import HeldOut, held_out_figures, suspects_table

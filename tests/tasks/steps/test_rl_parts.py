@@ -9,7 +9,7 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.algorithms.settings import resolve_algorithm
+from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
 from tasks.preset.stages import RlStage

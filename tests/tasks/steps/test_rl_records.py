@@ -12,7 +12,7 @@ import pytest
 from data_contracts.contracts.rollouts import check_rollouts
 from data_contracts.errors import ContractError
 from rlcore.errors import StorageError
-from rlcore.loop.turns import Drawn
+from rlcore.loop.prompt_schedule import Drawn
 from rlcore.types import Message, ScoredRollout
 from tasks.home.settings import Home
 from tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample

@@ -14,13 +14,13 @@ import torch
 from flows.presets import open_preset
 from rlcore.config import EngineConfig, GpuConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
 from rlcore.errors import ConfigError, SamplingError
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.importing import import_model
-from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.placement import Cards
+from rlcore.sampling.vllm.gpu_assignment import Cards
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tasks.preset.stages import RejectionStage
 from tasks.steps import rollout_engine

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from rlcore.config import AdapterConfig, HardwareConfig, TrunkConfig
-from rlcore.memory import measuring
+from rlcore.distributed import build
+from rlcore.distributed.build import LearnerPlan, make_policy
+from rlcore.hardware.memory import measuring
+from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.runtime import Runtime
-from rlcore.out_of_memory import free_cached
-from rlcore.packing import pack
-from rlcore.training import building
-from rlcore.training.building import LearnerPlan, make_policy
+from rlcore.text.packing import pack
 from rlcore.training.reward_learner import reward_trunk
 from tasks.steps.base import MODEL
 from tasks.steps.runtime import open_runtime
@@ -43,8 +43,8 @@ def start(tmp_path: Path) -> Path:
 
 def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The policy as an RL run loads it; the tiny model has no tokenizer to be checked with."""
-    monkeypatch.setattr(building, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
-    monkeypatch.setattr(building, "check_model", lambda *_: None)
+    monkeypatch.setattr(build, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
+    monkeypatch.setattr(build, "check_model", lambda *_: None)
     rl = strategies.rl_config("grpo", update=update_config(adapter=ADAPTER))
     plan = LearnerPlan(start=start / MODEL, critic_start=start / MODEL, config=rl, seed=0)
     return make_policy(plan, runtime)

@@ -13,12 +13,12 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from rlcore.audit.seals import write_seal
+from rlcore.checks.audit.integrity import write_seal
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from tasks.home.storage import read_json, read_table, write_table
 from tasks.preset.run import RunConfig
 from tasks.steps import evaluate, sampled_answers, sampled_pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tasks.steps.rows import DemonstrationRow, PairRow
 from tasks.steps.texts import tokenize_demonstrations, tokenize_pairs

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tasks.home.storage import write_table
 from tasks.steps.rows import PromptRow

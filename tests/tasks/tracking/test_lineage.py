@@ -12,7 +12,7 @@ import pytest
 
 from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ModelError
-from rlcore.machine import find_machine
+from rlcore.hardware.machine import find_machine
 from tasks.home.artifacts import ArtifactRef
 from tasks.home.cache import describe_machine
 from tasks.home.environment import pins_digest

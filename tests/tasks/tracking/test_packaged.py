@@ -17,8 +17,8 @@ from rlcore.models.heads import HEAD_FILE, ScalarModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.models.reward_ensemble import save_members
 from rlcore.models.reward_scale import RewardScale, RewardScales
-from rlcore.packing import TokenSequence
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tasks.home.settings import Home
 from tasks.tracking.packaged import Cards, Package, checkpoint_in, is_chat_model

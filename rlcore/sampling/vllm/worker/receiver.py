@@ -15,8 +15,8 @@ import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from .checksums import engine_sums
 from .gloo import broadcast, find_store, join_group, own_address
-from .sums import engine_sums
 
 
 class StoredWeights(Mapping[str, torch.Tensor]):

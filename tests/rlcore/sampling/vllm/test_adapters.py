@@ -18,7 +18,7 @@ from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
-from rlcore.sampling.vllm.sync import publish
+from rlcore.sampling.vllm.server_sync import publish
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
 ADDRESS = Address("127.0.0.1", 1)

@@ -24,7 +24,7 @@ from rlcore.sampling.base import SamplingParams, rest
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.in_process import InProcessSampler, arguments, process_state
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=2)

@@ -25,10 +25,10 @@ from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, EngineControl, address_of
-from rlcore.sampling.vllm.metrics import EngineWatch, parse_page
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
 from rlcore.sampling.vllm.server import MAX_ATTEMPTS, VllmSampler, open_vllm
-from rlcore.tokenization import ChatTokenizer
+from rlcore.sampling.vllm.server_load import EngineWatch, parse_page
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=2)

@@ -15,11 +15,11 @@ import torch
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError, SamplingError
-from rlcore.sampling.vllm import placement
+from rlcore.sampling.vllm import gpu_assignment
 from rlcore.sampling.vllm import transfer as transfers
 from rlcore.sampling.vllm import weights as weight_files
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, in_background
-from rlcore.sampling.vllm.placement import choose_transfer
+from rlcore.sampling.vllm.gpu_assignment import choose_transfer
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
 from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, meeting_host, open_transfer
 from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, stored_tensors, write_weights
@@ -161,7 +161,7 @@ def choose(
 def test_auto_is_memory_for_a_server_of_ours_and_a_file_else(
     settings: dict[str, Any], fits: bool, expected: TransferKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "fits_in_memory", lambda num_bytes: fits)
+    monkeypatch.setattr(gpu_assignment, "fits_in_memory", lambda num_bytes: fits)
     for device in (CPU, GPU):
         assert choose(device, **settings) == expected
     assert choose(CPU, can_send=True, **settings) == expected

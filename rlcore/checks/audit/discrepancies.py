@@ -1,0 +1,257 @@
+"""What differs between a run and the second path: each difference with what was expected, what was found, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.checks.audit.finding import Finding
+from rlcore.checks.audit.reference_impl import expected, usable
+from rlcore.checks.audit.slow_path import Examined, Trial
+from rlcore.checks.canaries.agreement import LIMITS, ROOM
+from rlcore.config import RlConfig
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.experience import Experience
+from rlcore.training.minibatches import own_tokens
+from rlcore.training.update_stats import UpdateStats
+from rlcore.types import Rollout, ScoredRollout, TrainingSample
+
+if TYPE_CHECKING:
+    from rlcore.loop.run import Parts
+
+_CLOSE = 1e-4
+_FEW = 16  # tokens: the mean of fewer is held against the bound of single ones
+_GRADIENT = {True: 0.3, False: 0.02}  # of what samples add, by how much a gradient may differ; in half precision, else
+_NO_GRADIENT = 1e-7
+
+
+def experience_faults(
+    groups: Sequence[Sequence[ScoredRollout]],
+    experience: Experience,
+    config: RlConfig,
+    *,
+    penalty: float,
+    has_tools: bool,
+) -> Iterator[Finding]:
+    """What is wrong with the samples of an iteration; ``penalty`` as in ``expected``.
+
+    ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
+    """
+    samples, beyond = experience.samples, experience.next_values
+    kept = [item for group in groups for item in group if usable(item, config.update.truncated)]
+    if len(kept) != len(samples):
+        yield Finding(what="samples to train on", expected=str(len(kept)), found=str(len(samples)))
+        return
+    for item, sample in zip(kept, samples, strict=True):
+        if fault := _shape_fault(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
+            yield Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
+            return
+    continues = config.critic.gae.bootstrap_truncated
+    for item, value in zip(kept, beyond, strict=True):
+        if value and not (continues and item.rollout.finish_reason == "length"):
+            yield Finding(what="the critic's value beyond an end", expected="0", found=f"{value:.6g}", item=item)
+            return
+    wanted = expected(groups, samples, config, penalty=penalty, next_values=beyond)
+    if wanted is None:
+        return
+    columns = [("advantage", wanted.advantages, [sample.advantages for sample in samples])]
+    if wanted.returns is not None:
+        columns.append(("return for the critic", wanted.returns, [sample.returns for sample in samples]))
+    for name, ours, theirs in columns:
+        yield from _value_faults(name, kept, samples, ours, theirs)
+
+
+def rollout_fault(
+    item: ScoredRollout, sample: TrainingSample, tokenizer: ChatTokenizer, rendered: Sequence[int]
+) -> Finding | None:
+    """What is wrong between a rollout's text and its tokens; ``rendered``: its prompt by the chat template."""
+    rollout = item.rollout
+    if tuple(rendered) != tuple(sample.prompt_ids):
+        shown = (tokenizer.backend.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
+        ours, theirs = map(repr, shown)
+        return Finding(what="the prompt's tokens", expected=ours, found=theirs, item=item)
+    start, end = rollout.turns[-1]
+    text = tokenizer.decode(rollout.completion_ids[start:end])
+    if text != rollout.text:
+        return Finding(
+            what="the text that was scored", expected=repr(text[:80]), found=repr(rollout.text[:80]), item=item
+        )
+    turns = [tokenizer.decode(rollout.completion_ids[first:last]) for first, last in rollout.turns[:-1]]
+    calls = [call.text for call in rollout.tool_calls[: len(turns)]]
+    if turns != calls:
+        return Finding(what="the texts of earlier turns", expected=str(turns)[:160], found=str(calls)[:160], item=item)
+    return None
+
+
+def second_pass_fault(
+    items: Sequence[ScoredRollout],
+    samples: Sequence[TrainingSample],
+    beyond: Sequence[float],
+    found: Examined,
+    parts: Parts,
+) -> Finding | None:
+    """The first difference between plain forward passes and what an update trains on, or None.
+
+    ``beyond``: of each sample the critic's value beyond its end.
+    """
+    for number, (item, sample) in enumerate(zip(items, samples, strict=True)):
+        for what, expected_value, found_value in _model_faults(item, sample, beyond[number], found, number, parts):
+            return Finding(what=what, expected=expected_value, found=found_value, item=item)
+    own, kl = parts.learner.facts.compute_dtype, parts.config.kl
+    # Near the reference the gradient of a KL is a difference that half precision rounds away.
+    is_rounded = own.itemsize < 4 and kl.coefficient > 0.0 and kl.placement == "loss"
+    first = replace(found.trial, gradients={}) if found.trial is not None and is_rounded else found.trial
+    for trial, where in ((first, "a few samples"), (found.drawn_trial, "a few samples at drawn ratios")):
+        if trial is not None and (fault := _trial_fault(trial, own, where, items[0])):
+            return fault
+    return None
+
+
+def _model_faults(
+    item: ScoredRollout, sample: TrainingSample, beyond: float, found: Examined, number: int, parts: Parts
+) -> Iterator[tuple[str, str, str]]:
+    """Differences of the models from the second pass on one sample."""
+    learner, config = parts.learner, parts.config
+    own, places = learner.facts.compute_dtype, list(found.places[number])
+    exact = max(parts.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
+    in_reward = learner.has_reference and config.kl.placement == "reward"
+    columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
+    if item.rollout.policy_version == learner.policy_version:
+        columns.append(("the engine's log-probabilities", found.logprobs[number], sample.sampler_logprobs, exact))
+    if learner.needs_old_logprobs or in_reward:
+        columns.append(("the policy's log-probabilities", found.logprobs[number], sample.old_logprobs, own))
+    if found.ref_logprobs and learner.has_reference:
+        columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
+    for name, ours, theirs, dtype in columns:
+        if fault := _logprob_fault(name, ours, theirs[places], dtype):
+            yield fault
+    if not found.values:
+        return
+    pairs = [("the critic's values", found.values[number], sample.values[places])]
+    if config.critic.gae.bootstrap_truncated and item.rollout.finish_reason == "length":
+        of_end = torch.tensor([found.next_values[number]]), torch.tensor([beyond])
+        pairs.append(("the critic's value beyond an end", *of_end))
+    for name, ours, theirs in pairs:
+        if fault := _value_fault(name, ours, theirs, own):
+            yield fault
+
+
+def _shape_fault(
+    rollout: Rollout, sample: TrainingSample, limit: int, *, has_tools: bool
+) -> tuple[str, str, str] | None:
+    """Tokens, mask and end of one completion."""
+    if sample.completion_ids != rollout.completion_ids or sample.prompt_ids != rollout.prompt.token_ids:
+        return "the tokens to train on", "those of the rollout in this place", "others"
+    mask = sample.loss_mask.tolist()
+    own = list(rollout.loss_mask) if has_tools else [True] * len(mask)
+    if mask != own:
+        place = next(number for number, pair in enumerate(zip(mask, own, strict=True)) if pair[0] != pair[1])
+        said = {True: "trained on", False: "masked out"}
+        return f"the loss mask of token {place + 1} of {len(own)}", said[own[place]], said[mask[place]]
+    if not has_tools and rollout.finish_reason == "length" and len(mask) != limit:
+        return "the length of a completion that was cut by the limit", f"{limit} tokens", f"{len(mask)}"
+    if not torch.equal(sample.sampler_logprobs, torch.tensor(rollout.sampler_logprobs)):
+        return "the engine's log-probabilities to train with", "those of the rollout", "others"
+    return None
+
+
+def _value_faults(
+    name: str,
+    kept: Sequence[ScoredRollout],
+    samples: Sequence[TrainingSample],
+    ours: Sequence[Sequence[float]],
+    theirs: Sequence[Tensor],
+) -> Iterator[Finding]:
+    for item, sample, wanted, tensor in zip(kept, samples, ours, theirs, strict=True):
+        expected_values = torch.tensor(wanted, dtype=torch.float64)
+        bound = _CLOSE * expected_values.abs().clamp(min=1.0)
+        differs = ((tensor.double() - expected_values).abs() > bound) & sample.loss_mask
+        if bool(differs.any()):
+            place = int(differs.nonzero()[0, 0])
+            what = f"the {name} of token {place + 1} of {len(wanted)}"
+            shown = f"{wanted[place]:.6g}", f"{float(tensor[place]):.6g}"
+            yield Finding(what=what, expected=shown[0], found=shown[1], item=item)
+            return
+
+
+def _logprob_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+    """Whether rounding explains the differences of log-probabilities, as the canary of the sync judges it."""
+    difference = (theirs - ours).abs()
+    odds = difference / (-torch.expm1(ours)).clamp(min=ROOM)
+    limits = LIMITS[dtype]
+    mean_bound = limits.most.mean if len(odds) >= _FEW else limits.most.high
+    if float(odds.mean()) <= mean_bound and float(difference.max()) <= limits.max_abs:
+        return None
+    place = int(difference.argmax())
+    return f"{name} (of the token that differs most)", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+
+
+def _value_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+    share = 0.1 if dtype.itemsize < 4 else 1e-3
+    excess = (theirs - ours).abs() - share * (1.0 + ours.abs())
+    if float(excess.mean() if dtype.itemsize < 4 else excess.max()) <= 0.0:
+        return None
+    place = int(excess.argmax())
+    return name, f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+
+
+def _trial_fault(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollout) -> Finding | None:
+    for name, (theirs, ours, slack) in trial.losses.items():
+        if not abs(theirs - ours) <= slack + 1e-7:
+            return Finding(what=f"{name} of {where}", expected=f"{ours:.6g}", found=f"{theirs:.6g}", item=item)
+    share = _GRADIENT[dtype.itemsize < 4]
+    for name, each in trial.gradients.items():
+        if not each.distance <= share * each.parts + _NO_GRADIENT:
+            return Finding(
+                what=f"the gradient of {name}",
+                expected=f"a norm of {each.expected:.4g}",
+                found=f"{each.found:.4g}, which is {each.distance:.4g} from there",
+                item=item,
+            )
+    return None
+
+
+def arrival_faults(stats: UpdateStats, handed: str) -> Iterator[Finding]:
+    """True if each rank has learned in each epoch from what was looked at, bit for bit; ``handed``: a digest of it."""
+    fix = "samples were changed on their way from the audit to a gradient: to a rank, or between minibatches"
+    if not stats.arrived:
+        yield Finding(what="the learner does not say what it has learned from", fix=fix)
+    for rank, epochs in enumerate(stats.arrived):
+        for epoch, found in enumerate(epochs, start=1):
+            if found != handed:
+                where = f"epoch {epoch}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
+                yield Finding(what=f"what was learned from in {where} is not what was looked at", fix=fix)
+                return
+
+
+def update_faults(
+    stats: UpdateStats, samples: Sequence[TrainingSample], config: RlConfig, *, kl: float
+) -> Iterator[Finding]:
+    """What an update's own figures say against it: that it learned, and from all samples that can teach.
+
+    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing. An update
+    that has skipped a step says so itself.
+    """
+    if stats.skipped or stats.policy_version <= config.critic.warmup_iterations:
+        return
+    teaching = [sample for sample in samples if bool(sample.advantages.any())]
+    differ = any(bool(sample.advantages[sample.loss_mask].any()) for sample in teaching)
+    rejects = config.update.mismatch.mode == "mask"  # tokens that a mask rejects teach nothing
+    if differ and not rejects and not stats.metrics.get("gradient_norm", 0.0) > 0.0:
+        what = "rollouts differ in their advantages, and the gradient is 0 in every weight"
+        yield Finding(what=what, fix="no step was taken, or no weight that learns is in the forward pass")
+    in_loss = (kl > 0.0 and config.kl.placement == "loss") or config.update.entropy_coefficient > 0.0
+    counted = samples if in_loss or ALGORITHMS[config.algorithm].uses_critic else teaching
+    expected, found = own_tokens(counted) / max(1, own_tokens(samples)), stats.metrics["update/measured"]
+    if counted and abs(found - expected) > 1e-6:
+        yield Finding(
+            what="the share of tokens that were trained on",
+            expected=f"{expected:.4f}",
+            found=f"{found:.4f}",
+            fix="every micro-batch of a step is trained on, once an epoch; look at how they are made",
+        )

@@ -1,0 +1,49 @@
+"""Samples whose advantages, ratios, values and reference are drawn by chance, so that every term of a loss counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.checks.audit.reference_impl import Row
+from rlcore.config import RlConfig
+from rlcore.seeding import generator
+from rlcore.types import TrainingSample
+
+
+def with_drawn_numbers(
+    sample: TrainingSample, own: Sequence[int], logprobs: Tensor, config: RlConfig, row: Row, *, seed: int
+) -> TrainingSample:
+    """A sample whose tokens ``own``, of which the policy now says ``logprobs``, have numbers that are drawn."""
+    draws, count, places = generator(seed), len(own), torch.tensor(own)
+    known = logprobs.detach().float().cpu()
+    clip = config.critic.clip_range or 0.2
+    columns = {
+        "advantages": torch.randn(count, generator=draws),
+        "old_logprobs": _drawn_old(known, row, draws).clamp(max=-1e-4),
+        "ref_logprobs": (known + torch.rand(count, generator=draws) - 0.5).clamp(max=-1e-4),
+        "values": sample.values[places] + 3.0 * clip * (torch.rand(count, generator=draws) * 2.0 - 1.0),
+        "returns": sample.returns[places] + torch.randn(count, generator=draws),
+    }
+    made: dict[str, Any] = {
+        name: (known_column := getattr(sample, name)).index_copy(0, places, new.to(known_column))
+        for name, new in columns.items()
+    }
+    return replace(sample, **made)
+
+
+def _drawn_old(known: Tensor, row: Row, draws: torch.Generator) -> Tensor:
+    """Log-probabilities of an old policy that is about as far away as the bounds are, and further."""
+    each, together = (torch.rand(size, generator=draws) * 2.0 - 1.0 for size in (len(known), 1))
+    bound = 0.3 if row.surrogate == "sapo" else min(0.3, max(row.low, row.high))
+    if row.surrogate == "dppo_tv":
+        return (known.exp() + 3.0 * bound * each).clamp(min=1e-4, max=1.0).log()
+    if row.ratio == "token":
+        return known - 4.0 * bound * each
+    if row.ratio == "sequence":
+        return known - 2.0 * bound * together - bound * each
+    return known - 3.0 * bound * together / max(1, len(known))

@@ -1,0 +1,98 @@
+"""Is the gradient of a step that of the backward passes, clipped as a whole and otherwise as it is?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.distributed.ranks import is_shard
+from rlcore.distributed.sharded import is_alone
+from rlcore.seeding import shuffled
+from rlcore.training.learner import Learner
+from rlcore.training.optim import parameters_of
+
+_TENSORS = 32  # that are followed from the backward pass to a step
+_NUMBERS = 256  # of each
+_CLOSE = 1e-3
+
+
+class GradientWitness:
+    """Keeps what the backward passes have left of some tensors' gradients, which are drawn anew after each step.
+
+    A step's gradient may differ from it by one factor for all: that of the clip, 1 where the norm is within its bound.
+    A model in shards, or on several ranks, whose gradients are sums over others, is asked for its bound alone.
+    """
+
+    def __init__(self, learner: Learner, names: Mapping[int, str]) -> None:
+        self._learner, self._names, self._draws = learner, names, 0
+        self._raw: dict[int, Tensor] = {}
+        self._chosen: dict[int, set[int]] = {}
+        for optimizer in learner.optimizers if is_alone(learner.policy) else ():
+            self.forget(optimizer)
+            for parameter in _whole(optimizer):
+                parameter.register_post_accumulate_grad_hook(partial(self._keep, id(optimizer)))  # type: ignore[no-untyped-call]
+
+    def forget(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has taken a step; other tensors of it are followed from here on."""
+        learning = _whole(optimizer)
+        for parameter in learning:
+            self._raw.pop(id(parameter), None)
+        self._draws += 1
+        order = shuffled(len(learning), self._draws, "tensors of a step")[:_TENSORS]
+        self._chosen[id(optimizer)] = {id(learning[place]) for place in order}
+
+    def faults(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
+        """Errors of the gradient that ``optimizer`` is about to step with."""
+        learner = self._learner
+        if not is_alone(learner.policy) or not learning:
+            return []
+        own = {id(p) for p in learner.value_module.parameters()} if learner.value_module is not None else set()
+        parts = [[p for p in learning if (id(p) in own) == is_critics] for is_critics in (False, True)]
+        update = learner.config.update.optim
+        bounds = (update.max_grad_norm, (learner.config.critic.optim or update).max_grad_norm)
+        pairs = zip(parts, bounds, strict=True)
+        chosen = self._chosen[id(optimizer)]
+        return [fault for part, bound in pairs if part and (fault := self._fault(part, chosen, bound))]
+
+    def _fault(self, learning: Sequence[nn.Parameter], chosen: Collection[int], bound: float) -> str:
+        norms = torch._foreach_norm([p.grad for p in learning if p.grad is not None])
+        norm = float(torch.stack([each.double() for each in norms]).norm())
+        if norm > bound * 1.01 + 1e-6:
+            return f"a step takes a gradient of norm {norm:.3g}; clipping allows {bound:g}"
+        followed = [p for p in learning if id(p) in chosen]
+        for parameter in followed:
+            if id(parameter) not in self._raw:
+                return f"the gradient of {self._names.get(id(parameter), 'a tensor')} is of no backward pass"
+        if not followed:
+            return ""
+        scale = self._learner.loss_scale.value
+        raw = [self._raw[id(p)].double().cpu() / scale for p in followed]
+        now = [_slice(p.grad).double().cpu() for p in followed]
+        power = sum(float(each @ each) for each in raw)
+        if not power:
+            return ""
+        factor = sum(float(one @ other) for one, other in zip(raw, now, strict=True)) / power
+        for parameter, one, other in zip(followed, raw, now, strict=True):
+            if float((other - factor * one).norm()) > _CLOSE * float(other.norm()) + 1e-12:
+                name = self._names.get(id(parameter), "a tensor")
+                return f"the gradient of {name} was changed between the backward pass and the step, and others were not"
+        is_whole, is_cut = abs(factor - 1.0) <= _CLOSE, 0.0 < factor < 1.0 and norm >= 0.98 * bound
+        if is_whole or is_cut:
+            return ""
+        return f"a step takes {factor:.3g} times the gradient of its backward passes, which clipping does not ask for"
+
+    def _keep(self, optimizer: int, parameter: Tensor) -> None:
+        if id(parameter) in self._chosen[optimizer]:
+            self._raw[id(parameter)] = _slice(parameter.grad).clone()
+
+
+def _whole(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for parameter in parameters_of(optimizer) if not is_shard(parameter)]
+
+
+def _slice(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.detach().flatten()[:_NUMBERS]

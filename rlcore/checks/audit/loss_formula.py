@@ -1,0 +1,163 @@
+"""The losses of an update by formula, written down a second time: of one sequence, at any ratio.
+
+Nothing is taken from ``rlcore.algorithms``. A loss is a number per token. How far it may be off follows from how far a
+log-probability may be: it is worked out again with each log-probability a little higher, and a little lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlcore.checks.audit.reference_impl import Row
+from rlcore.checks.canaries.agreement import LIMITS
+from rlcore.config import CriticConfig, MismatchConfig, RlConfig
+
+_LOG_RATIO = 20.0
+_VALUE = {True: 0.03, False: 1e-4}  # what rounding may do to a critic's value of 1, in half precision and in float32
+_SHARE = {True: 0.05, False: 1e-3}  # of a loss, for its sum in another order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tokens:
+    """The policy's own tokens of one sequence, [n] each; ``logprobs`` and ``entropy`` may carry a gradient.
+
+    ``old``: None where the policy itself is the old one, as in the first step of an update.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    advantages: Tensor
+    sampler_logprobs: Tensor
+    ref_logprobs: Tensor
+    old: Tensor | None = None
+
+
+def uncertainty(logprobs: Tensor, dtype: torch.dtype) -> Tensor:
+    """What rounding in ``dtype`` may do to log-probabilities [n], nats: next to nothing where the policy is sure."""
+    if dtype.itemsize >= 4:
+        return 2e-6 + 5e-5 * -torch.expm1(logprobs.detach())
+    return 0.25 * LIMITS[dtype].least.mean * (0.01 - torch.expm1(logprobs.detach()))
+
+
+def policy_loss(row: Row, tokens: Tokens, config: RlConfig, coefficient: float) -> Tensor:
+    """The loss of each token [n], before its weight; ``coefficient``: of the KL in the loss."""
+    old = tokens.logprobs.detach() if tokens.old is None else tokens.old
+    own_ratio = (tokens.logprobs - old).clamp(-_LOG_RATIO, _LOG_RATIO)
+    log_ratio = own_ratio
+    if row.ratio == "sequence":
+        log_ratio = own_ratio.mean().expand(len(own_ratio))
+    elif row.ratio == "completion":
+        log_ratio = own_ratio.sum().clamp(-_LOG_RATIO, _LOG_RATIO).expand(len(own_ratio))
+    loss = _surrogate(row, log_ratio, tokens.logprobs, tokens.advantages)
+    if coefficient > 0.0:
+        loss = loss + coefficient * _kl(config.kl.estimator, tokens.logprobs - tokens.ref_logprobs, own_ratio.exp())
+    loss = loss - config.update.entropy_coefficient * tokens.entropy
+    weighted: Tensor = loss * _mismatch(old - tokens.sampler_logprobs, config.update.mismatch)
+    return weighted
+
+
+def policy_slack(row: Row, tokens: Tokens, config: RlConfig, coefficient: float, dtype: torch.dtype) -> Tensor:
+    """Largest change by rounding of the loss of each token [n]."""
+    middle, error = policy_loss(row, tokens, config, coefficient), uncertainty(tokens.logprobs, dtype)
+    twice = 2.0 * error if tokens.old is not None else error  # the old policy's were computed with an error too
+    moved = [
+        policy_loss(row, replace(tokens, logprobs=tokens.logprobs + sign * twice), config, coefficient)
+        for sign in (-1.0, 1.0)
+    ]
+    if tokens.old is None:  # the reference's error adds to the policy's own
+        moved += [
+            policy_loss(
+                row, replace(tokens, ref_logprobs=tokens.ref_logprobs + sign * 2.0 * error), config, coefficient
+            )
+            for sign in (-1.0, 1.0)
+        ]
+    farthest = torch.stack([(each - middle).abs() for each in moved]).amax(0)
+    return farthest + 4.0 * config.update.entropy_coefficient * error + _SHARE[dtype.itemsize < 4] * middle.abs()
+
+
+def is_marginal(row: Row, tokens: Tokens, config: RlConfig, dtype: torch.dtype) -> bool:
+    """True if something stands so near to a bound that rounding decides on which side of it."""
+    if tokens.old is None:
+        return False
+    own, error = tokens.logprobs.detach() - tokens.old, uncertainty(tokens.logprobs, dtype)
+    ratios = {"token": own, "sequence": own.mean()[None], "completion": own.sum()[None]}[row.ratio].exp()
+    spread = {"token": error, "sequence": error.mean()[None], "completion": error.sum()[None]}[row.ratio]
+    bounds = [(ratios, bound) for bound in (1.0 - row.low, 1.0 + row.high, *([row.dual] if row.dual else []))]
+    if row.surrogate == "dppo_tv":
+        moved = tokens.logprobs.detach().exp() - tokens.old.exp()
+        bounds = [(moved, bound) for bound in (-row.low, row.high)]
+    if row.surrogate == "sapo":
+        bounds = []
+    found = any(bool(((values - bound).abs() < 2.0 * spread * values.abs()).any()) for values, bound in bounds)
+    mismatch = config.update.mismatch
+    gap = (tokens.old - tokens.sampler_logprobs).exp()
+    weights = gap if mismatch.level == "token" else gap.log().mean().exp()[None]
+    edges = (mismatch.low, mismatch.upper) if mismatch.mode == "mask" else ()
+    return found or any(bool(((weights - edge).abs() < 1e-4 * edge).any()) for edge in edges)
+
+
+def _surrogate(row: Row, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+    ratio, low, high = log_ratio.exp(), 1.0 - row.low, 1.0 + row.high
+    if row.surrogate == "cispo":
+        return -ratio.detach().clamp(low, high) * advantages * logprobs
+    goes_on = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+    if row.surrogate == "reinforce":
+        return torch.where(goes_on, 0.0, -ratio.detach() * advantages * logprobs)
+    if row.surrogate == "sapo":
+        tau = torch.where(advantages > 0, row.gate_positive, row.gate_negative)
+        return -advantages * 4.0 / tau / (1.0 + (-tau * (ratio - 1.0)).exp())
+    if row.surrogate == "dppo_tv":
+        moved = logprobs.detach().exp() - (logprobs - log_ratio).detach().exp()
+        far = ((moved < -row.low) & (advantages < 0)) | ((moved > row.high) & (advantages > 0))
+        return torch.where(far, 0.0, -ratio * advantages)
+    bound = torch.where(advantages > 0, ratio.clamp(max=high), ratio.clamp(min=low))
+    if row.dual:
+        bound = torch.where(advantages < 0, bound.clamp(max=row.dual), bound)
+    return -bound * advantages
+
+
+def _kl(estimator: str, gap: Tensor, ratio: Tensor) -> Tensor:
+    gap = gap.clamp(-_LOG_RATIO, _LOG_RATIO)
+    k3 = torch.expm1(-gap) + gap
+    kinds = {
+        "k1_ratio": ratio * gap,
+        "k2": ratio.detach() * gap**2 / 2.0,
+        "k3_ratio": ratio * k3,
+        "k2_plain": gap**2 / 2.0,
+        "k3_plain": k3,
+    }
+    return kinds[estimator]
+
+
+def _mismatch(gap: Tensor, config: MismatchConfig) -> Tensor:
+    """What a token counts for the engine's log-probability being another: detached [n]."""
+    gap = gap.detach().clamp(-_LOG_RATIO, _LOG_RATIO)
+    weight = (gap.mean().expand(len(gap)) if config.level == "sequence" else gap).exp()
+    if config.mode == "mask":
+        return torch.where((weight < config.low) | (weight > config.upper), 0.0, weight)
+    return weight.clamp(max=config.upper) if config.mode == "truncate" else torch.ones_like(weight)
+
+
+def value_loss(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig) -> Tensor:
+    """Half the larger of the squared (or Huber's) errors of the value and of the clipped value [n]."""
+    errors = [(values - target).abs()]
+    if config.clip_range:
+        near = old + (values - old).clamp(-config.clip_range, config.clip_range)
+        errors.append((near - target).abs())
+    delta = config.huber_delta
+    if delta:
+        errors = [torch.where(e <= delta, e**2, delta * (2.0 * e - delta)) for e in errors]
+    else:
+        errors = [e**2 for e in errors]
+    return 0.5 * torch.stack(errors).amax(0)
+
+
+def value_slack(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig, dtype: torch.dtype) -> Tensor:
+    """Largest change by rounding of the critic's loss of each token [n]."""
+    half = dtype.itemsize < 4
+    middle, error = value_loss(values, old, target, config), _VALUE[half] * (1.0 + values.abs())
+    moved = [value_loss(values + sign * error, old, target, config) for sign in (-1.0, 1.0)]
+    return torch.stack([(each - middle).abs() for each in moved]).amax(0) + _SHARE[half] * middle

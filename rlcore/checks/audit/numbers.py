@@ -1,0 +1,66 @@
+"""Some numbers of each of several tensors, drawn by chance: as they are, and where they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.distributed.ranks import is_shard
+from rlcore.seeding import generator
+
+_COUNT = 64  # of each tensor, and up to twice as many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Numbers:
+    """Some numbers of each of several tensors, at even distances: where they begin, how far apart and how many."""
+
+    parameters: tuple[nn.Parameter, ...]
+    slices: tuple[slice, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def drawn(cls, parameters: Sequence[nn.Parameter], *, seed: int) -> Numbers:
+        stream = generator(seed, "numbers of a step")
+        draws = torch.rand(len(parameters), generator=stream, dtype=torch.float64).tolist()
+        sizes = [local_part(p).numel() for p in parameters]
+        slices = []
+        for draw, size in zip(draws, sizes, strict=True):
+            apart = max(1, size // _COUNT)
+            slices.append(slice(int(draw * apart), size, apart))
+        counts = [len(range(size)[part]) for size, part in zip(sizes, slices, strict=True)]
+        return cls(parameters=tuple(parameters), slices=tuple(slices), counts=tuple(counts))
+
+    def numbers(self, of: Sequence[Tensor] | None = None) -> Tensor:
+        """The numbers as they are, one after another, float64 on the CPU; ``of``: of other tensors of the shapes."""
+        tensors = self.parameters if of is None else of
+        parts = [local_part(each).flatten()[part] for each, part in zip(tensors, self.slices, strict=True)]
+        return torch.cat(parts).double().cpu()
+
+    def differing(self, numbers: Tensor) -> list[int]:
+        """Which tensors have other numbers now."""
+        pairs = zip(*(torch.split(each, list(self.counts)) for each in (self.numbers(), numbers)), strict=True)
+        return [place for place, (now, then) in enumerate(pairs) if not torch.equal(now, then)]
+
+    def worst(self, found: Tensor, expected: Tensor, start: Tensor) -> tuple[nn.Parameter, float, float, float] | None:
+        """The tensor that is furthest from where it should be: how far it moved and should have, and how far off it is.
+
+        None where rounding explains all: the sum of a weight and its step is off by half a unit of its last place.
+        """
+        wrong = list[tuple[float, nn.Parameter, float, float, float]]()
+        parts = [torch.split(each, list(self.counts)) for each in (found, expected, start)]
+        for parameter, now, wanted, then in zip(self.parameters, *parts, strict=True):
+            distance, size = float((now - wanted).norm()), float((wanted - then).norm())
+            bound = 1e-2 * size + 2.5e-7 * float(wanted.norm())
+            if not distance <= bound:
+                wrong.append((distance / max(bound, 1e-30), parameter, float((now - then).norm()), size, distance))
+        return max(wrong, key=lambda row: row[0])[1:] if wrong else None
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What of a tensor is here: of one in shards this rank's."""
+    found: Tensor = tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+    return found.detach()

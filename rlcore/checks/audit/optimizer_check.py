@@ -1,0 +1,260 @@
+"""Did each step move the weights as its optimizer should, and does every weight learn that should?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.checks.audit.gradients import GradientWitness
+from rlcore.checks.audit.numbers import Numbers, local_part
+from rlcore.config import OptimConfig, RlConfig
+from rlcore.distributed.ranks import is_shard
+from rlcore.models.lora import AdaptedModel
+from rlcore.training.learner import Learner
+from rlcore.training.optim import parameters_of
+
+_PATIENCE = 10  # steps, after which every tensor has had a gradient
+_EPS = 1e-8
+
+
+class StepWitness:
+    """Watches the optimizers of a learner from their hooks, and keeps what it finds as sentences.
+
+    Every weight that should learn is in an optimizer, and gets a gradient within ten steps. In each step the gradient
+    is that of the backward passes, clipped to its bound (``gradients``), and of every tensor some
+    numbers, which are drawn by chance, move exactly as AdamW's formula says, at the rate that the schedule has there.
+    Between steps they stand still, and they are the same on every rank that has all of them.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner, self._faults, self._count = learner, list[str](), 0
+        self._counted = self._seen = 0  # steps of the policy's: those that the learner counts, those that were taken
+        self._names = {id(p): name for name, p in _learning(learner)}
+        self._without = {id(o): {id(p) for p in parameters_of(o)} & self._names.keys() for o in learner.optimizers}
+        self._steps = {id(optimizer): 0 for optimizer in learner.optimizers}
+        self._followed: dict[int, _Followed] = {}
+        self._left: dict[int, _Left] = {}
+        self._gradients = GradientWitness(learner, self._names)
+        for optimizer in learner.optimizers:
+            optimizer.register_step_pre_hook(self._before)
+            optimizer.register_step_post_hook(self._after)
+        held = {id(p) for optimizer in learner.optimizers for p in parameters_of(optimizer)}
+        self._say_missing([name for key, name in self._names.items() if key not in held], "are in no optimizer")
+
+    def forget(self) -> None:
+        """Weights were set from outside, as a resume does."""
+        self._left.clear()
+
+    def take_faults(self) -> list[str]:
+        """What was found since the last call, on whichever rank; asked after each update."""
+        for optimizer in self._learner.optimizers:
+            self._look_at_what_was_left(optimizer)
+        said, seen = self._learner.steps_taken - self._counted, self._seen
+        self._counted, self._seen = self._learner.steps_taken, 0
+        if said != seen:
+            self._say(f"the policy's optimizer has taken {seen} steps since the last update, and should have {said}")
+        found, self._faults = self._faults, []
+        ranks = self._learner.ranks
+        if ranks.size > 1:
+            every = ranks.gather((found, [each.numbers for each in self._left.values() if each.is_whole]))
+            found = list(dict.fromkeys(sentence for sentences, _ in every for sentence in sentences))
+            if any(not _same(every[0][1], numbers) for _, numbers in every):
+                found.append("ranks that each have all weights have different ones after the same steps")
+        return found
+
+    @torch.no_grad()
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        key = id(optimizer)
+        learning = [p for p in parameters_of(optimizer) if p.grad is not None]
+        self._look_for_gradients(optimizer, learning)
+        self._look_at_what_was_left(optimizer)
+        self._left.pop(key, None)
+        self._faults += self._gradients.faults(optimizer, learning)
+        chosen = [p for p in learning if local_part(p).numel()]
+        if chosen and _config_of(self._learner, optimizer).kind == "adamw":
+            self._count += 1
+            self._followed[key] = _Followed.of(self._learner, optimizer, chosen, seed=self._count)
+
+    @torch.no_grad()
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._gradients.forget(optimizer)
+        self._seen += optimizer is self._learner.optimizer
+        followed = self._followed.pop(id(optimizer), None)
+        if followed is None:
+            return
+        found = followed.where.numbers()
+        self._left[id(optimizer)] = _Left(followed.where, found, _steps_of(optimizer, followed.where.parameters))
+        expected = followed.expected(_config_of(self._learner, optimizer))
+        place = followed.where.worst(found, expected, followed.start)
+        if place is None:
+            return
+        parameter, moved, size, distance = place
+        self._say(
+            f"a step moved {self._names.get(id(parameter), 'a tensor')} by {moved:.3g}; "
+            f"AdamW at this point of the schedule moves it by {size:.3g}, to a place {distance:.3g} from there"
+        )
+
+    def _look_at_what_was_left(self, optimizer: torch.optim.Optimizer) -> None:
+        """The numbers and the moments are those that the last step has left."""
+        left = self._left.get(id(optimizer))
+        if left is None:
+            return
+        names = [self._names.get(id(p), "a tensor") for p in left.where.parameters]
+        differs = left.where.differing(left.numbers)
+        if differs:
+            name = names[differs[0]]
+            self._say(f"{name} is another than its last step has left it: weights moved outside of steps")
+        for name, found, step in zip(names, _steps_of(optimizer, left.where.parameters), left.steps, strict=True):
+            if found != step:
+                self._say(f"the moments of {name} are of {found:.0f} steps, and it has taken {step:.0f}")
+                break
+
+    def _look_for_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
+        """Cross off the tensors that have one; once all have, this costs nothing. A step without any does not count."""
+        without = self._without[id(optimizer)]
+        trains_policy = optimizer is not self._learner.optimizer or len(learning) > 1  # else a head warms up alone
+        if not without or not trains_policy:
+            return
+        before = len(without)
+        without -= {id(p) for p in learning if id(p) in without and bool(p.grad.any())}  # type: ignore[union-attr]
+        is_empty = len(without) == before and not any(bool(p.grad.any()) for p in learning)  # type: ignore[union-attr]
+        self._steps[id(optimizer)] += not is_empty
+        if without and self._steps[id(optimizer)] >= _PATIENCE:
+            names = [name for key, name in self._names.items() if key in without]
+            without.clear()
+            self._say_missing(names, f"got no gradient in {_PATIENCE} steps")
+
+    def _say_missing(self, names: Sequence[str], what: str) -> None:
+        if names:
+            shown = ", ".join(names[:4])
+            self._say(f"{len(names)} of {len(self._names)} tensors that should learn {what}: {shown}")
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._faults:
+            self._faults.append(sentence)
+
+
+def rate_at(config: OptimConfig, highest: float, step: int, *, num_steps: int) -> float:
+    """The learning rate of a step, counted from 0: linear warm-up, then the schedule down to 0 at ``num_steps``."""
+    if step < config.warmup_steps:
+        return highest * (step + 1) / config.warmup_steps
+    done = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
+    return (
+        highest
+        * {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2.0}[config.schedule]
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Left:
+    """What a step has left: where, the numbers there, and how many steps the moments are of."""
+
+    where: Numbers
+    numbers: Tensor
+    steps: list[float]
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(map(is_shard, self.where.parameters))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Followed:
+    """Numbers before a step, with all that the step needs; ``rates``, ``decays``, ``steps``: of each of them."""
+
+    where: Numbers
+    start: Tensor
+    gradient: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+    rates: Tensor
+    decays: Tensor
+
+    @classmethod
+    def of(
+        cls, learner: Learner, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], *, seed: int
+    ) -> _Followed:
+        where, config = Numbers.drawn(parameters, seed=seed), _config_of(learner, optimizer)
+        states = [optimizer.state.get(p, {}) for p in parameters]
+        pairs = list(zip(parameters, states, strict=True))
+        each = partial(torch.repeat_interleave, repeats=torch.tensor(where.counts))
+        critics = {id(p) for p in learner.value_module.parameters()} if learner.value_module is not None else set()
+        rates = [_expected_rate(learner, optimizer, is_critics=id(p) in critics) for p in parameters]
+        return cls(
+            where=where,
+            start=where.numbers(),
+            gradient=where.numbers([p.grad for p in parameters if p.grad is not None]),
+            first=where.numbers([state["exp_avg"] if state else torch.zeros_like(p) for p, state in pairs]),
+            second=where.numbers([state["exp_avg_sq"] if state else torch.zeros_like(p) for p, state in pairs]),
+            steps=each(torch.tensor(_steps_of(optimizer, parameters), dtype=torch.float64)),
+            rates=each(torch.tensor(rates, dtype=torch.float64)),
+            decays=each(torch.tensor([config.weight_decay * (p.ndim >= 2) for p in parameters], dtype=torch.float64)),
+        )
+
+    def expected(self, config: OptimConfig) -> Tensor:
+        """The numbers after AdamW's step (Loshchilov and Hutter 2019, algorithm 2), float64."""
+        first = config.beta1 * self.first + (1.0 - config.beta1) * self.gradient
+        second = config.beta2 * self.second + (1.0 - config.beta2) * self.gradient**2
+        steps = self.steps + 1.0
+        corrected = first / (1.0 - config.beta1**steps)
+        spread = (second / (1.0 - config.beta2**steps)).sqrt() + _EPS
+        moved: Tensor = self.start * (1.0 - self.rates * self.decays) - self.rates * corrected / spread
+        return moved
+
+
+def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer, *, is_critics: bool) -> float:
+    """What the schedule has at this step of the update, for a weight of the policy or of the critic."""
+    config: RlConfig = learner.config
+    steps = config.update.epochs * config.update.minibatches
+    highest = config.critic.learning_rate if is_critics else config.learning_rate
+    place = learner.policy_version * steps + learner.step_of_update
+    return rate_at(_config_of(learner, optimizer), highest, place, num_steps=config.num_iterations * steps)
+
+
+def _config_of(learner: Learner, optimizer: torch.optim.Optimizer) -> OptimConfig:
+    update = learner.config.update.optim
+    return update if optimizer is learner.optimizer else learner.config.critic.optim or update
+
+
+def _learning(learner: Learner) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every weight that has to learn: an adapter, or all of a model but its experts, and the critic's own."""
+    yield from _own(learner.policy)
+    critic = learner.critic
+    if critic is not None:
+        yield from ((f"critic.head.{name}", p) for name, p in critic.head.named_parameters())
+        if not learner.shares_trunk:
+            heads = {id(p) for p in _head_of(critic.backbone)}  # no value is read from a head of words
+            yield from ((f"critic.{name}", p) for name, p in _own(critic.backbone) if id(p) not in heads)
+
+
+def _own(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    named: Iterator[tuple[str, nn.Parameter]] = model.named_parameters()
+    if isinstance(model, AdaptedModel):
+        yield from named
+    else:
+        yield from ((name, p) for name, p in named if "expert" not in name)
+
+
+def _head_of(model: Any) -> Iterator[nn.Parameter]:
+    """The output embedding, unless it is the input's too."""
+    if isinstance(model, AdaptedModel):
+        return
+    first = {id(p) for p in model.get_input_embeddings().parameters()}
+    yield from (p for p in model.get_output_embeddings().parameters() if id(p) not in first)
+
+
+def _steps_of(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[float]:
+    """Number of steps that the moments of each parameter are of."""
+    held = [torch.as_tensor(optimizer.state.get(p, {}).get("step", 0.0)).detach().float().cpu() for p in parameters]
+    return torch.stack([each.reshape(()) for each in held]).tolist() if held else []
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,38 @@
+"""Run-time checks that stop a silently broken run: a reward stuck at one value, stale weights, a masked-out EOS."""
+
+from rlcore.checks.canaries.known_answers import known_answer
+from rlcore.checks.canaries.masks import mask_canary, sample_canary
+from rlcore.checks.canaries.rewards import (
+    check_probes,
+    known_answers_canary,
+    reward_canary,
+    reward_probes,
+    terms_canary,
+)
+from rlcore.checks.canaries.sync import (
+    Baseline,
+    Truth,
+    first_canary,
+    sample_probes,
+    sync_canary,
+    token_scores,
+    weights_canary,
+)
+
+__all__ = [
+    "Baseline",
+    "Truth",
+    "check_probes",
+    "first_canary",
+    "known_answer",
+    "known_answers_canary",
+    "mask_canary",
+    "reward_canary",
+    "reward_probes",
+    "sample_canary",
+    "sample_probes",
+    "sync_canary",
+    "terms_canary",
+    "token_scores",
+    "weights_canary",
+]

@@ -1,0 +1,87 @@
+"""Does an engine serve the model that lies in a folder? Asked before it samples for an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rlcore.checks.canaries.agreement import agreement, check_agreement
+from rlcore.checks.canaries.sync import PROBE_TOKENS, sample_probes, token_scores
+from rlcore.errors import CanaryError, StorageError
+from rlcore.hardware.runtime import Runtime
+from rlcore.sampling.base import Sampler, SamplingParams, members_of
+from rlcore.sampling.vllm.worker.checksums import part_of
+from rlcore.types import Prompt
+
+_HEAD, _TEMPERATURE = "lm_head.weight", 1.0
+_TOKENS_PER_MICROBATCH = 2048
+
+
+def require_served(engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int) -> None:
+    """Every engine serves the weights that lie in ``model``, in its own precision.
+
+    An engine may keep some parts in a form that cannot be compared. Where all other parts agree, log-probabilities
+    decide: those that it reports for completions of the first ``prompts`` have to be the model's, up to rounding.
+
+    Raises:
+        StorageError: names the parts that differ.
+    """
+    state = _stored(model)
+    for member in members_of(engine):
+        differing = differing_parts(member, state)
+        if not differing:
+            continue
+        try:
+            if differing >= {part_of(name) for name, tensor in state.items() if tensor.ndim > 1}:
+                raise CanaryError("no part is the same")
+            _compare(member, model, prompts, runtime, seed=seed)
+        except CanaryError as error:
+            raise StorageError(
+                f"the engine serves other weights than the model's in {', '.join(sorted(differing)[:4])}: {error.what}",
+                where=str(model),
+                fix="nothing has been evaluated; see the engine's log",
+            ) from error
+
+
+def differing_parts(engine: Sampler, state: Mapping[str, Tensor]) -> set[str]:
+    """The parts of the engine's weights that are not known to be those of ``state``, a model's files.
+
+    A tied head is in no file. Some engines have it as a matrix of its own, others as their embedding.
+    """
+    found = set(engine.differing_parts(_with_head(state)) or ())
+    if found == {"head"} and _HEAD not in state:
+        found &= set(engine.differing_parts(state) or ())
+    return found
+
+
+def _stored(model: Path) -> dict[str, Tensor]:
+    """The weights of a model's files."""
+    state: dict[str, Tensor] = {}
+    for path in sorted(model.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as stored:
+            state |= {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
+    return state
+
+
+def _with_head(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights of files, with a tied head beside the embedding."""
+    embeddings = [tensor for name, tensor in state.items() if "embed" in name or "wte" in name]
+    return state if _HEAD in state or not embeddings else {**state, _HEAD: embeddings[0]}
+
+
+def _compare(engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int) -> None:
+    """
+    Raises:
+        CanaryError: the engine reports other log-probabilities than the model's.
+    """
+    params = SamplingParams(temperature=_TEMPERATURE, max_new_tokens=PROBE_TOKENS, num_samples=1)
+    probes = sample_probes(engine, prompts, params, seed=seed)
+    reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])
+    held = runtime.load_frozen(model)
+    scores = token_scores(held, probes, temperature=_TEMPERATURE, tokens_per_microbatch=_TOKENS_PER_MICROBATCH)
+    found = agreement(reported, *scores, temperature=_TEMPERATURE)
+    check_agreement(found, noise=None, dtype=runtime.compute_dtype)

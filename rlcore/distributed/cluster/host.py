@@ -1,0 +1,74 @@
+"""What runs in a process of a cluster: one rank, one sampler or one scorer, which answers requests of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from safetensors.torch import load
+
+from rlcore.distributed.cluster.sampler_actor import open_sampler
+from rlcore.distributed.cluster.scorer_actor import open_scorer
+from rlcore.distributed.rank import open_rank
+from rlcore.distributed.serialization import decode, encode, fault_of
+
+Role = Literal["rank", "sampler", "scorer"]
+
+
+class Served(Protocol):
+    """What a host hosts. ``exported``: what it has left to be taken."""
+
+    exported: bytes
+
+    def facts(self) -> dict[str, Any]:
+        """What is said of it when it is there."""
+        ...
+
+    def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """A table with ``result``, or a fault."""
+        ...
+
+
+OPEN: Mapping[Role, Callable[[Mapping[str, Any]], AbstractContextManager[Served]]] = MappingProxyType(
+    {"rank": open_rank, "sampler": open_sampler, "scorer": open_scorer}
+)
+
+
+class Host:
+    """A process of the cluster. What fails while it is made is told to whoever asks.
+
+    With a setup it is ready when it is made, and again when it was made anew in place of one that died.
+    """
+
+    def __init__(self, role: Role, setup: bytes = b"") -> None:
+        self._role, self._stack = role, ExitStack()
+        self._served: Served | None = None
+        self._fault: dict[str, Any] = {"crash": "it was given no setup"}
+        if setup:
+            self.begin(setup)
+
+    def begin(self, setup: bytes) -> bytes:
+        """Be what the setup describes; says its facts, or what failed."""
+        try:
+            self._served = self._stack.enter_context(OPEN[self._role](decode(setup)))
+            return encode(self._served.facts())
+        except Exception as error:  # noqa: BLE001 - told to who asks
+            self._fault = fault_of(error)
+            return encode(self._fault)
+
+    def ask(self, request: bytes, weights: bytes | None = None) -> bytes:
+        """The answer to a request (method, arguments, settings); ``weights``: a safetensors file that goes with it."""
+        if self._served is None:
+            return encode(self._fault)
+        method, arguments, settings = decode(request)
+        if weights is not None:
+            settings = {**settings, "weights": load(weights)}
+        return encode(self._served.answer(method, arguments, settings))
+
+    def take(self) -> bytes:
+        """What was exported; it is kept no longer."""
+        assert self._served is not None
+        found, self._served.exported = self._served.exported, b""
+        return found

@@ -1,0 +1,95 @@
+"""The ranks of a learner as processes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from rlcore.distributed.cluster.ray_cluster import Blob, Cluster, Pending, RemoteProcess
+from rlcore.distributed.rank_pool import RankPool
+from rlcore.distributed.serialization import encode
+from rlcore.errors import LearnerLostError
+
+
+class RemoteWeights(Mapping[str, torch.Tensor]):
+    """Weights on a cluster. Who samples there fetches the ``blob``; here they are read when one is asked for."""
+
+    def __init__(self, cluster: Cluster, blob: Blob) -> None:
+        self.blob, self._cluster = blob, cluster
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return load(self._cluster.fetch(self.blob))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class RemoteCrew:
+    """A :class:`~rlcore.distributed.rank_pool.Crew` whose ranks Ray has placed; ``device``: of each where it is.
+
+    They meet at the first one's machine. A dead one is not restarted alone: what it had, the others had parts of.
+    """
+
+    def __init__(self, cluster: Cluster, device: torch.device) -> None:
+        self.processes: list[RemoteProcess] = []
+        self._cluster, self._device = cluster, device
+        self._pending: list[Pending] = []
+
+    @property
+    def size(self) -> int:
+        return len(self.processes)
+
+    def start(self, setups: Sequence[Mapping[str, Any]]) -> None:
+        self.processes = [
+            self._cluster.launch("rank", number, restarts=0, lost=LearnerLostError) for number in range(len(setups))
+        ]
+        address: str | None = self.processes[0].begin("address").data()  # of one that is gone, it is heard
+        place = {
+            "store": f"tcp://{address}",
+            "folder": None,
+            "threads": self._cluster.placement.ray.cpus,
+            "device": str(self._device),
+        }
+        self._pending = [
+            process.begin("begin", encode({**setup, **place}))
+            for process, setup in zip(self.processes, setups, strict=True)
+        ]
+
+    def send(self, request: bytes) -> set[int]:
+        self._pending = [process.begin("ask", request) for process in self.processes]
+        return set()  # of one that is gone, it is heard
+
+    def hear(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
+        asked = sorted(silent)
+        ready = self._cluster.first_of([self._pending[rank] for rank in asked], seconds)
+        return {asked[place]: self._pending[asked[place]].data() for place in ready}
+
+    def ending(self, rank: int) -> str:
+        return f"is gone ({self.processes[rank].reason()})"
+
+    def exported(self) -> Mapping[str, torch.Tensor]:
+        return RemoteWeights(self._cluster, self.processes[0].keep())
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.end()
+        self.processes, self._pending = [], []
+
+    def close(self) -> None:
+        """Nothing is left when the ranks have ended."""
+
+
+def cluster_ranks(cluster: Cluster, device: torch.device) -> RankPool:
+    """Ranks on a cluster, on devices of the kind of ``device``."""
+    return RankPool(RemoteCrew(cluster, torch.device(device.type)), cluster.seconds)

@@ -1,0 +1,57 @@
+"""A scorer as a process of a cluster has it: the rewards of a run, reward models among them, asked part by part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rlcore.config import RewardTerm
+from rlcore.distributed.serialization import fault_of
+from rlcore.hardware.machine import PRECISIONS
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.rewards.mix import MixedReward, scores_of
+from rlcore.rewards.reward_model import token_scorer
+from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.strict import build
+
+
+class Scorer:
+    """The parts of a reward."""
+
+    exported = b""
+
+    def __init__(self, reward: MixedReward) -> None:
+        self._reward = reward
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The scores that a part, by its number, gives rollouts."""
+        try:
+            if method != "score":
+                raise ValueError(f"a scorer does no {method}")
+            part, rollouts = arguments
+            return {"result": scores_of(self._reward.parts[part].reward, rollouts)}
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            return fault_of(error)
+
+
+@contextmanager
+def open_scorer(setup: Mapping[str, Any]) -> Iterator[Scorer]:
+    """The scorer that a setup describes."""
+    torch.set_num_threads(setup["threads"])
+    runtime = Runtime(device=torch.device(setup["device"]), compute_dtype=PRECISIONS[setup["dtype"]])
+    scorers = {
+        name: token_scorer(load_reward_model(runtime.load_frozen(folder), folder), setup["tokens_per_microbatch"])
+        for name, folder in setup["models"].items()
+    }
+    resources = RewardResources(score_tokens=scorers, prefill=setup["prefill"])
+    terms = [build(RewardTerm, term) for term in json.loads(json.dumps(setup["terms"]))]
+    with build_rewards(terms, resources=resources) as reward:
+        yield Scorer(reward)

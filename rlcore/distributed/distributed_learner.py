@@ -1,0 +1,179 @@
+"""A learner that several processes are together, behind the handle of one.
+
+The process that runs the loop sends each rank the same request, and takes the first one's answer. It holds neither
+weights nor a process group itself. What lost ranks had is gone, and the newest checkpoint is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.checks.audit.slow_path import Examined
+from rlcore.config.placement import PlacementConfig
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.local_ranks import child_ranks
+from rlcore.distributed.rank_pool import RankPool, rank_setup
+from rlcore.errors import TrainingError
+from rlcore.hardware.machine import PRECISIONS
+from rlcore.hardware.memory import Footprint
+from rlcore.hardware.runtime import Runtime
+from rlcore.text.packing import TokenSequence
+from rlcore.training.learner_protocol import PolicyFacts
+from rlcore.training.scoring_models import Passes
+from rlcore.training.update_stats import UpdateStats
+from rlcore.types import Rollout, TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class LearnerGroup:
+    """A :class:`~rlcore.training.learner_protocol.LearnerHandle` on ranks, which says what each method does.
+
+    Where ranks were lost, :meth:`load` alone starts others: they hold the newest checkpoint then, or the first weights.
+    """
+
+    def __init__(
+        self,
+        plan: LearnerPlan,
+        placement: PlacementConfig,
+        runtime: Runtime,
+        *,
+        note: Callable[[str], None],
+        ranks: RankPool | None = None,
+    ) -> None:
+        """Start the ranks. ``runtime``: what each computes in; ``note`` shows a sentence to people; ``ranks``: which
+        processes they are, children of this one where nothing is said.
+
+        Raises:
+            ConfigError: there are fewer GPUs than ranks.
+            ModelError: a checkpoint cannot be trained.
+        """
+        self.config, self.algorithm = plan.config, resolve_algorithm(plan.config)
+        self._plan, self._placement, self._runtime, self._note = plan, placement, runtime, note
+        self.ranks = ranks or child_ranks(placement, runtime.device)
+        self._starts, self._tokens = 0, 0  # 0 tokens: as many as configured
+        self._budget = plan.config.update.tokens_per_microbatch
+        self.policy_version, self.kl_coefficient = 0, plan.config.kl.coefficient
+        self._exported: tuple[int, Mapping[str, torch.Tensor]] | None = None
+        try:
+            facts = self._start()
+        except BaseException:
+            self.ranks.close()
+            raise
+        self.facts = PolicyFacts(
+            config=AutoConfig.from_pretrained(plan.start, local_files_only=True),
+            num_parameters=facts["num_parameters"],
+            compute_dtype=PRECISIONS[facts["dtype"]],
+        )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._placement.learner_ranks
+
+    @property
+    def has_reference(self) -> bool:
+        return self.config.kl.coefficient > 0.0
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        return self.config.update.epochs * self.config.update.minibatches > 1
+
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+        found: Passes = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
+        return found
+
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+        found: tuple[torch.Tensor, torch.Tensor] = self._call("scores", rollouts)
+        return found
+
+    def update(
+        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+    ) -> tuple[UpdateStats, Footprint | None]:
+        found: tuple[UpdateStats, Footprint | None] = self._call("update", samples, seed=seed, measured=measured)
+        return found
+
+    def examine(
+        self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
+    ) -> Examined | None:
+        found: Examined | None = self._call("examine", samples, rollouts, eos_ids=tuple(eos_ids), seed=seed)
+        return found
+
+    def step_faults(self) -> list[str]:
+        return list(self._call("step_faults"))
+
+    def observe_kl(self, mean_kl: float, num_samples: int) -> None:
+        self._call("observe_kl", mean_kl, num_samples)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        if self._exported is None or self._exported[0] != self.policy_version:
+            self._call("export")
+            self._exported = self.policy_version, self.ranks.crew.exported()
+        return self._exported[1]
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return self.weights()  # an export that is in use stays, whatever is exported after it
+
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
+        self._call("save", root.absolute(), step, run_state=run_state, spared=tuple(spared))
+
+    def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
+        if not self.ranks.is_running:
+            self._restart()
+        self._exported = None
+        found: dict[str, Any] | None = self._call("load", root.absolute(), identity=identity, up_to=up_to)
+        return found
+
+    def wait(self) -> None:
+        if self.ranks.is_running:
+            self._call("wait")
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        self._call("save_model", start.absolute(), folder.absolute(), like_start=like_start)
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self.ranks.close()
+
+    def _restart(self) -> None:
+        restarts = self._placement.max_restarts
+        if self._starts > restarts:
+            raise TrainingError(
+                f"ranks were lost {self._starts} times",
+                where="placement.max_restarts",
+                fix="see the lines above for why; the same command goes on from the newest checkpoint",
+            )
+        if self.ranks.ran_out:
+            self._tokens = max(1, self._budget // 2)
+        self._note(f"starts {self.size} ranks again ({self._starts} of at most {restarts} times)")
+        self._start()
+
+    def _start(self) -> dict[str, Any]:
+        """Start every rank; the first one's facts, when all have loaded their models."""
+        self._starts += 1
+        return self._stand(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
+
+    def _setup(self, rank: int) -> dict[str, Any]:
+        adapted = self.config.update.adapter.rank > 0
+        own = {"kind": "rl", "plan": self._plan.to_json(), "tokens": self._tokens}
+        return own | rank_setup(self._placement, self._runtime, rank, adapted=adapted)
+
+    def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
+        """What ``method`` gives, asked of every rank."""
+        return self._stand(self.ranks.ask(method, *arguments, **settings))["result"]
+
+    def _stand(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer, after what it says of where the learner stands was noted."""
+        self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
+        self._budget = answer["tokens"]
+        return answer

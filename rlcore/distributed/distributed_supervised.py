@@ -1,0 +1,187 @@
+"""Supervised fine-tuning, DPO and reward models on ranks: what each has, and all of them as one learner's handle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlcore.checks.audit.shuffle_gap import Pairing
+from rlcore.config import DpoConfig, RewardModelConfig, SftConfig, to_dict
+from rlcore.config.placement import PlacementConfig
+from rlcore.distributed.build import spread
+from rlcore.distributed.rank_pool import RankPool, rank_setup
+from rlcore.distributed.ranks import Ranks
+from rlcore.distributed.sharded import Sharding
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.logprob_check import check_model
+from rlcore.strict import build
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.dpo import DpoLearner, dpo_policy
+from rlcore.training.preferences import PreferenceSet
+from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
+from rlcore.training.sft import SftLearner
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float64
+
+Supervised: TypeAlias = SftLearner | DpoLearner | RewardLearner
+_CONFIGS = (SftConfig, DpoConfig, RewardModelConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SupervisedPlan:
+    """What is taught, by which settings. ``start``: the checkpoint that it begins with."""
+
+    start: Path
+    config: SftConfig | DpoConfig | RewardModelConfig
+    seed: int
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether an adapter learns, on a base that is whole on every rank."""
+        if isinstance(self.config, DpoConfig):
+            return self.config.adapter.rank > 0
+        return isinstance(self.config, RewardModelConfig) and self.config.trunk.adapter.rank > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain values, of which :meth:`from_json` makes it again."""
+        kind = type(self.config).__name__
+        return {"start": str(self.start.absolute()), kind: to_dict(self.config), "seed": self.seed}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SupervisedPlan:
+        """The plan that :meth:`to_json` was asked of."""
+        (kind,) = (each for each in _CONFIGS if each.__name__ in values)
+        config: Any = build(kind, json.loads(json.dumps(values[kind.__name__])))
+        return cls(start=Path(values["start"]), config=config, seed=values["seed"])
+
+
+def make_supervised_share(
+    plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: Sharding | None, device: torch.device
+) -> Supervised:
+    """What one of several ranks has on ``device``: shards, or without ``sharding`` all weights.
+
+    Raises:
+        ModelError: the checkpoint cannot be trained.
+    """
+    first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
+    if isinstance(plan.config, SftConfig):
+        model = first.load_trainable(plan.start)
+        check_model(model, ChatTokenizer.load(plan.start))
+        spread([model], ranks, sharding, device=device)
+        return SftLearner(model, plan.config)
+    if isinstance(plan.config, DpoConfig):
+        policy = dpo_policy(plan.start, plan.config, first, seed=plan.seed)
+        spread([policy], ranks, sharding, device=device)
+        return DpoLearner(policy, plan.config)
+    trunk = reward_trunk(plan.start, plan.config.trunk, first, seed=plan.seed)
+    members = reward_members(trunk, plan.config, seed=plan.seed)
+    roots = {id(member.backbone): member for member in reversed(members)}  # heads on one trunk: the first has it
+    spread(roots.values(), ranks, sharding, device=device)
+    for member in members[1:]:
+        if member.backbone is trunk:  # a head and nothing else
+            member.head.to(device)
+    return RewardLearner(members, plan.config)
+
+
+class _Group:
+    """A learner on ranks; where one is lost, the stage has to be run again."""
+
+    def __init__(self, plan: SupervisedPlan, placement: PlacementConfig, runtime: Runtime, ranks: RankPool) -> None:
+        """Start the ranks. ``runtime``: what each computes in.
+
+        Raises:
+            ModelError: the checkpoint cannot be trained.
+            LearnerLostError: a rank did not start.
+        """
+        self._ranks = ranks
+        own = {"kind": "supervised", "plan": plan.to_json()}
+        setups = [
+            own | rank_setup(placement, runtime, rank, adapted=plan.is_adapted)
+            for rank in range(placement.learner_ranks)
+        ]
+        try:
+            ranks.start(setups)
+        except BaseException:
+            ranks.close()
+            raise
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._ranks.close()
+
+    def _ask(self, method: str, *arguments: Any, **settings: Any) -> Any:
+        return self._ranks.ask(method, *arguments, **settings)["result"]
+
+
+class SftGroup(_Group):
+    """A :class:`~rlcore.training.sft.SftHandle` on ranks."""
+
+    def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
+        return dict(self._ask("step", minibatch))
+
+    def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
+        return float(self._ask("mean_loss", demonstrations))
+
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+        found: Pairing = self._ask("pairing", demonstrations, seed=seed)
+        return found
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        self._ask("save_model", start.absolute(), folder.absolute(), like_start=like_start)
+
+
+class DpoGroup(_Group):
+    """A :class:`~rlcore.training.dpo.DpoHandle` on ranks."""
+
+    def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
+        self._ask("begin", sequences, num_steps=num_steps)
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        return dict(self._ask("step", sets))
+
+    def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
+        found: Tensor = self._ask("rewards", sequences)
+        return found
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        self._ask("save_model", start.absolute(), folder.absolute(), like_start=like_start)
+
+
+class RewardGroup(_Group):
+    """A :class:`~rlcore.training.reward_learner.RewardHandle` on ranks."""
+
+    def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
+        found: Tensor = self._ask("features", sequences)
+        return found
+
+    def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
+        found: Tensor = self._ask("states", sequences)
+        return found
+
+    def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
+        self._ask("set_heads", heads)
+
+    def begin(self, member: int, *, num_steps: int) -> None:
+        self._ask("begin", member, num_steps=num_steps)
+
+    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
+        return dict(self._ask("step", sets))
+
+    def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
+        found: Tensor = self._ask("scores", sequences)
+        return found
+
+    def probe(self, sequences: Sequence[TokenSequence]) -> None:
+        self._ask("probe", sequences)
+
+    def save_model(self, start: Path, folder: Path) -> None:
+        self._ask("save_model", start.absolute(), folder.absolute())

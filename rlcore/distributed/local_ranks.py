@@ -1,0 +1,146 @@
+"""Ranks as child processes of this one, each with a pipe of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.config.placement import PlacementConfig
+from rlcore.distributed import rank_process
+from rlcore.distributed.exported import ExportedWeights
+from rlcore.distributed.rank import WEIGHTS
+from rlcore.distributed.rank_pool import RankPool
+from rlcore.distributed.serialization import encode
+from rlcore.errors import ConfigError
+
+_MEMORY = Path("/dev/shm")
+_GRACE_SECONDS = 5.0  # for a process whose pipe is closed to be gone
+
+
+class Children:
+    """A :class:`~rlcore.distributed.rank_pool.Crew` of children, one on each of ``devices``.
+
+    They meet, and the weights that the first of them exports lie, in a folder in memory.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._devices, self._ends, self._starts = devices, list[Connection](), 0
+        self._folder = Path(tempfile.mkdtemp(prefix="rlcore-ranks-", dir=_MEMORY if _MEMORY.is_dir() else None))
+
+    @property
+    def size(self) -> int:
+        return len(self.processes)
+
+    def start(self, setups: Sequence[Mapping[str, Any]]) -> None:
+        self._starts += 1
+        place = {
+            "store": f"file://{self._folder}/store-{self._starts}",
+            "folder": self._folder,
+            "threads": max(1, torch.get_num_threads() // len(setups)),
+        }
+        for setup, device in zip(setups, self._devices, strict=True):
+            ours, theirs = Pipe()
+            self.processes.append(self.launch(theirs))
+            theirs.close()
+            self._ends.append(ours)
+            ours.send_bytes(encode({**setup, **place, "device": str(device)}))
+
+    def send(self, request: bytes) -> set[int]:
+        lost = set()
+        for rank, end in enumerate(self._ends):
+            try:
+                end.send_bytes(request)
+            except OSError:
+                lost.add(rank)
+        return lost
+
+    def hear(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
+        ready = wait([self._ends[rank] for rank in silent], timeout=seconds)
+        return {rank: _next(self._ends[rank]) for rank in sorted(silent) if self._ends[rank] in ready}
+
+    def ending(self, rank: int) -> str:
+        try:
+            code = self.processes[rank].wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def exported(self) -> Mapping[str, torch.Tensor]:
+        return ExportedWeights(self._folder / WEIGHTS)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        for end in self._ends:
+            end.close()
+        self.processes, self._ends = [], []
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def launch(self, end: Connection) -> subprocess.Popen[bytes]:
+        """A process that finds its setup and its requests at ``end``."""
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        return subprocess.Popen(
+            [sys.executable, "-m", rank_process.__name__, str(end.fileno()), str(os.getpid())],
+            pass_fds=[end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # gloo says there whom it has met
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+
+def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
+    """Ranks that are children of this process, on devices of the kind of ``device``.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks.
+    """
+    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.deadline_minutes)
+
+
+def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:
+    """The device of each rank, of the kind of ``device``.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+    """
+    size = placement.learner_ranks
+    if device.type != "cuda":
+        if placement.devices:
+            raise ConfigError(
+                "placement.devices names GPUs, and the run computes on a CPU",
+                where="placement.devices",
+                fix="leave it out",
+            )
+        return [device] * size
+    chosen, count = placement.devices or tuple(range(size)), torch.cuda.device_count()
+    if max(chosen) >= count:
+        raise ConfigError(
+            f"{size} ranks want the GPUs {', '.join(map(str, chosen))}, {count} are visible",
+            where="placement.learner_ranks",
+            fix="lower it, or name GPUs in placement.devices",
+        )
+    return [torch.device("cuda", index) for index in chosen]
+
+
+def _next(end: Connection) -> bytes | None:
+    """The next answer; None where there will be none."""
+    try:
+        return end.recv_bytes()
+    except (EOFError, OSError):
+        return None

@@ -1,0 +1,145 @@
+"""One rank of a group: a share of a learner that answers requests as its fellows do, in whatever process it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from rlcore.distributed.build import LearnerPlan, make_share
+from rlcore.distributed.distributed_supervised import SupervisedPlan, make_supervised_share
+from rlcore.distributed.ranks import Ranks, open_ranks, whole
+from rlcore.distributed.serialization import fault_of
+from rlcore.distributed.sharded import Sharding
+from rlcore.hardware.machine import PRECISIONS
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.saving import save_tensors
+from rlcore.training.dpo import DpoLearner
+from rlcore.training.local_learner import LocalLearner
+from rlcore.training.reward_learner import RewardLearner
+from rlcore.training.sft import SftLearner
+
+WEIGHTS = "weights.safetensors"
+"""What an export leaves in the folder of a group that has one."""
+
+_METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
+_SUPERVISED_METHODS = {
+    SftLearner: ("step", "mean_loss", "pairing", "save_model"),
+    DpoLearner: ("begin", "step", "rewards", "save_model"),
+    RewardLearner: ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model"),
+}
+
+
+class Rank:
+    """This process's share of what learns: ``methods`` by their names, which all ranks are asked for at the same point.
+
+    ``facts``: what is said of it at first; ``standing``: what is said with every answer. Bytes that a method gives stay
+    here, ``exported``, until they are taken.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        methods: Mapping[str, Callable[..., Any]],
+        *,
+        facts: Mapping[str, Any],
+        standing: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.exported = b""
+        self._ranks, self._methods, self._facts, self._standing = ranks, methods, facts, standing
+
+    def facts(self) -> dict[str, Any]:
+        """What is fixed about what learns, and where it stands."""
+        return {**self._facts, **self._standing()}
+
+    def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """A table with ``result`` and where the learner stands, or with one of ``error``, ``memory`` and ``crash``."""
+        try:
+            if method not in self._methods:
+                raise ValueError(f"a rank does no {method}")
+            result = self._methods[method](*arguments, **settings)
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            return fault_of(error)
+        if isinstance(result, bytes):
+            self.exported, result = result, None
+        # Every rank knows the result, and one says it.
+        return {"result": result if self._ranks.is_first else None, **self._standing()}
+
+
+@contextmanager
+def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
+    """The rank that ``setup`` describes, when it has met the others."""
+    device = torch.device(setup["device"])
+    torch.set_num_threads(setup["threads"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by the rank's number
+    address = {"store": setup["store"], "device": device, "timeout": setup["seconds"], "width": setup["width"]}
+    with open_ranks(setup["rank"], setup["size"], **address) as ranks, ExitStack() as stack:
+        torch.manual_seed(setup["plan"]["seed"])
+        yield (_supervised_rank if setup["kind"] == "supervised" else partial(_rl_rank, stack))(setup, ranks, device)
+
+
+def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
+    plan, (runtime, sharding) = LearnerPlan.from_json(setup["plan"]), _precision(setup, device)
+    learner = stack.enter_context(closing(make_share(plan, ranks, runtime, sharding=sharding, device=device)))
+
+    def load(*arguments: Any, **settings: Any) -> dict[str, Any] | None:
+        found = learner.load(*arguments, **settings)
+        if setup["tokens"]:
+            learner.learner.tokens_per_microbatch = min(setup["tokens"], learner.learner.tokens_per_microbatch)
+        return found
+
+    def standing() -> dict[str, Any]:
+        return {
+            "policy_version": learner.policy_version,
+            "kl_coefficient": learner.kl_coefficient,
+            "tokens": learner.learner.tokens_per_microbatch,
+        }
+
+    own = {"load": load, "export": partial(_export, learner, setup["folder"])}
+    methods = {name: getattr(learner, name) for name in _METHODS} | own
+    facts = {"num_parameters": learner.facts.num_parameters, "dtype": _name(learner.facts.compute_dtype)}
+    return Rank(ranks, methods, facts=facts, standing=standing)
+
+
+def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
+    plan, (runtime, sharding) = SupervisedPlan.from_json(setup["plan"]), _precision(setup, device)
+    learner = make_supervised_share(plan, ranks, runtime, sharding=sharding, device=device)
+    names = _SUPERVISED_METHODS[type(learner)]
+    return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
+
+
+def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, Sharding | None]:
+    """What models are loaded in, and how they are cut up; None: not at all."""
+    dtype = PRECISIONS[setup["dtype"]]
+    gathered = dtype if setup["narrow"] else None
+    sharding = Sharding(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None
+    return Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"]), sharding
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _export(learner: LocalLearner, folder: Path | None) -> bytes:
+    """The policy's weights on the first rank, gathered from all of them one tensor at a time.
+
+    With a ``folder`` a file there, else its bytes.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in learner.weights().items():
+        found = whole(tensor.detach())
+        if learner.learner.ranks.is_first:
+            kept[name] = found.cpu().contiguous().clone()  # tied weights share memory, which the format refuses
+    if not kept or not folder:
+        return save(kept) if kept else b""
+    path = folder / WEIGHTS
+    path.unlink(missing_ok=True)  # who has mapped the last ones keeps them
+    save_tensors(kept, path)
+    return b""

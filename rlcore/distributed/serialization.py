@@ -1,0 +1,136 @@
+"""Values as bytes for another process of ours: plain values and our own records as JSON, numbers of tensors behind it.
+
+    8 bytes: length of the JSON | JSON, in which a tensor is {"tensor": [dtype, shape, number]} | tensors' bytes
+
+Nothing is pickled: what arrives is made of the kinds below, and of no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import traceback
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore import errors
+from rlcore.checks.audit.sampling import Features
+from rlcore.checks.audit.shuffle_gap import Pairing
+from rlcore.checks.audit.slow_path import Examined, Gradient, Trial
+from rlcore.errors import RlcoreError
+from rlcore.hardware.memory import Footprint
+from rlcore.sampling.base import SamplingParams
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
+from rlcore.training.preferences import Comparison, PreferenceSet
+from rlcore.training.scoring_models import Passes
+from rlcore.training.update_stats import UpdateStats
+from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        Comparison,
+        Demonstration,
+        Examined,
+        FailedRollout,
+        Features,
+        Footprint,
+        Gradient,
+        Message,
+        Pairing,
+        Passes,
+        PreferenceSet,
+        Prompt,
+        Rollout,
+        SamplingParams,
+        Score,
+        TokenSequence,
+        ToolCall,
+        TrainingSample,
+        Trial,
+        UpdateStats,
+    )
+}
+
+
+def encode(value: Any) -> bytes:
+    """The bytes of a value of numbers, texts, paths, lists, tables, tensors and the records above.
+
+    Raises:
+        TypeError: another kind is in it.
+    """
+    parts: list[bytes] = []
+    plain = _plain(value, parts)
+    text = json.dumps({"value": plain, "ends": list(accumulate(map(len, parts)))}).encode()
+    return b"".join((struct.pack("<Q", len(text)), text, *parts))
+
+
+def decode(data: bytes) -> Any:
+    """The value that :func:`encode` was given; lists and tuples are tuples, tensors are on the CPU."""
+    (length,) = struct.unpack_from("<Q", data)
+    found, numbers = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
+    starts = [0, *found["ends"]]
+    return _value(found["value"], [numbers[start:end] for start, end in pairwise(starts)])
+
+
+def fault_of(error: Exception) -> dict[str, Any]:
+    """What is told of an error to who asked: a table with one of ``error``, ``memory`` and ``crash``."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return {"memory": str(error).partition(". ")[0]}
+    if isinstance(error, RlcoreError):
+        return {"error": [type(error).__name__, error.what, error.where, error.fix]}
+    traceback.print_exception(error)
+    return {"crash": f"{type(error).__name__}: {error}"}
+
+
+def is_fault(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is what :func:`fault_of` says of an error."""
+    return bool({"error", "memory", "crash"} & answer.keys())
+
+
+def error_of(fault: Mapping[str, Any]) -> RlcoreError:
+    """The error of ours that a fault tells of."""
+    name, what, where, fix = fault["error"]
+    kind: type[RlcoreError] = getattr(errors, name)
+    return kind(what, where=where, fix=fix)
+
+
+def _plain(value: Any, parts: list[bytes]) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        parts.append(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), len(parts) - 1]}
+    if isinstance(value, Mapping):
+        return {"map": [[_plain(key, parts), _plain(each, parts)] for key, each in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_plain(each, parts) for each in value]
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if _KINDS.get(type(value).__name__) is type(value):
+        fields = {each.name: _plain(getattr(value, each.name), parts) for each in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, "fields": fields}
+    raise TypeError(f"{type(value).__name__} is not sent between processes")
+
+
+def _value(plain: Any, parts: Sequence[bytearray]) -> Any:
+    if isinstance(plain, list):
+        return tuple(_value(each, parts) for each in plain)
+    if not isinstance(plain, dict):
+        return plain
+    if "tensor" in plain:
+        dtype, shape, place = plain["tensor"]
+        kind: torch.dtype = getattr(torch, dtype)
+        flat = torch.frombuffer(parts[place], dtype=kind) if parts[place] else torch.empty(0, dtype=kind)
+        return flat.reshape(shape)
+    if "map" in plain:
+        return {_value(key, parts): _value(each, parts) for key, each in plain["map"]}
+    if "path" in plain:
+        return Path(plain["path"])
+    return _KINDS[plain["kind"]](**{name: _value(each, parts) for name, each in plain["fields"].items()})

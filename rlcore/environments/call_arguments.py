@@ -1,0 +1,173 @@
+"""Arguments of a call held against the JSON schema of its tool, and what a schema must be so that this can be done.
+
+Schemas come from type hints, from MCP servers and from servers of OpenEnv. Of JSON Schema a call is held against
+types, enumerations, alternatives and items. What else a schema says (``$ref``, patterns, bounds) its tool checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlcore.environments.base import json_value
+from rlcore.errors import shown
+
+Schema = Mapping[str, Any]
+_MAX_DEPTH = 32
+_MAX_NAME = 128
+_ALTERNATIVES = ("anyOf", "oneOf")
+_ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # where an object may have further properties
+
+
+def declaration_faults(tool: str, declared: object) -> list[str]:
+    """Errors of a tool as it is declared to a chat template; nothing where its calls can be checked."""
+    if not 0 < len(tool) <= _MAX_NAME or not tool.isprintable() or any(each in tool for each in " <>{}\"'"):
+        return [f"'{shown(tool)}' is no name of a tool"]
+    function = declared.get("function") if isinstance(declared, Mapping) else None
+    if not isinstance(function, Mapping) or function.get("name") != tool:
+        return [f"{tool} is not declared as a function of that name"]
+    faults = [] if isinstance(function.get("description"), str) else ["its description must be a text"]
+    parameters = function.get("parameters")
+    if not isinstance(parameters, Mapping):
+        faults.append("its parameters must be the schema of a JSON object")
+    else:
+        kinds = parameters.get("type", "object")
+        if _are_kinds(kinds) and "object" not in _listed(kinds):
+            faults.append(f"parameters.type must be object, not {shown(kinds)}")
+        if not _are_texts(parameters.get("required", [])):
+            faults.append("parameters.required must be a list of names")
+        faults += _faults(parameters, "parameters", depth=0)
+    return [f"{tool}: {fault}" for fault in faults]
+
+
+def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | None) -> dict[str, Any] | str:
+    """The arguments of a call by name, or what is wrong with them, for the policy.
+
+    ``named``: where the format writes them so. A ``text`` is the one argument of a tool that has one, none at all, or
+    a JSON object of several.
+    """
+    required = parameters.get("required", [])
+    properties: Mapping[str, Schema | bool] = dict.fromkeys(required, True) | parameters.get("properties", {})
+    others: Schema | bool = parameters.get("additionalProperties", any(key in parameters for key in _ELSEWHERE))
+    found = _from_text(properties, text, others) if named is None else dict(named)
+    if found is None:
+        return f"the arguments are a JSON object of {', '.join(properties)}" if properties else "it takes no argument"
+    for name in found:
+        if name not in properties and others is False:
+            return f"there is no argument {name!r}, only {', '.join(properties) or 'none'}"
+    for name in required:
+        if name not in found:
+            return f"the argument {name!r} is missing"
+    for name, value in found.items():
+        if not fits(value, schema := properties.get(name, others)):
+            return f"{name} must be {_kind(schema)}"
+    return found
+
+
+def fits(value: object, schema: Schema | bool) -> bool:
+    """True if a JSON value is one of a schema: ``true`` is that of every value, ``false`` of none."""
+    if isinstance(schema, bool):
+        return schema
+    if value is None and schema.get("nullable"):
+        return True
+    for key in _ALTERNATIVES:
+        if key in schema and not any(fits(value, each) for each in schema[key]):
+            return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    kinds = _listed(schema.get("type", []))
+    if kinds and not any(_is_a(value, kind) for kind in kinds):
+        return False
+    items = schema.get("items", True)
+    return not isinstance(value, list) or isinstance(items, list) or all(fits(each, items) for each in value)
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def _is_a(value: object, kind: str) -> bool:
+    if isinstance(value, bool) and kind in (
+        "integer",
+        "number",
+    ):  # a boolean is an integer to Python and to nobody else
+        return False
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _from_text(properties: Mapping[str, Schema | bool], text: str, others: Schema | bool) -> dict[str, Any] | None:
+    """The arguments that a text is, None where it is none."""
+    try:
+        value = json_value(text)
+    except (ValueError, RecursionError):
+        value = text
+    if isinstance(value, dict) and (others is not False or set(value) <= set(properties)):
+        return value
+    if not properties and not text:
+        return {}
+    if len(properties) != 1:
+        return None
+    ((name, schema),) = properties.items()
+    return {name: value if not fits(text, schema) else text}
+
+
+def _kind(schema: Schema | bool) -> str:
+    if isinstance(schema, bool):
+        return "left out"
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    return f"of type {' or '.join(_listed(schema.get('type', []))) or 'something else'}"
+
+
+def _listed(kinds: str | list[str]) -> list[str]:
+    return [kinds] if isinstance(kinds, str) else kinds
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _are_kinds(value: object) -> bool:
+    return isinstance(value, str) or _are_texts(value)
+
+
+def _faults(schema: object, path: str, *, depth: int) -> Iterator[str]:
+    """What of a schema, and of those in it, no call can be held against."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        yield f"{path} must be a schema: an object, true or false"
+        return
+    if depth > _MAX_DEPTH:
+        yield f"{shown(path)} is nested more than {_MAX_DEPTH} deep"
+        return
+    if not _are_kinds(schema.get("type", [])):
+        yield f"{path}.type must be the name of a type or a list of them"
+    if not isinstance(schema.get("enum", []), list):
+        yield f"{path}.enum must be a list"
+    if not isinstance(schema.get("properties", {}), Mapping):
+        yield f"{path}.properties must be an object of schemas"
+    for key in _ALTERNATIVES:
+        if not isinstance(schema.get(key, []), list):
+            yield f"{path}.{key} must be a list of schemas"
+    for place, each in _inner(schema):
+        yield from _faults(each, f"{path}.{place}", depth=depth + 1)
+
+
+def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
+    """The schemas in a schema by their places; items one by one, as older drafts have them, are not read."""
+    if isinstance(properties := schema.get("properties"), Mapping):
+        yield from ((shown(name), each) for name, each in properties.items())
+    for key in _ALTERNATIVES:
+        if isinstance(choices := schema.get(key), list):
+            yield from ((f"{key}.{place}", each) for place, each in enumerate(choices))
+    for key in ("items", "additionalProperties"):
+        if key in schema and not (key == "items" and isinstance(schema[key], list)):
+            yield key, schema[key]

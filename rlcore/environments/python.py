@@ -1,0 +1,54 @@
+"""Python in a sandbox: the policy writes a program and reads what it printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from rlcore.environments.base import ToolFailure, ToolOutput, error_output
+from rlcore.sandbox.base import Limits, Outcome, Sandbox, Verdict
+
+NUM_AT_ONCE = 4
+_WITHOUT_WORDS = {
+    Verdict.TIMEOUT: "the program's time was up",
+    Verdict.DIED: "the program ended without a word: it used too much memory, or ended itself",
+    Verdict.PROTOCOL: "the program printed too much",
+}
+
+
+class PythonTool:
+    """Runs each program in a box of its own; nothing is kept between two calls.
+
+    What a program does wrong is text for the policy (the last line of its traceback); a box that does not work is a
+    :class:`ToolFailure`. A program that reads the clock or random numbers is the one thing that may answer otherwise
+    when it is run again.
+    """
+
+    name = "python"
+    describes = "Runs a Python program, and says what it printed. Nothing is kept between two calls."
+
+    def __init__(self, sandbox: Sandbox, *, timeout_seconds: float) -> None:
+        self._sandbox = sandbox
+        self._limits = Limits(wall_seconds=timeout_seconds, cpu_seconds=math.ceil(timeout_seconds) + 1)
+
+    def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
+        """What each program printed.
+
+        Raises:
+            SandboxError: programs cannot be isolated on this machine.
+        """
+        with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+            return [_told(outcome) for outcome in threads.map(self._run, arguments)]
+
+    def _run(self, code: str) -> Outcome:
+        return self._sandbox.run(code, limits=self._limits)
+
+
+def _told(outcome: Outcome) -> ToolOutput | ToolFailure:
+    if outcome.verdict is Verdict.INFRA:
+        return ToolFailure(reason=outcome.error or "the box did not start")
+    if outcome.verdict is Verdict.PASS:
+        return ToolOutput(text=outcome.stdout.strip() or "nothing was printed")
+    lines = outcome.error.strip().splitlines()
+    return error_output(_WITHOUT_WORDS.get(outcome.verdict, lines[-1] if lines else "the program failed"))

@@ -1,0 +1,251 @@
+"""The promotion gate: may a challenger take the champion's place? From both models' answers to the same prompts.
+
+What is proved. For one version of the held-out prompts, the chance that *any* of the models that are no better than
+their champion is ever promoted is at most ``alpha``, however many are tried and however they depend on each other:
+
+    look t (1, 2, …) tests at ``alpha_t = alpha / (t (t + 1))``, and Σ_t alpha_t = alpha   (union bound)
+
+Every guard must pass at ``alpha_t`` too, and that needs no further correction: a promotion needs all of them at once
+(intersection-union test, Berger 1982). So the chance to promote over a true loss beyond a guard's margin has the same
+bound: exactly where a guard's figure is right or wrong, as far as the bootstrap keeps its level where it is another.
+Prompts that were looked at often wear out: fresh ones start at look 1. The caller counts the looks at one set of
+prompts, whatever the models are called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlcore.errors import DataError, NonFiniteError
+from rlcore.evaluation.conditions import Check
+from rlcore.evaluation.paired_tests import fewest, loss_p, score_interval
+from rlcore.seeding import derive_seed
+
+Values = NDArray[np.float64]
+_RESAMPLES_OVER_ALPHA = 50  # so that about 50 resamples lie beyond the interval's end
+_MAX_RESAMPLES = 50_000  # a p value is at least 1 / 50,001, so from look 50 on no guard can pass at alpha = 0.05
+_CHUNK_VALUES = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Paired:
+    """One figure of both models on the same N problems, in the same order: float [N] each, 0/1 or real.
+
+    ``margin`` is the largest loss that a guard lets pass, in the figure's unit; the primary figure has none.
+    """
+
+    name: str
+    champion: Values
+    challenger: Values
+    margin: float = 0.0
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """``alpha``: of all looks together. ``min_gain``: the smallest gain of the primary figure worth a promotion."""
+
+    alpha: float = 0.05
+    min_gain: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha < 0.5 or self.min_gain < 0.0:
+            raise DataError(f"alpha {self.alpha} is not in (0, ½), or min_gain {self.min_gain} is below 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Promote or refuse, with every check. ``look`` and ``alpha``: which look this was, and the level that it had."""
+
+    promote: bool
+    look: int
+    alpha: float
+    checks: tuple[Check, ...]
+    sentence: str
+
+
+def alpha_of_look(alpha: float, look: int) -> float:
+    """Level of the ``look``-th look (from 1): ``alpha / (t (t + 1))``; the sum over all looks is ``alpha``.
+
+    Raises:
+        DataError: ``look`` is below 1.
+    """
+    if look < 1:
+        raise DataError(f"look {look}: looks count from 1")
+    return alpha / (look * (look + 1))
+
+
+def judge(
+    primary: Paired | None, guards: Sequence[Paired], limits: Sequence[Check], *, rule: Rule, look: int, seed: int
+) -> Verdict:
+    """The verdict on a challenger. ``primary`` is None, and ``guards`` empty, where there is no champion yet.
+
+    ``limits`` are conditions on the challenger alone (``at_least``). The draws of the bootstrap
+    are a function of ``seed`` and a check's name.
+
+    Raises:
+        DataError: two sides of different lengths, no values, or a guard without a champion to compare with.
+        NonFiniteError: NaN or infinity among the values.
+    """
+    if primary is None and guards:
+        raise DataError("guards compare with a champion, and there is none", fix="pass limits alone")
+    alpha = alpha_of_look(rule.alpha, look)
+    gain = (_gain(primary, rule.min_gain, alpha, seed=seed),) if primary else ()
+    checks = (*gain, *(_non_inferior(guard, alpha, seed=seed) for guard in guards), *limits)
+    failed = [check for check in checks if not check.passed]
+    return Verdict(
+        promote=not failed, look=look, alpha=alpha, checks=checks, sentence=_summary(failed, first=primary is None)
+    )
+
+
+def superiority_p(pair: Paired, *, seed: int, flips: int = 10_000) -> float:
+    """One-sided p value of "the challenger is better": an exact test for verdicts, sign flips for real figures.
+
+    That of verdicts is McNemar's statistic in its unconditional test (``loss_p`` at a margin of 0),
+    which finds more than the test among the changed problems alone. It is 1 where the challenger is not ahead.
+
+    Raises:
+        DataError, NonFiniteError: as :func:`judge`.
+    """
+    differences = _differences(pair)
+    if _is_verdict(pair):
+        won, lost = _changed(differences)
+        return loss_p(won, lost, len(differences), 0.0) if won > lost else 1.0
+    return sign_flip_p(differences, seed=derive_seed(seed, "promotion", pair.name, "signs"), flips=flips)
+
+
+def sign_flip_p(differences: Values, *, seed: int, flips: int = 10_000) -> float:
+    """One-sided p value of "the mean of [N] paired differences is above 0": signs are fair coins where there is none.
+
+    ``(1 + #{flipped sum >= sum}) / (1 + flips)``, which is valid at every number of flips (Phipson & Smyth 2010).
+    """
+    generator = np.random.default_rng(seed)
+    total, reached = float(differences.sum()), 0
+    slack = 1e-9 * float(np.abs(differences).sum())  # equal sums may differ by rounding; they count as reached
+    chunk = max(1, _CHUNK_VALUES // len(differences))
+    for start in range(0, flips, chunk):
+        signs = generator.integers(0, 2, (min(chunk, flips - start), len(differences)), dtype=np.int8) * 2 - 1
+        reached += int((signs @ differences >= total - slack).sum())
+    return (1 + reached) / (1 + flips)
+
+
+def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values:
+    """Means of resamples of [N] differences and two imagined ones, ±s: float [resamples].
+
+    s is the largest |difference|. The two keep a handful of equal figures from counting as certainty. Resamples are
+    drawn as counts of the different values: the same distribution, in less time.
+    """
+    scale = float(np.abs(differences).max())
+    values, counts = np.unique(np.concatenate([differences, [scale, -scale]]), return_counts=True)
+    n, generator = int(counts.sum()), np.random.default_rng(seed)
+    chunk = max(1, _CHUNK_VALUES // len(values))
+    sizes = [min(chunk, resamples - start) for start in range(0, resamples, chunk)]
+    return np.concatenate([generator.multinomial(n, counts / n, size=size) @ values / n for size in sizes])
+
+
+def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
+    """Better than the champion, and by enough."""
+    differences = _differences(pair)
+    p_value = superiority_p(pair, seed=seed, flips=_num_resamples(alpha))
+    estimate = float(differences.mean())
+    is_better, is_enough = p_value <= alpha, estimate >= min_gain
+    sentence = f"{pair.name} changes by {estimate:+.4g} over the champion, p = {p_value:.2g} at level {alpha:.2g}: " + (
+        ("better, and by enough" if is_enough else f"better, but by less than {min_gain:g}")
+        if is_better
+        else "not shown to be better"
+    )
+    if _is_verdict(pair):
+        low, high = score_interval(*_changed(differences), len(differences), confidence=1.0 - 2.0 * alpha)
+    else:
+        low, high = _interval(_means(pair, alpha, seed=seed), estimate, alpha)
+    return Check(
+        name=pair.name,
+        estimate=estimate,
+        low=low,
+        high=high,
+        p_value=p_value,
+        limit=min_gain,
+        passed=is_better and is_enough,
+        sentence=sentence,
+    )
+
+
+def _non_inferior(pair: Paired, alpha: float, *, seed: int) -> Check:
+    """Not worse than the champion by the margin or more: exact for verdicts, else by the bootstrap's tail beyond it."""
+    differences = _differences(pair)
+    n, estimate, more = len(differences), float(differences.mean()), ""
+    if _is_verdict(pair):
+        won, lost = _changed(differences)
+        p_value, ends = loss_p(won, lost, n, pair.margin), score_interval(won, lost, n, confidence=1.0 - 2.0 * alpha)
+        least = fewest(pair.margin, alpha)
+        more = f"; not enough problems: at least {least} are needed" if n < least else ""
+    else:
+        means = _means(pair, alpha, seed=seed)
+        p_value = (1 + int((means <= -pair.margin).sum())) / (1 + len(means))
+        ends = _interval(means, estimate, alpha)
+    passed = p_value <= alpha
+    sign = 1.0 if pair.higher_is_better else -1.0
+    low, high = sorted(sign * end for end in ends)
+    sentence = (
+        f"{pair.name} changes by {sign * estimate:+.4g}; a loss of {pair.margin:g} or more is "
+        f"{'ruled out' if passed else 'not ruled out'} (p = {p_value:.2g} at level {alpha:.2g}, n = {n}{more})"
+    )
+    return Check(
+        name=pair.name,
+        estimate=sign * estimate,
+        low=low,
+        high=high,
+        p_value=p_value,
+        limit=-sign * pair.margin,
+        passed=passed,
+        sentence=sentence,
+    )
+
+
+def _is_verdict(pair: Paired) -> bool:
+    """Whether the figures are right or wrong, with a margin that is a share: those are tested exactly."""
+    return bool(np.isin(np.concatenate([pair.champion, pair.challenger]), (0.0, 1.0)).all()) and pair.margin <= 1.0
+
+
+def _changed(differences: Values) -> tuple[int, int]:
+    """How many were won, and how many lost."""
+    return int((differences > 0).sum()), int((differences < 0).sum())
+
+
+def _means(pair: Paired, alpha: float, *, seed: int) -> Values:
+    """Resampled means of the differences, as many as the level needs."""
+    draws = derive_seed(seed, "promotion", pair.name)
+    return bootstrap_means(_differences(pair), seed=draws, resamples=_num_resamples(alpha))
+
+
+def _num_resamples(alpha: float) -> int:
+    return min(math.ceil(_RESAMPLES_OVER_ALPHA / alpha), _MAX_RESAMPLES)
+
+
+def _interval(means: Values, estimate: float, alpha: float) -> tuple[float, float]:
+    low, high = np.quantile(means, [alpha, 1.0 - alpha])
+    return min(float(low), estimate), max(float(high), estimate)
+
+
+def _differences(pair: Paired) -> Values:
+    """Challenger minus champion, turned so that more is better."""
+    if pair.champion.shape != pair.challenger.shape or pair.champion.ndim != 1 or not len(pair.champion):
+        raise DataError(
+            f"{pair.name}: {pair.challenger.shape} values of the challenger against {pair.champion.shape}",
+            fix="evaluate both models on the same problems",
+        )
+    differences = pair.challenger - pair.champion
+    if not np.isfinite(differences).all():
+        raise NonFiniteError(f"{pair.name}: {int((~np.isfinite(differences)).sum())} values are not finite")
+    return differences if pair.higher_is_better else -differences
+
+
+def _summary(failed: Sequence[Check], *, first: bool) -> str:
+    if failed:
+        return f"Refused: {'; '.join(check.sentence for check in failed)}."
+    return "Promoted: the first champion, within every limit." if first else "Promoted: better, and no guard is broken."

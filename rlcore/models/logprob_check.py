@@ -1,0 +1,151 @@
+"""Checks on a few tokens, before a run, that our log-probabilities equal those of the model's own code.
+
+Packed rows, kernels, and the product with the head are compared with plain forward passes of one sequence at a time, by
+the library's eager attention, in float32. Two completions of one prompt show a state that leaks from one to the next; a
+second prompt, shorter, shows padding that is seen; logits that are capped, scaled or biased differ everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlcore.errors import ModelError
+from rlcore.hardware.precision import compute_dtype, compute_in
+from rlcore.models.architectures import obstacle
+from rlcore.models.policy import score_sequences
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
+
+TEXT = "The train leaves at 9:15 with 42 people. Three get off, and 39 go on to the sea."
+BOUND = 5e-4  # nats; measured: 2e-5 with 30 layers (SmolLM2-135M) whatever the weights' precision is, 5e-6 with 2
+_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+
+
+@torch.no_grad()
+def check_model(model: PreTrainedModel, tokenizer: ChatTokenizer | None = None) -> None:
+    """Compare log-probabilities of ordinary text with those of plain forward passes.
+
+    Both are computed in float32 with autocast off: what differs is then the meaning, and no rounding. Weights in half
+    precision are widened while their layer computes, so the cost in memory is one layer, the embedding and the head.
+
+    Args:
+        model: as it will be trained; its precision and attention are as before afterwards.
+        tokenizer: for the tokens of a sentence; without one they are spread over the vocabulary.
+
+    Raises:
+        ModelError: they differ, or the model's code cannot be called as it is here.
+    """
+    if reason := obstacle(model):
+        raise ModelError(f"{type(model).__name__} {reason}", where=_name(model), fix=_OTHER_MODEL)
+    sequences = _sequences(_tokens(model, tokenizer))
+    try:
+        with _in_float32(model):
+            ours = score_sequences(model, sequences, tokens_per_microbatch=1024)
+            theirs = _one_by_one(model, sequences)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAULTS as error:
+        what = f"{type(model).__name__} cannot be called as training does: {type(error).__name__}: {error}"
+        raise ModelError(what, where=_name(model), fix=_OTHER_MODEL) from error
+    difference = max(float((one - other).abs().max()) for one, other in zip(ours, theirs, strict=True))
+    if not difference <= BOUND:
+        raise ModelError(
+            f"the log-probabilities of {type(model).__name__} differ from its own logits by {difference:.3g} nats",
+            where=_name(model),
+            fix=_OTHER_MODEL,
+        )
+
+
+_OTHER_MODEL = "use a model of docs/models.md"
+
+
+def _tokens(model: PreTrainedModel, tokenizer: ChatTokenizer | None) -> list[int]:
+    """Sixteen ordinary tokens."""
+    if tokenizer is not None:
+        tokens = tokenizer.encode(TEXT)
+        return [tokens[place % len(tokens)] for place in range(16)]
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return [vocabulary // 8 + place * 7919 % max(1, vocabulary * 3 // 4) for place in range(16)]
+
+
+def _sequences(tokens: list[int]) -> list[TokenSequence]:
+    """Two completions of one prompt, and one of a shorter prompt: in rows of one batch, the last one is padded."""
+    spans = [((0, 5), (5, 12)), ((0, 5), (9, 16)), ((3, 6), (6, 10))]
+    return [
+        TokenSequence(prompt_ids=tuple(tokens[slice(*prompt)]), completion_ids=tuple(tokens[slice(*completion)]))
+        for prompt, completion in spans
+    ]
+
+
+def _one_by_one(model: PreTrainedModel, sequences: list[TokenSequence]) -> list[torch.Tensor]:
+    """Log-probabilities of each completion from the model's own logits, float32 [T] on the CPU, by eager attention."""
+    results = []
+    with _attention(model, "eager"):
+        for sequence in sequences:
+            tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=model.device)
+            count = len(sequence.completion_ids)
+            logits = model(tokens, use_cache=False).logits[0, -count - 1 : -1].float()
+            results.append(logits.log_softmax(-1).gather(-1, tokens[0, -count:, None])[:, 0].cpu())
+    return results
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    if not model._can_set_attn_implementation():  # its attention is its own code
+        yield
+        return
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """Products in float32; a part's weights are widened while it computes, and are the same tensors afterwards."""
+    before = compute_dtype(model)
+    with ExitStack() as stack:
+        for part in _parts(model):
+            narrow: list[tuple[torch.Tensor, torch.Tensor]] = []
+            pre = part.register_forward_pre_hook(lambda module, _, narrow=narrow: _widen(module, narrow))
+            post = part.register_forward_hook(lambda *_, narrow=narrow: _restore(narrow), always_call=True)
+            stack.callback(pre.remove)
+            stack.callback(post.remove)
+        stack.callback(compute_in, model, before)
+        compute_in(model, torch.float32)
+        yield
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Each layer as a whole, and what stands beside the layers and has weights of its own."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        elif any(True for _ in child.children()):
+            yield from _parts(child)
+        else:
+            yield child
+
+
+def _widen(module: nn.Module, narrow: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+            narrow.append((tensor, tensor.data))
+            tensor.data = tensor.data.float()
+
+
+def _restore(narrow: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    while narrow:
+        tensor, data = narrow.pop()
+        tensor.data = data
+
+
+def _name(model: PreTrainedModel) -> str:
+    return str(model.config._name_or_path)

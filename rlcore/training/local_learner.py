@@ -1,0 +1,181 @@
+"""The side that learns, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rlcore.algorithms.table import Algorithm
+from rlcore.checks.audit.integrity import require_saved
+from rlcore.checks.audit.optimizer_check import StepWitness
+from rlcore.checks.audit.slow_path import Examined, examine
+from rlcore.checks.canaries import token_scores
+from rlcore.config import RlConfig
+from rlcore.distributed.sharded import is_alone, whole_state
+from rlcore.hardware.memory import Footprint, measuring, num_parameters, optimizer_bytes
+from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.precision import compute_dtype
+from rlcore.models.loading import save_model
+from rlcore.models.lora import AdaptedModel, MergedState
+from rlcore.text.packing import TokenSequence
+from rlcore.training.checkpoint import load_newest
+from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.learner import Learner
+from rlcore.training.learner_protocol import PolicyFacts
+from rlcore.training.scoring_models import Judges, Passes
+from rlcore.training.update_stats import UpdateStats
+from rlcore.types import Rollout, TrainingSample
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class _Copy(Mapping[str, torch.Tensor]):
+    """Weights copied into the machine's memory; each is on ``device`` while it is read."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._device = device
+        self._tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class LocalLearner:
+    """A ``LearnerHandle`` on a learner of this process, which says what each method does.
+
+    ``reference``: the frozen start that a KL penalty is measured to; None where there is no penalty. ``beside``: models
+    that share its memory, and are counted where that is measured.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        reference: PreTrainedModel | AdaptedModel | None = None,
+        *,
+        beside: Iterable[nn.Module] = (),
+    ) -> None:
+        self.learner, self.reference = learner, reference
+        self._beside, self._writer = tuple(beside), CheckpointWriter()
+        self._witness = StepWitness(learner)
+        policy = learner.policy
+        self.facts = PolicyFacts(
+            config=policy.config, num_parameters=num_parameters(policy), compute_dtype=compute_dtype(policy)
+        )
+
+    @property
+    def config(self) -> RlConfig:
+        return self.learner.config
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.learner.algorithm
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        return self.learner.needs_old_logprobs
+
+    @property
+    def policy_version(self) -> int:
+        return self.learner.policy_version
+
+    @property
+    def kl_coefficient(self) -> float:
+        return self.learner.kl.coefficient
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference is not None
+
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+        judges = Judges(
+            policy=self.learner.policy,
+            reference=self.reference,
+            critic=self.learner.critic,
+            temperature=self.config.sampling.temperature,
+            tokens_per_microbatch=self.learner.tokens_per_microbatch,  # what fits the update fits them
+            bootstrap_truncated=self.config.critic.gae.bootstrap_truncated,
+        )
+        return judges.passes(sequences, needs_policy=needs_policy, cut=cut)
+
+    def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+        temperature, budget = self.config.sampling.temperature, self.learner.tokens_per_microbatch
+        return token_scores(self.learner.policy, rollouts, temperature=temperature, tokens_per_microbatch=budget)
+
+    def update(
+        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+    ) -> tuple[UpdateStats, Footprint | None]:
+        learner = self.learner
+        if not measured or not is_alone(learner.policy):  # of shards, what is gathered comes and goes
+            return learner.update(samples, seed=seed), None
+        models = [learner.policy, self.reference, learner.critic, *self._beside]
+        with measuring(models, learner.optimizers) as meter:
+            stats = learner.update(samples, seed=seed)
+        return stats, Footprint(
+            weights=meter.weights,
+            gradients=meter.gradients,
+            optimizer=optimizer_bytes(learner.optimizers),
+            activations=meter.activations,
+            kv_cache=0,
+        )
+
+    def examine(
+        self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
+    ) -> Examined | None:
+        try:
+            return examine(self.learner, self.reference, samples, rollouts, eos_ids=eos_ids, seed=seed)
+        except torch.OutOfMemoryError:
+            if not is_alone(self.learner.policy):  # others wait for this one
+                raise
+        free_cached()  # out here, where the error no longer holds the memory
+        return None
+
+    def step_faults(self) -> list[str]:
+        return self._witness.take_faults()
+
+    def observe_kl(self, mean_kl: float, num_samples: int) -> None:
+        self.learner.observe_kl(mean_kl, num_samples)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return merged_state(self.learner.policy)
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return _Copy(self.weights(), self.learner.policy.device)
+
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
+        self._writer.save(root, step, self.learner, run_state=run_state, spared=spared)
+
+    def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
+        self._writer.wait()
+        self._witness.forget()
+        return load_newest(root, self.learner, identity=identity, up_to=up_to)
+
+    def wait(self) -> None:
+        self._writer.wait()
+
+    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        policy, ranks = self.learner.policy, self.learner.ranks
+        state = whole_state(policy)
+        ranks.of_first(partial(save_model, policy, start, folder, like_start=like_start, state=state))
+        held = state if state is not None else merged_state(self.learner.policy)
+        ranks.of_first(partial(require_saved, held, folder))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
+    """A policy's weights as an engine takes them, in the base's names; an adapter is merged in when they are read."""
+    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()

@@ -1,0 +1,153 @@
+"""Metrics of one update, gathered over its micro-batches and steps.
+
+What comes as a tensor stays one, float64 on its device, until the update is over: reading a number makes the host wait
+for the GPU, and a micro-batch has a dozen of them for each chunk of its head.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.objective import LossOutput
+from rlcore.config import UpdateConfig
+from rlcore.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateStats:
+    """What one update did. ``moved``: whether any policy weight changed. ``skipped``: what each skipped step met.
+
+    ``arrived``: of each rank, and of each epoch, a digest of the samples that it was about, see
+    :mod:`rlcore.training.handover`.
+    """
+
+    policy_version: int
+    moved: bool
+    metrics: Mapping[str, float]
+    skipped: tuple[str, ...] = ()
+    arrived: tuple[tuple[str, ...], ...] = ()
+
+
+Figure = float | Tensor  # a number, or a float64 scalar on the device that computed it
+
+
+class Totals:
+    """Sums over tokens, maxima, losses summed over the micro-batches of a step, and figures per step."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Figure] = {}
+        self._maxima: dict[str, Tensor] = {}
+        self._losses: dict[str, Figure] = {}
+        self._steps: dict[str, list[float]] = {}
+        self._num_tokens: Figure = 0.0
+        self._epoch_ref_kl: Figure = 0.0
+        self._epoch_start: tuple[dict[str, Figure], Figure] = ({}, 0.0)
+
+    def share_of(self, ranks: Ranks) -> Totals:
+        """A copy that one of several ranks goes on counting in: what was counted before is the first one's."""
+        if ranks.rank == 0:
+            return copy.deepcopy(self)
+        own = Totals()
+        own._steps, own._epoch_start = copy.deepcopy(self._steps), copy.deepcopy(self._epoch_start)
+        return own
+
+    def merged(self, ranks: Ranks) -> Totals:
+        """What all ranks have counted, on each of them."""
+        if ranks.size == 1:
+            return self
+        parts = ranks.gather((self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl))
+        sums, maxima, losses, num_tokens, ref_kl = zip(*parts, strict=True)
+        self._sums, self._losses = _summed(sums), _summed(losses)
+        self._num_tokens, self._epoch_ref_kl = float(sum(map(float, num_tokens))), float(sum(map(float, ref_kl)))
+        names = {name: None for each in maxima for name in each}
+        self._maxima = {name: torch.stack([each[name] for each in maxima if name in each]).amax() for name in names}
+        return self
+
+    def add(self, output: LossOutput) -> None:
+        """Count one micro-batch of the policy."""
+        self._num_tokens = self._num_tokens + output.num_tokens.double()
+        for name, value in output.sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value.double()
+        for name, value in output.maxima.items():
+            known = self._maxima.get(name, torch.zeros_like(value, dtype=torch.float64))
+            self._maxima[name] = torch.maximum(known, value.double())
+        self.add_loss("loss/policy", output.loss)
+
+    def add_loss(self, name: str, value: Float[Tensor, ""]) -> None:
+        """Add one micro-batch's part of a loss, a scalar."""
+        self._losses[name] = self._losses.get(name, 0.0) + value.detach().double()
+
+    def record(self, name: str, value: float) -> None:
+        """Note a figure of one optimizer step."""
+        self._steps.setdefault(name, []).append(value)
+
+    def add_ref_kl(self, total: Float[Tensor, ""]) -> None:
+        """Add one micro-batch's KL to the reference, summed over its tokens."""
+        self._epoch_ref_kl = self._epoch_ref_kl + total.double()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were counted; one that several epochs count is counted in each."""
+        return int(self._num_tokens)
+
+    def begin_epoch(self) -> None:
+        """From here on :meth:`epoch_mean` and :meth:`epoch_ref_kl` count anew."""
+        self._epoch_ref_kl = 0.0
+        self._epoch_start = (dict(self._sums), self._num_tokens)
+
+    def epoch_mean(self, name: str) -> float:
+        """Mean per token since the epoch began; 0 where nothing was counted."""
+        sums, _ = self._epoch_start
+        return (float(self._sums.get(name, 0.0)) - float(sums.get(name, 0.0))) / self._epoch_tokens
+
+    def epoch_ref_kl(self) -> float:
+        """Mean KL to the reference per token since the epoch began; 0 where nothing was counted."""
+        return float(self._epoch_ref_kl) / self._epoch_tokens
+
+    def went_far(self, update: UpdateConfig) -> bool:
+        """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
+        from_old = update.max_kl > 0.0 and self.epoch_mean("kl/old") > update.max_kl
+        return from_old or (update.max_ref_kl > 0.0 and self.epoch_ref_kl() > update.max_ref_kl)
+
+    @property
+    def _epoch_tokens(self) -> int:
+        return max(1, self.num_tokens - int(self._epoch_start[1]))
+
+    def means(self) -> dict[str, float]:
+        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""
+        num_steps = max((len(values) for values in self._steps.values()), default=1)
+        result = {name: float(total) / max(1, self.num_tokens) for name, total in self._sums.items()}
+        weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
+        if self.num_tokens:
+            result["mismatch/ess"] = weight**2 / squared
+            result["clip/fraction"] = result["clip/low"] + result["clip/high"]
+        result |= {name: float(value) for name, value in self._maxima.items()}
+        result |= {name: float(total) / num_steps for name, total in self._losses.items()}
+        result |= {name: sum(values) / len(values) for name, values in self._steps.items()}
+        return result
+
+
+def after_skips(metrics: dict[str, float], num_skipped: int) -> dict[str, float]:
+    """The metrics of an update; where it skipped steps with their number, and without figures that are not finite.
+
+    Where it took none, the norm of its gradient is 0, as with any update that takes none.
+    """
+    if not num_skipped:
+        return metrics
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return {"gradient_norm": 0.0} | finite | {"update/skipped": float(num_skipped)}
+
+
+def _summed(parts: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:
+    names = {name: None for part in parts for name in part}
+    return {name: sum(float(part.get(name, 0.0)) for part in parts) for name in names}

@@ -1,0 +1,176 @@
+"""Losses and gradients by formula and plain forward passes are those of an update, and looking leaves no trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.algorithms.kl import KL_LOSSES
+from rlcore.algorithms.resolve import resolve_algorithm, with_constants
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.checks.audit.slow_path import MOST_TOKENS, Examined, Trial, examine
+from rlcore.config import CriticConfig, KlConfig, MismatchConfig, UpdateConfig
+from rlcore.hardware.precision import compute_in
+from rlcore.models.heads import score_rewards
+from rlcore.models.policy import score_sequences
+from rlcore.training import learner as learner_module
+from rlcore.training.learner import Learner
+from rlcore.training.loss_scale import LossScale
+from rlcore.training.minibatches import token_sequences
+from tests import strategies
+from tests.learners import UNCLIPPED, make_learner, shared_learner, weights_of
+
+ENTROPY = UpdateConfig(optim=UNCLIPPED, entropy_coefficient=0.01)
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in ALGORITHMS},
+    **{kind: {"name": "grpo", "kl": KlConfig(coefficient=0.1, estimator=kind)} for kind in KL_LOSSES},
+    "distil": {"name": "distil", "kl": KlConfig(coefficient=1.0, placement="reward")},
+    "sequence": {"name": "grpo", "update": dataclasses.replace(ENTROPY, mismatch=MismatchConfig(level="sequence"))},
+    "mask": {"name": "dapo", "update": dataclasses.replace(ENTROPY, mismatch=MismatchConfig(mode="mask"))},
+    "huber": {"name": "ppo", "critic": CriticConfig(huber_delta=0.1, clip_range=0.05)},
+}
+
+
+def looked_at(learner: Learner, **settings: Any) -> Examined:
+    samples = strategies.random_samples(3, dtype=learner.policy.dtype)
+    reference = strategies.tiny_llama(seed=5, dtype=learner.policy.dtype)
+    return examine(learner, reference, samples, eos_ids=(2,), **({"seed": 1} | settings))
+
+
+def learner_of(settings: dict[str, Any]) -> Learner:
+    learner = make_learner(**({"update": ENTROPY} | settings))
+    learner.algorithm = resolve_algorithm(learner.config)
+    return learner
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_losses_and_gradients_of_an_update_are_those_of_the_formula(name: str) -> None:
+    learner = learner_of(SETTINGS[name])
+    found = looked_at(learner)
+    names = {"loss/policy", "loss/value"} if name in ("ppo", "huber") else {"loss/policy"}
+    for trial in (found.trial, found.drawn_trial):
+        assert trial is not None
+        assert set(trial.losses) == names
+        for theirs, ours, slack in trial.losses.values():
+            assert slack > 0.0
+            assert theirs == pytest.approx(ours, abs=1e-6 * max(1.0, abs(ours)))
+        modules = [learner.policy, *([learner.critic] if learner.critic else [])]
+        assert len(trial.gradients) == sum(len(list(module.parameters())) for module in modules)
+        for each in trial.gradients.values():
+            assert each.distance <= 1e-5 * each.parts + 1e-9
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_critic_on_the_policys_trunk_pulls_at_it_as_the_formula_says(detach: bool) -> None:
+    critic = CriticConfig(placement="head", detach=detach)
+    trial = looked_at(shared_learner(critic=critic)).trial
+    assert trial is not None
+    for each in trial.gradients.values():
+        assert each.distance <= 1e-5 * each.parts + 1e-9
+
+
+def test_log_probabilities_of_policy_and_reference_are_those_of_the_packed_pass() -> None:
+    learner = learner_of({"name": "grpo"})
+    found, samples = looked_at(learner), strategies.random_samples(3)
+    reference = strategies.tiny_llama(seed=5, dtype=torch.float64)
+    for model, columns in ((learner.policy, found.logprobs), (reference, found.ref_logprobs)):
+        packed = score_sequences(model, token_sequences(samples), tokens_per_microbatch=64)
+        for logprobs, places, column in zip(packed, found.places, columns, strict=True):
+            assert torch.allclose(logprobs[list(places)], column, atol=1e-6)
+
+
+def test_only_tokens_of_the_policys_own_are_looked_at_and_of_very_many_some() -> None:
+    learner = learner_of({"name": "grpo"})
+    samples = strategies.random_samples(3)
+    own = [tuple(sample.loss_mask.nonzero()[:, 0].tolist()) for sample in samples]
+    assert list(looked_at(learner).places) == own
+    assert max(map(len, own)) <= MOST_TOKENS
+
+
+def test_looking_moves_nothing_leaves_no_gradient_and_changes_no_update() -> None:
+    learner, alone = learner_of({"name": "ppo"}), learner_of({"name": "ppo"})
+    before = weights_of(learner.policy)
+    looked_at(learner)
+    assert torch.equal(before, weights_of(learner.policy))
+    assert learner.critic is not None
+    assert all(p.grad is None for module in (learner.policy, learner.critic) for p in module.parameters())
+    samples = strategies.random_samples(4)
+    for each in (learner, alone):
+        each.update(samples, seed=0)
+    assert torch.equal(weights_of(learner.policy), weights_of(alone.policy))
+
+
+def test_a_loss_that_leaves_the_kl_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"name": "grpo", "kl": KlConfig(coefficient=0.5)}
+    learner = learner_of(settings)
+    without = dataclasses.replace(learner._coefficients, kl=0.0)
+    monkeypatch.setattr(Learner, "_coefficients", without)
+    assert exceeds(looked_at(learner).trial)
+
+
+def exceeds(trial: Trial | None, name: str = "loss/policy") -> bool:
+    """True if the losses of a trial are further apart than rounding sets them."""
+    assert trial is not None
+    theirs, ours, slack = trial.losses[name]
+    return abs(theirs - ours) > slack
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo", "rloo", "dppo_tv"])
+def test_bounds_that_were_exchanged_or_forgotten_show_at_drawn_ratios_alone(name: str) -> None:
+    for change in ({"clip_low": 9.0, "clip_high": 9.0}, {"clip_low": 0.28, "clip_high": 0.2}):
+        learner = learner_of({"name": name})
+        learner.algorithm = with_constants(learner.algorithm, change)
+        found = looked_at(learner)
+        assert not exceeds(found.trial)
+        drawn = found.drawn_trial
+        assert drawn is not None
+        is_seen = exceeds(drawn) or any(each.distance > 0.02 * each.parts for each in drawn.gradients.values())
+        assert is_seen or (change["clip_low"] == 0.28 and name in ("grpo", "gspo", "cispo", "rloo", "dppo_tv"))
+
+
+def test_a_step_that_takes_its_own_log_probabilities_for_the_old_ones_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = Learner._losses
+    monkeypatch.setattr(Learner, "_losses", lambda self: dataclasses.replace(losses(self), starts_at_one=True))
+    found = looked_at(learner_of({"name": "grpo"}))
+    assert not exceeds(found.trial)
+    assert exceeds(found.drawn_trial)
+
+
+def test_a_critic_that_is_not_clipped_shows_and_its_value_beyond_the_end_is_that_of_the_last_state() -> None:
+    learner = learner_of({"name": "ppo", "dtype": torch.float32})
+    assert learner.critic is not None
+    found, samples = looked_at(learner), strategies.random_samples(3)
+    sequences = token_sequences(samples)
+    scores = score_rewards(learner.critic, sequences, tokens_per_microbatch=64)
+    assert list(found.next_values) == pytest.approx(scores.tolist(), abs=1e-5)
+    loose = dataclasses.replace(learner.config, critic=CriticConfig(clip_range=0.0))
+    clipped, learner.config = learner.config, loose
+    without = looked_at(learner).drawn_trial
+    learner.config = clipped
+    assert without is not None and found.drawn_trial is not None
+    assert without.losses["loss/value"][0] < found.drawn_trial.losses["loss/value"][0]
+
+
+def test_gradients_of_micro_batches_that_were_each_divided_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = learner_module.add_gradient
+    monkeypatch.setattr(learner_module, "add_gradient", lambda loss, **more: add(loss / 3.0, **more))
+    trial = looked_at(learner_of({"name": "grpo"})).trial
+    assert trial is not None
+    assert all(each.distance > 0.1 * each.parts for each in trial.gradients.values() if each.parts > 1e-9)
+
+
+def test_an_overflow_of_float16_is_tried_again_at_a_smaller_scale_and_small_gradients_do_not_vanish() -> None:
+    learner = learner_of({"name": "grpo", "dtype": torch.float32})
+    compute_in(learner.policy, torch.float16)
+    learner.loss_scale = scale = LossScale(2.0**40, adapts=True)
+    samples = strategies.random_samples(3, dtype=torch.float32)
+    small = [dataclasses.replace(each, advantages=each.advantages * 1e-5) for each in samples]
+    trial = examine(learner, None, small, eos_ids=(2,), seed=1).trial
+    assert learner.loss_scale == scale
+    assert trial is not None
+    assert trial.is_finite
+    for each in trial.gradients.values():
+        assert each.distance <= 0.05 * each.parts + 1e-12

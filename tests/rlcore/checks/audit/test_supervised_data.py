@@ -1,0 +1,150 @@
+"""Faults of demonstrations and labels that a supervised stage would learn in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore.checks.audit.supervised_data import (
+    label_noise,
+    require_anchors,
+    require_demonstrations,
+    require_labels,
+    require_last_token,
+)
+from rlcore.config import ModelConfig
+from rlcore.errors import DataError, TrainingError
+from rlcore.evaluation.intervals import accuracy
+from rlcore.hardware.precision import compute_in
+from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.models.importing import import_model
+from rlcore.text.demonstrations import Demonstration, render_conversation
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message
+from tests import strategies
+from tests.rlcore.loop.conftest import SHAPE
+
+QUESTION = (Message(role="user", content="3+4"),)
+LONGER = (*QUESTION, Message(role="assistant", content="7"), Message(role="user", content="+2"))
+ROWS = [(QUESTION, "seven"), (LONGER, "nine"), ((Message(role="user", content="1+1"),), "two")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder: Path = tmp_path_factory.mktemp("data") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return ChatTokenizer.load(folder)
+
+
+def made(tokenizer: ChatTokenizer) -> list[Demonstration]:
+    return [render_conversation(tokenizer, messages, answer) for messages, answer in ROWS]
+
+
+def test_demonstrations_of_one_turn_and_of_several_are_left_alone(tokenizer: ChatTokenizer) -> None:
+    require_demonstrations(ROWS, made(tokenizer), tokenizer)
+
+
+def without_end(one: Demonstration) -> Demonstration:
+    ids = one.sequence.completion_ids[:-1]
+    return Demonstration(
+        sequence=dataclasses.replace(one.sequence, completion_ids=ids), loss_mask=one.loss_mask[: len(ids)]
+    )
+
+
+CHANGES: dict[str, tuple[Callable[[list[Demonstration]], list[Demonstration]], str]] = {
+    "no end": (lambda them: [without_end(one) for one in them], "the end of a turn is not trained on"),
+    "shifted": (
+        lambda them: [dataclasses.replace(one, loss_mask=(*one.loss_mask[1:], False)) for one in them],
+        "the end of a turn is not trained on",
+    ),
+    "rotated": (
+        lambda them: [
+            dataclasses.replace(
+                one, sequence=dataclasses.replace(them[n - 1].sequence), loss_mask=them[n - 1].loss_mask
+            )
+            for n, one in enumerate(them)
+        ],
+        "its row says 'seven'",
+    ),
+    "fewer": (lambda them: them[1:], "2 demonstrations were made of 3 rows"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_demonstration_that_is_not_its_row_is_named(name: str, tokenizer: ChatTokenizer) -> None:
+    change, says = CHANGES[name]
+    with pytest.raises(DataError, match=says):
+        require_demonstrations(ROWS, change(made(tokenizer)), tokenizer)
+
+
+def test_label_noise_is_the_share_of_sure_judgements_against_the_label() -> None:
+    # Judges are sure at 0.9 on average: 6 pairs count for their label, 2 against it, and one for neither.
+    noise = label_noise([2.2] * 3 + [2.1973] * 3 + [-2.3] * 2 + [0.1])
+    assert noise.num_pairs == 9
+    assert label_noise([2.2] * 6 + [-2.3] * 2).share == pytest.approx(0.25)
+    assert label_noise([]).share == 0.0
+
+
+def test_labels_are_refused_beyond_chance_alone() -> None:
+    some, many = label_noise([2.2] * 6 + [-2.3] * 2), label_noise(([2.2] * 6 + [-2.3] * 2) * 50)
+    for noise, bound in ((some, 0.1), (many, 0.25), (many, 1.0), (label_noise([]), 1.0)):
+        require_labels(noise, bound)
+    with pytest.raises(DataError, match="25% of the labels look wrong"):
+        require_labels(many, 0.15)
+
+
+@pytest.mark.parametrize("margins", [[], [float("nan")] * 50], ids=["no audit", "no numbers"])
+def test_a_bound_on_labels_that_nobody_has_judged_is_not_kept(margins: list[float]) -> None:
+    with pytest.raises(DataError, match="no judge is sure of any"):
+        require_labels(label_noise(margins), 0.3)
+
+
+def test_judges_that_guess_are_said_to_and_stop_nothing() -> None:
+    guesses = label_noise([1.0, 3.0, -1.0, -3.0] * 50)
+    require_labels(guesses, 1.0)
+    assert (
+        str(guesses) == "0.50 [0.40, 0.60] of 200 labels look wrong: the judges cannot tell a label from its opposite"
+    )
+    assert str(label_noise([1.0, 3.0] * 50)) == "0.00 [0.00, 0.07] of 100 labels look wrong"
+
+
+def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScalarModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(1))
+    sequences = strategies.random_sequences(2, max_tokens=5)
+    require_last_token(model, score_rewards(model, sequences, tokens_per_microbatch=64), sequences)
+    scores = ScalarModel._scalars
+    monkeypatch.setattr(ScalarModel, "_scalars", lambda self, batch, at: scores(self, batch, (at - 1).clamp(min=0)))
+    early = score_rewards(model, sequences, tokens_per_microbatch=64)
+    monkeypatch.undo()
+    with pytest.raises(TrainingError, match="read at its last token it is"):
+        require_last_token(model, early, sequences)
+
+
+def test_rewards_are_compared_in_the_precision_that_the_trunk_computes_in() -> None:
+    trunk = strategies.tiny_llama()  # its weights stay float32, as those of a trunk that learns
+    model = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(1))
+    model.head.weight.data.mul_(20.0)
+    sequences = strategies.random_sequences(2, max_tokens=5)
+    for dtype, is_found in ((torch.float32, True), (torch.bfloat16, False)):
+        compute_in(trunk, dtype)
+        rounded = 1.02 * score_rewards(model, sequences, tokens_per_microbatch=64)
+        with pytest.raises(TrainingError, match="read at its last token") if is_found else contextlib.nullcontext():
+            require_last_token(model, rounded, sequences)
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "said"),
+    [(40, 50, ""), (8, 10, "it may be guessing"), (25, 50, "it may be guessing"), (5, 50, "it prefers the losers")],
+)
+def test_pairs_whose_winners_are_known_have_to_be_told_better_than_by_a_coin(right: int, of: int, said: str) -> None:
+    found = accuracy([place < right for place in range(of)])
+    if not said:
+        return require_anchors(found)
+    with pytest.raises(DataError, match=f"{right / of:.2f} .* winners are known: {said}"):
+        require_anchors(found)
+    return None

@@ -1,0 +1,159 @@
+"""The sync canary through the native engine: silent after sound syncs, each fault found, at any step and precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
+from rlcore.checks.canaries import Baseline, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries.agreement import Spread
+from rlcore.errors import CanaryError, StaleSamplerError
+from rlcore.models.policy import score_sequences
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.scripted import ScriptedCompletion, ScriptedSampler
+from rlcore.text.packing import TokenSequence
+from rlcore.types import Prompt
+from tests import strategies
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+STEPS = [1e-7, 1e-5, 1e-3]
+PARAMS = SamplingParams(temperature=0.8, max_new_tokens=16, num_samples=1)
+TOKENIZER: Any = SimpleNamespace(eos_ids=(2,), decode=lambda ids: "")
+PROMPTS = [
+    Prompt(prompt_id=str(n), messages=(), token_ids=(1, 5 + n, 9 + n), reference="", task="test") for n in range(8)
+]
+
+
+class Late(NativeSampler):
+    """Takes the weights and forgets the version."""
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        super().load_weights(state, policy_version=self.policy_version)
+
+
+def session_of(kind: Callable[..., NativeSampler], dtype: torch.dtype, *, adapted: bool = False) -> Session:
+    """A tiny learner beside an engine of that kind, which the canary takes for sound until it is asked."""
+    model = strategies.tiny_llama()
+    engine = native(model, TOKENIZER, dtype, kind)
+    session = Session(model, engine, PROMPTS, dtype, rank=4 if adapted else 0, params=PARAMS)
+    session.baseline = Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())
+    return session
+
+
+@pytest.mark.parametrize("learning_rate", STEPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: float) -> None:
+    session = session_of(NativeSampler, dtype, adapted=adapted)
+    assert session.begin().hidden == frozenset()
+    for _ in range(3):
+        figures = session.step(learning_rate)
+    assert set(figures) == {"sync/max_abs", "sync/log_odds", "sync/temperature", "sync/hidden_parts"}
+    assert figures["sync/temperature"] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("learning_rate", STEPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "adapted", "parts"),
+    [
+        (Stale, False, "embedding|layer"),
+        (Stale, True, "layer"),
+        (LosesALayer, False, "in 1 parts: layer 1|in 2 parts: layer 1, vectors of layer 1"),
+        (LosesTheHead, False, "in 1 parts: head"),
+        (ServesTheBase, True, "layer"),
+    ],
+)
+def test_weights_that_did_not_arrive_are_found_and_named(
+    kind: Callable[..., NativeSampler], adapted: bool, parts: str, dtype: torch.dtype, learning_rate: float
+) -> None:
+    """At the first step that shows in the engine's precision; up to then nothing is stale."""
+    session = session_of(kind, dtype, adapted=adapted)
+    session.begin()
+    with pytest.raises(StaleSamplerError, match=parts):
+        for _ in range(100):
+            session.step(learning_rate)
+
+
+@pytest.mark.parametrize("learning_rate", STEPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_temperature_that_is_off_by_a_tenth_is_found(dtype: torch.dtype, learning_rate: float) -> None:
+    session = session_of(Warmer, dtype)
+    with pytest.raises(CanaryError, match=r"1\.1\d\d times the trainer's temperature"):
+        session.begin()
+    with pytest.raises(CanaryError, match=r"1\.1\d\d times the trainer's temperature"):
+        session.step(learning_rate)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_that_vanishes_in_the_engines_precision_is_no_fault(dtype: torch.dtype) -> None:
+    session = session_of(Stale, dtype)
+    session.begin()
+    assert session.step(0.0)["sync/hidden_parts"] == 0.0
+
+
+def test_what_is_computed_otherwise_from_the_right_weights_is_found() -> None:
+    """An engine that rotates positions by another base: its weights are all there."""
+    session = session_of(NativeSampler, torch.bfloat16)
+    session.begin()
+    session.engine._model.model.rotary_emb.inv_freq *= 0.5  # type: ignore[operator]
+    with pytest.raises(CanaryError, match=r"of log-odds on average|times the trainer's temperature"):
+        session.step(1e-5)
+
+
+def test_a_part_that_an_engine_hides_is_left_to_the_log_probabilities() -> None:
+    class Hides(Stale):
+        def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+            return sorted({"layer 0", *super().differing_parts(state)})
+
+    session = session_of(Hides, torch.bfloat16)
+    assert session.begin().hidden == {"layer 0"}
+    assert session.step(0.0)["sync/hidden_parts"] == 1.0
+    with pytest.raises(StaleSamplerError, match=r"in . parts: embedding, head, layer 1"):
+        session.step(1e-4)
+
+
+def test_another_policy_version_is_stale() -> None:
+    session = session_of(Late, torch.float32)
+    session.begin()
+    with pytest.raises(StaleSamplerError, match="version 0, the learner has 1"):
+        session.step(1e-3)
+
+
+def test_probes_that_were_sampled_before_the_sync_prove_nothing() -> None:
+    session = session_of(NativeSampler, torch.float32)
+    old = session.probes()
+    session.begin()
+    session.step(1e-3)
+    with pytest.raises(StaleSamplerError, match="version 0, the learner has 1"):
+        sync_canary(session.engine, old, session.truth, session.baseline)
+
+
+def test_the_probes_are_a_function_of_weights_and_seed() -> None:
+    session = session_of(NativeSampler, torch.bfloat16)
+    assert session.probes() == session.probes()
+    assert len(session.probes()) == 8
+    assert max(len(probe.completion_ids) for probe in session.probes()) <= PARAMS.max_new_tokens
+
+
+def test_an_engine_that_completes_nothing_is_stopped() -> None:
+    engine = ScriptedSampler({"other": [ScriptedCompletion(completion_ids=(3,), sampler_logprobs=(-1.0,))]}, TOKENIZER)
+    with pytest.raises(CanaryError, match="none of 8 probes: the script has no completion"):
+        sample_probes(engine, PROMPTS, PARAMS, seed=0)
+
+
+def test_the_learners_scores_come_in_the_order_of_the_completions() -> None:
+    session = session_of(NativeSampler, torch.float32)
+    probes = session.probes()
+    logprobs, entropy = token_scores(session.policy, probes, temperature=0.8, tokens_per_microbatch=32)
+    texts = [TokenSequence(prompt_ids=p.prompt.token_ids, completion_ids=p.completion_ids) for p in probes]
+    expected = [score_sequences(session.policy, [t], tokens_per_microbatch=512, temperature=0.8)[0] for t in texts]
+    assert torch.cat(expected).tolist() == pytest.approx(logprobs.tolist(), abs=1e-5)
+    assert entropy.shape == logprobs.shape
+    assert bool((entropy > 0.0).all())

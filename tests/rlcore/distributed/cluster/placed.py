@@ -1,0 +1,55 @@
+"""The parts of a run on a cluster, whatever Ray it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RayConfig, RewardTerm, SamplingConfig
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.cluster.ray_cluster import open_cluster
+from rlcore.distributed.cluster.remote_ranks import cluster_ranks
+from rlcore.distributed.cluster.samplers import open_samplers
+from rlcore.distributed.cluster.scorers import open_scorers
+from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.hardware.runtime import Runtime
+from rlcore.loop import Parts
+
+RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
+TERMS = (RewardTerm(kind="tests.rlcore.distributed.cluster.scoring:even"),)
+SETTINGS: dict[str, Any] = {
+    "num_iterations": 4,
+    "prompts_per_iteration": 4,
+    "group_size": 3,
+    "rewards": TERMS,
+    "sampling": SamplingConfig(max_new_tokens=8),
+    "learning_rate": 1e-3,
+    "kl": KlConfig(coefficient=0.1),
+    "checkpoints": CheckpointConfig(iterations=1),
+}
+
+
+def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings: Any) -> PlacementConfig:
+    given = {"deadline_minutes": 2.0} | settings
+    return PlacementConfig(
+        backend="ray", learner_ranks=ranks, ray=RayConfig(samplers=samplers, scorers=scorers), **given
+    )
+
+
+@contextmanager
+def placed_parts(parts: Parts, start: Path, where: PlacementConfig, note: Callable[[str], None]) -> Iterator[Parts]:
+    """``parts`` with learner, engine and reward on a cluster."""
+    with (
+        open_cluster(where, gpus=False, note=note) as cluster,
+        open_scorers(cluster, TERMS, {}, RUNTIME, tokens_per_microbatch=512, prefill="") as reward,
+    ):
+        engine = open_samplers(cluster, start, RUNTIME, max_concurrent=64)
+        plan = LearnerPlan(start=start, critic_start=start, config=parts.config, seed=0)
+        ranks = cluster_ranks(cluster, RUNTIME.device)
+        with closing(LearnerGroup(plan, where, RUNTIME, note=note, ranks=ranks)) as learner:
+            yield dataclasses.replace(parts, learner=learner, engine=engine, sampler=engine, reward=reward)

@@ -1,0 +1,109 @@
+"""A run on a real Ray cluster: what one process computes, and the same weights when its processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.distributed.cluster.remote_ranks import RemoteCrew
+from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.loop import Outcome, Parts, train
+from rlcore.sampling.base import members_of
+from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_parts, placement
+from tests.rlcore.loop.conftest import MakeParts, Tape
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
+
+TWO = placement(ranks=2, samplers=2, deadline_minutes=30.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """A cluster of this machine that the tests share."""
+    # 15 otherwise: of a machine that has other work they would get nothing.
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
+    yield
+    ray.shutdown()
+
+
+def process_id(process: Any) -> int:
+    """Of the process that is a sampler, a scorer or a rank now."""
+    from ray._private import state
+
+    found: int = state.actors(process._actor._actor_id.hex())["Pid"]
+    return found
+
+
+def a_sampler(parts: Parts) -> Any:
+    sampler: Any = members_of(parts.engine)[1]
+    return sampler._process
+
+
+def a_scorer(parts: Parts) -> Any:
+    reward: Any = parts.reward.parts[0].reward
+    found = reward._free.get()
+    reward._free.put(found)
+    return found
+
+
+def a_rank(parts: Parts) -> Any:
+    assert isinstance(parts.learner, LearnerGroup) and isinstance(parts.learner.ranks.crew, RemoteCrew)
+    return parts.learner.ranks.crew.processes[1]
+
+
+class Killer(Tape):
+    """Kills a process when an iteration is recorded for the first time."""
+
+    def __init__(self, parts: Parts, kills: Mapping[int, Callable[[Parts], Any]]) -> None:
+        super().__init__()
+        self._parts, self._kills = parts, dict(kills)
+
+    def metrics(self, iteration: int, metrics: Any) -> None:
+        super().metrics(iteration, metrics)
+        if iteration in self._kills:
+            os.kill(process_id(self._kills.pop(iteration)(self._parts)), signal.SIGKILL)
+
+
+def asked(tape: Tape) -> list[tuple[int, Counter[str]]]:
+    """How many completions of each prompt every record of an iteration has, with the iteration's number."""
+    counts = [
+        Counter(each.rollout.prompt.prompt_id for group in drawn.groups for each in group) for drawn in tape.drawn
+    ]
+    return [(int(row["iteration"]), count) for row, count in zip(tape.rows, counts, strict=True)]
+
+
+def trained(
+    make_parts: MakeParts, start: Path, folder: str, kills: Mapping[int, Callable[[Parts], Any]]
+) -> tuple[dict[str, torch.Tensor], Outcome, Killer]:
+    notes: list[str] = []
+    with placed_parts(make_parts(config=SETTINGS, folder=folder), start, TWO, notes.append) as parts:
+        tape = Killer(parts, kills)
+        outcome = train(parts, tape)
+        tape.notes += notes
+        return {name: tensor.clone() for name, tensor in parts.learner.weights().items()}, outcome, tape
+
+
+def test_a_run_whose_processes_are_killed_ends_with_the_same_weights_and_every_prompt_once(
+    make_parts: MakeParts, start: Path
+) -> None:
+    weights, _, tape = trained(make_parts, start, "undisturbed", {})
+    kills = {1: a_sampler, 2: a_scorer, 3: a_rank}
+    found, outcome, disturbed = trained(make_parts, start, "disturbed", kills)
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    said = " ".join(disturbed.notes)
+    assert "sampler 1 was replaced: it gets version 1" in said and "rank 1 is gone" in said
+    expected = asked(tape)
+    assert [iteration for iteration, _ in expected] == [1, 2, 3, 4]
+    assert all(set(counts.values()) == {SETTINGS["group_size"]} for _, counts in expected)
+    # The rank dies when the third iteration is recorded and not yet saved: it is done, and recorded, once more.
+    assert asked(disturbed) == [*expected[:3], expected[2], expected[3]]
+    assert len(outcome.history) == 4

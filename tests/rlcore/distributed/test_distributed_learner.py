@@ -1,0 +1,186 @@
+"""A learner on ranks behind a handle: what one process gives, and what is said when a rank is lost.
+
+The ranks are forks of the test here; test_group_scale.py starts them as a run does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RlConfig, SamplingConfig
+from rlcore.distributed import local_ranks, rank
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.distributed.local_ranks import rank_devices
+from rlcore.distributed.rank_pool import RankPool
+from rlcore.errors import CheckpointError, ConfigError, LearnerLostError, StorageError, TrainingError
+from rlcore.hardware.runtime import Runtime
+from rlcore.loop import Outcome, train
+from tests import strategies
+from tests.ranks import Forks
+from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, start
+
+__all__ = ["make_parts", "start"]  # fixtures
+RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
+SETTINGS: dict[str, Any] = {"num_iterations": 3, "kl": KlConfig(coefficient=0.1), "learning_rate": 1e-4}
+SAMPLES = strategies.random_samples(0, dtype=torch.float32)
+
+
+def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> LearnerGroup:
+    plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
+    settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "deadline_minutes": 1.0} | placement))
+    ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.deadline_minutes)
+    return LearnerGroup(plan, settings, RUNTIME, note=notes.append, ranks=ranks)
+
+
+@pytest.fixture
+def opened(start: Path) -> Iterator[Any]:
+    """Opens groups, and closes them."""
+    groups: list[LearnerGroup] = []
+
+    def open_group(config: RlConfig | None = None, **placement: Any) -> LearnerGroup:
+        groups.append(make_group(start, config or strategies.rl_config(), [], **placement))
+        return groups[-1]
+
+    yield open_group
+    for each in groups:
+        with contextlib.suppress(TrainingError):
+            each.close()
+
+
+def curve(outcome: Outcome) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if "second" not in k and "memory" not in k} for row in outcome.history]
+
+
+def assert_same_course(found: Outcome, expected: Outcome) -> None:
+    for ours, theirs in zip(curve(expected), curve(found), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
+
+
+class Killer(Tape):
+    """Kills a rank when an iteration is recorded for the first time."""
+
+    def __init__(self, learner: LearnerGroup, iteration: int) -> None:
+        super().__init__()
+        self._learner, self._iteration = learner, iteration
+
+    def metrics(self, iteration: int, metrics: Any) -> None:
+        super().metrics(iteration, metrics)
+        if iteration == self._iteration and self._learner._starts == 1:
+            os.kill(self._learner.ranks.crew.processes[1].pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("killed_in", [*(pytest.param(n, marks=pytest.mark.scale) for n in (0, 1)), 2])
+def test_a_run_on_ranks_is_that_of_one_process_and_one_that_loses_a_rank_goes_on(
+    killed_in: int, make_parts: MakeParts, opened: Any
+) -> None:
+    expected = train(make_parts(config=SETTINGS, folder="one"), Tape())
+    parts = make_parts(config=SETTINGS | {"checkpoints": CheckpointConfig(iterations=1)}, folder="two")
+    learner = opened(parts.config)
+    tape = Killer(learner, killed_in)
+    outcome = train(dataclasses.replace(parts, learner=learner), tape)
+    assert_same_course(outcome, expected)
+    assert learner._starts == (2 if killed_in else 1)
+    assert any("rank 1 was ended by SIGKILL" in note for note in tape.notes) == bool(killed_in)
+
+
+def test_what_ranks_have_trained_is_saved_as_one_model(
+    make_parts: MakeParts, opened: Any, start: Path, tmp_path: Path
+) -> None:
+    parts = make_parts(config=SETTINGS)
+    learner = opened(parts.config)
+    learner.update(SAMPLES, seed=0)
+    parts.learner.update(SAMPLES, seed=0)
+    for name, each in (("ranks", learner), ("one", parts.learner)):
+        each.save_model(start, tmp_path / name)
+    ours, theirs = (dict(stored(tmp_path / name)) for name in ("one", "ranks"))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=1e-5)
+    weights = learner.weights()
+    assert {*theirs} <= {*weights} and len(weights) == len(list(weights))
+    assert all(torch.equal(weights[name], theirs[name]) for name in theirs)
+    with pytest.raises(StorageError, match="exists already"):  # raised on the first rank, told here
+        learner.save_model(start, tmp_path / "ranks")
+
+
+def stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    from rlcore.sampling.vllm.weights import stored_tensors
+
+    yield from stored_tensors(folder / "model.safetensors")
+
+
+def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_path: Path) -> None:
+    learner = opened()
+    learner.save(tmp_path, 1, run_state={"identity": {"config": "a"}})
+    learner.wait()
+    with pytest.raises(CheckpointError, match="another config"):
+        learner.load(tmp_path, identity={"config": "b"})
+    assert learner.load(tmp_path, identity={"config": "a"}) == {"identity": {"config": "a"}}  # the ranks are there
+
+
+def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
+    learner = opened(deadline_minutes=0.05)
+    os.kill(learner.ranks.crew.processes[0].pid, signal.SIGSTOP)
+    with pytest.raises(LearnerLostError, match=r"rank 0 did not answer within 0\.05 minutes|rank 1 failed"):
+        learner.update(SAMPLES, seed=0)
+    with pytest.raises(LearnerLostError, match="the ranks are gone"):  # never the first weights without a word
+        learner.observe_kl(0.1, 3)
+
+
+def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path: Path) -> None:
+    learner = opened(max_restarts=1)
+    for _ in range(2):
+        learner.ranks.crew.processes[0].kill()
+        with pytest.raises(LearnerLostError, match="rank 0 was ended by SIGKILL"):
+            learner.observe_kl(0.1, 3)
+        if learner._starts == 1:
+            assert learner.load(tmp_path, identity={}) is None
+    with pytest.raises(TrainingError, match="ranks were lost 2 times"):
+        learner.load(tmp_path, identity={})
+
+
+def test_a_rank_without_memory_is_named_and_the_next_ones_take_smaller_batches(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def short_of_memory(learner: Any, samples: Any, *, seed: int, measured: bool = False) -> None:
+        if learner.learner.ranks.rank == 1 and learner.learner.tokens_per_microbatch > 5000:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return update(learner, samples, seed=seed, measured=measured)
+
+    update = rank.LocalLearner.update
+    monkeypatch.setattr(rank.LocalLearner, "update", short_of_memory)
+    learner = opened()
+    with pytest.raises(LearnerLostError, match=r"rank 1 ran out of memory \(CUDA out of memory\)"):
+        learner.update(SAMPLES, seed=0)
+    assert learner.load(tmp_path, identity={}) is None
+    assert learner.update(SAMPLES, seed=0)[0].moved
+    assert learner._budget == 4096  # half of 8192
+
+
+def test_a_plan_arrives_as_it_was(start: Path) -> None:
+    config = strategies.rl_config("ppo", sampling=SamplingConfig(max_new_tokens=6), kl=KlConfig(coefficient=0.1))
+    plan = LearnerPlan(start=start, critic_start=start / "other", config=config, seed=3)
+    assert LearnerPlan.from_json(plan.to_json()) == plan
+    taught = dataclasses.replace(plan, reference=start / "teacher")
+    assert LearnerPlan.from_json(taught.to_json()) == taught
+
+
+def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_ranks.torch.cuda, "device_count", lambda: 2)
+    two = PlacementConfig(backend="processes", learner_ranks=2)
+    cuda = torch.device("cuda")
+    assert [device.index for device in rank_devices(two, cuda)] == [0, 1]
+    with pytest.raises(ConfigError, match="2 are visible"):
+        rank_devices(dataclasses.replace(two, learner_ranks=3), cuda)
+    with pytest.raises(ConfigError, match="computes on a CPU"):
+        rank_devices(dataclasses.replace(two, devices=(0, 1)), torch.device("cpu"))

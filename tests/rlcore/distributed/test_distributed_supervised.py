@@ -1,0 +1,372 @@
+"""Supervised fine-tuning, DPO and reward models on ranks take the steps of one process, and a lost rank ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from rlcore.config import (
+    AdapterConfig,
+    DpoConfig,
+    OptimConfig,
+    PlacementConfig,
+    RewardModelConfig,
+    SftConfig,
+    TrunkConfig,
+)
+from rlcore.distributed.build import spread
+from rlcore.distributed.distributed_supervised import DpoGroup, RewardGroup, SftGroup, SupervisedPlan
+from rlcore.distributed.rank_pool import RankPool
+from rlcore.distributed.ranks import ONE, Ranks, whole
+from rlcore.distributed.sharded import Sharding, join, shard
+from rlcore.errors import LearnerLostError
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.loading import load_policy
+from rlcore.models.lora import add_adapter
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
+from rlcore.training.dpo import DpoLearner, dpo_policy, prefer
+from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
+from rlcore.training.reward_fit import fit_reward_model
+from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
+from rlcore.training.sft import SftLearner, teach
+from tests import strategies
+from tests.ranks import Forks, on_ranks
+from tests.rlcore.loop.conftest import start
+
+__all__ = ["start"]  # a fixture
+CPU = torch.device("cpu")
+RUNTIME = Runtime(device=CPU, compute_dtype=torch.float32)
+REWARDS = RewardModelConfig(
+    num_epochs=2,
+    batch_size=4,
+    learning_rate=1e-2,
+    head_learning_rate=1e-2,
+    audit_folds=0,
+    tokens_per_microbatch=16,
+    optim=OptimConfig(max_grad_norm=0.5),
+)
+CONFIG = SftConfig(
+    num_steps=3, batch_size=5, learning_rate=1e-2, tokens_per_microbatch=16, optim=OptimConfig(max_grad_norm=0.5)
+)
+
+
+DPO = DpoConfig(
+    num_epochs=2,
+    batch_size=4,
+    learning_rate=1e-2,
+    beta=0.5,
+    label_smoothing=0.1,
+    tokens_per_microbatch=16,
+    eval_every=2,
+    optim=OptimConfig(max_grad_norm=0.5),
+)
+
+
+def demonstrations(count: int, seed: int = 0) -> list[Demonstration]:
+    """Of different lengths, each with a token that does not count."""
+    draws = torch.Generator().manual_seed(seed)
+    found = []
+    for number in range(count):
+        ids = tuple(torch.randint(5, strategies.VOCABULARY, (3 + number % 5,), generator=draws).tolist())
+        sequence = TokenSequence(prompt_ids=(1, ids[0]), completion_ids=ids[1:])
+        found.append(Demonstration(sequence=sequence, loss_mask=(False, *(True,) * (len(ids) - 2))))
+    return found
+
+
+def taught(held: Literal["full", "replicate"]) -> Callable[[Ranks], tuple[list[Any], torch.Tensor]]:
+    """Work for ranks: the reports of three steps, and the weights after them."""
+
+    def work(ranks: Ranks) -> tuple[list[Any], torch.Tensor]:
+        with strategies.double_precision():
+            model = strategies.tiny_llama(dtype=torch.float64)
+            if ranks.size * ranks.width > 1 and held == "full":
+                shard(model, ranks, Sharding(), device=CPU)
+            elif ranks.size > 1:
+                join(model, ranks)
+            reports: list[Any] = []
+            learner, train = SftLearner(model, CONFIG), demonstrations(9)
+            teach(learner, train, train[:4], CONFIG, seed=0, report=lambda _, metrics: reports.append(metrics))
+            return reports, torch.cat([whole(p.detach()).flatten() for p in model.parameters()])
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("held", "size", "width"),
+    [
+        ("full", 2, 1),
+        pytest.param("replicate", 2, 1, marks=pytest.mark.scale),
+        pytest.param("full", 4, 1, marks=pytest.mark.scale),
+        pytest.param("full", 4, 2, marks=pytest.mark.scale),
+    ],
+)
+def test_ranks_take_the_steps_of_one_process(
+    held: Literal["full", "replicate"], size: int, width: int, tmp_path: Path
+) -> None:
+    reports, weights = taught(held)(ONE)
+    for their_reports, their_weights in on_ranks(size, taught(held), tmp_path, width=width):
+        assert float((their_weights - weights).norm() / weights.norm()) < 1e-9
+        for ours, theirs in zip(reports, their_reports, strict=True):
+            assert theirs == pytest.approx(ours, rel=1e-9)
+
+
+def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -> tuple[Any, Forks]:
+    placement = PlacementConfig(backend="processes", learner_ranks=2, deadline_minutes=5.0)
+    forks = Forks([CPU, CPU])
+    plan = SupervisedPlan(start=start, config=config, seed=0)
+    kind: Any = {SftConfig: SftGroup, DpoConfig: DpoGroup, RewardModelConfig: RewardGroup}[type(config)]
+    return kind(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
+
+
+def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Path) -> None:
+    train, losses, gaps = demonstrations(9), dict[str, list[float]](), list[float]()
+    group, _ = open_group(start, CONFIG)
+    with closing(group):
+        one = SftLearner(load_policy(start, device=CPU, dtype=torch.float32), CONFIG)
+        for name, learner in (("ranks", group), ("one", one)):
+            losses[name] = []
+            teach(learner, train, train, CONFIG, seed=0, report=lambda _, m, n=name: losses[n].append(m["sft/loss"]))
+            learner.save_model(start, tmp_path / name)
+            gaps.append(learner.pairing(train, seed=0).gap)
+    assert gaps[0] == pytest.approx(gaps[1], rel=1e-2, abs=1e-3)
+    assert losses["ranks"] == pytest.approx(losses["one"], rel=1e-4)
+    ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(other, mine, rtol=1e-3, atol=1e-4)
+
+
+def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
+    group, forks = open_group(start, CONFIG)
+    with closing(group):
+        os.kill(forks.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(LearnerLostError, match="rank 1 was ended by SIGKILL"):
+            group.step(demonstrations(3))
+
+
+@pytest.mark.parametrize("config", [CONFIG, DPO, REWARDS])
+def test_a_plan_arrives_as_it_was(config: SftConfig | DpoConfig | RewardModelConfig, start: Path) -> None:
+    plan = SupervisedPlan(start=start, config=config, seed=3)
+    assert SupervisedPlan.from_json(plan.to_json()) == plan
+
+
+def preferences(count: int) -> list[TokenPair]:
+    """Pairs of different lengths, two of each prompt, and a ranked list."""
+    draws = torch.Generator().manual_seed(1)
+
+    def tokens(length: int) -> tuple[int, ...]:
+        return tuple(torch.randint(5, strategies.VOCABULARY, (length,), generator=draws).tolist())
+
+    sides = [(tokens(2 + n % 4), tokens(5 - n % 3)) for n in range(count)]
+    pairs = [
+        TokenPair(set_id=str(n), prompt_ids=(1, 2 + n % 5), chosen_ids=chosen, rejected_ids=rejected, margin=n / 10)
+        for n, (chosen, rejected) in enumerate(sides)
+    ]
+    best, middle, worst = tokens(3), tokens(4), tokens(2)
+    ranked = [
+        TokenPair(set_id="ranked", prompt_ids=(1, 9, 9), chosen_ids=chosen, rejected_ids=rejected)
+        for chosen, rejected in ((best, middle), (best, worst), (middle, worst))
+    ]
+    return [*pairs, *ranked]
+
+
+def sides_of(pairs: list[TokenPair]) -> list[TokenSequence]:
+    return [side for pair in pairs for side in pair.sides]
+
+
+def fitted(
+    held: Literal["full", "replicate"], dtype: torch.dtype, **settings: Any
+) -> Callable[[Ranks], tuple[list[Any], Any, torch.Tensor, torch.Tensor]]:
+    """Work for ranks: the reports and suspects of a fit, the scores after it, and the weights."""
+    config, pairs = replace(REWARDS, **settings), preferences(9)
+
+    def work(ranks: Ranks) -> tuple[list[Any], Any, torch.Tensor, torch.Tensor]:
+        with strategies.double_precision() if dtype == torch.float64 else nullcontext():
+            trunk: Any = strategies.tiny_llama(dtype=dtype)
+            if config.trunk.adapter.rank:
+                trunk = add_adapter(trunk, config.trunk.adapter, "reward_model", seed=0)
+            members = [member.to(dtype) for member in reward_members(trunk, config, seed=0)]
+            if ranks.size > 1:
+                roots = {id(member.backbone): member for member in reversed(members)}
+                spread(roots.values(), ranks, Sharding() if held == "full" else None, device=CPU)
+            learner, reports = RewardLearner(members, config), list[Any]()
+            done = fit_reward_model(learner, pairs, config, seed=0, report=lambda _, m: reports.append(dict(m)))
+            parameters = [parameter for member in members for parameter in member.parameters()]
+            weights = torch.cat([whole(parameter.detach()).flatten().double() for parameter in parameters])
+            margins = [(one.row, one.margin) for one in sorted(done.suspects, key=lambda one: one.row)]
+            return reports, margins, learner.scores(sides_of(pairs)), weights
+
+    return work
+
+
+def assert_fitted_alike(size: int, folder: Path, tolerance: float, work: Callable[[Ranks], Any]) -> None:
+    reports, margins, scores, weights = work(ONE)
+    for their_reports, their_margins, their_scores, their_weights in on_ranks(size, work, folder):
+        assert float((their_weights - weights).norm() / weights.norm()) < tolerance
+        for ours, theirs in zip(reports, their_reports, strict=True):
+            assert theirs == pytest.approx(ours, rel=tolerance, abs=tolerance)
+        for (row, margin), (their_row, their_margin) in zip(margins, their_margins, strict=True):
+            assert row == their_row and their_margin == pytest.approx(margin, rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(their_scores, scores, rtol=max(tolerance, 1e-6), atol=1e-5)
+
+
+def test_ranks_fit_the_reward_model_of_one_process(tmp_path: Path) -> None:
+    # Some pairs of a prompt are in one row, which is longer than the budget: several passes for one backward pass.
+    assert_fitted_alike(2, tmp_path, 1e-9, fitted("full", torch.float64, num_epochs=1))
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize(
+    ("held", "size", "dtype", "settings"),
+    [
+        ("full", 4, torch.float64, {}),
+        ("replicate", 2, torch.float64, {}),
+        ("full", 2, torch.float32, {"num_epochs": 1}),
+        ("full", 4, torch.float32, {"num_epochs": 1}),
+        ("full", 2, torch.float64, {"ensemble": 2, "trunk": TrunkConfig(trainable_layers=1)}),
+        ("full", 2, torch.float32, {"ensemble": 2, "trunk": TrunkConfig(trainable_layers=0)}),
+        ("replicate", 4, torch.float64, {"trunk": TrunkConfig(adapter=AdapterConfig(rank=2))}),
+        ("full", 4, torch.float64, {"audit_folds": 3, "tokens_per_microbatch": 1000}),
+    ],
+)
+def test_every_kind_of_reward_model_is_fitted_alike(
+    held: Literal["full", "replicate"], size: int, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    assert_fitted_alike(size, tmp_path, tolerance, fitted(held, dtype, **settings))
+
+
+@pytest.mark.parametrize(
+    "trunk",
+    [
+        TrunkConfig(trainable_layers=1),
+        *(pytest.param(each, marks=pytest.mark.scale) for each in (TrunkConfig(), TrunkConfig(trainable_layers=0))),
+    ],
+)
+def test_a_reward_model_of_ranks_is_saved_as_one_process_saves_it(
+    trunk: TrunkConfig, start: Path, tmp_path: Path
+) -> None:
+    config, pairs, found = replace(REWARDS, num_epochs=1, ensemble=2, trunk=trunk), preferences(8), {}
+    group, _ = open_group(start, config)
+    with closing(group):
+        members = reward_members(reward_trunk(start, trunk, RUNTIME, seed=0), config, seed=0)
+        for name, learner in (("ranks", group), ("one", RewardLearner(members, config))):
+            fit_reward_model(learner, pairs, config, seed=0, report=lambda *_: None)
+            learner.save_model(start, tmp_path / name)
+            scale = RewardScale(shift=0.0, scale=1.0)
+            RewardScales(members=(scale, scale)).save(tmp_path / name)
+            loaded = load_reward_model(load_policy(tmp_path / name, device=CPU, dtype=torch.float32), tmp_path / name)
+            found[name] = loaded.rewards(sides_of(pairs), tokens_per_microbatch=64)
+            torch.testing.assert_close(found[name], learner.scores(sides_of(pairs)), rtol=1e-5, atol=1e-5)
+            learner.probe(sides_of(pairs)[:2])
+    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]
+    assert names[0] == names[1]
+    torch.testing.assert_close(found["ranks"], found["one"], rtol=1e-3, atol=1e-4)
+
+
+def preferred(
+    held: Literal["full", "replicate"], dtype: torch.dtype, **settings: Any
+) -> Callable[[Ranks], tuple[torch.Tensor, list[Any], torch.Tensor, torch.Tensor]]:
+    """Work for ranks: the gradient of a second step of DPO, then the reports, margins and weights of a whole run."""
+    config, pairs = replace(DPO, **settings), preferences(9)
+
+    def make(ranks: Ranks) -> DpoLearner:
+        policy: Any = strategies.tiny_llama(dtype=dtype)
+        if config.adapter.rank:
+            policy = add_adapter(policy, config.adapter, "policy", seed=0).to(dtype)
+        if ranks.size > 1:
+            spread([policy], ranks, Sharding() if held == "full" else None, device=CPU)
+        return DpoLearner(policy, config)
+
+    def flat(tensors: Any) -> torch.Tensor:
+        return torch.cat([whole(each.detach()).flatten().double() for each in tensors])
+
+    def work(ranks: Ranks) -> tuple[torch.Tensor, list[Any], torch.Tensor, torch.Tensor]:
+        with strategies.double_precision() if dtype == torch.float64 else nullcontext():
+            gradients, learner, reports = list[torch.Tensor](), make(ranks), list[Any]()
+            sets = preference_sets(pairs)
+            learner.begin(different_sequences(pairs), num_steps=2)
+
+            def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                parameters = [each for group in optimizer.param_groups for each in group["params"]]
+                gradients.append(flat(each.grad for each in parameters))
+
+            hook = learner._optimizer.register_step_pre_hook(remember)
+            for _ in range(2):  # the second is away from the reference
+                learner.step(sets)
+            hook.remove()
+            learner = make(ranks)
+            margins = prefer(
+                learner, pairs, pairs[:4], config, seed=0, report=lambda _, found: reports.append(dict(found))
+            )
+            return gradients[1], reports, margins, flat(learner.model.parameters())
+
+    return work
+
+
+def assert_prefers_alike(size: int, folder: Path, tolerance: float, work: Callable[[Ranks], Any]) -> None:
+    gradient, reports, margins, weights = work(ONE)
+    assert float(gradient.norm()) > 0.0
+    for their_gradient, their_reports, their_margins, their_weights in on_ranks(size, work, folder):
+        assert float((their_gradient - gradient).norm() / gradient.norm()) < tolerance
+        assert float((their_weights - weights).norm() / weights.norm()) < tolerance
+        for step, (ours, theirs) in enumerate(zip(reports, their_reports, strict=True)):
+            if not step:  # both sides have a reward of 0, and rounding decides which is the larger one
+                theirs["dpo/accuracy"] = ours["dpo/accuracy"]
+            assert theirs == pytest.approx(ours, rel=10 * tolerance, abs=10 * tolerance)
+        torch.testing.assert_close(their_margins, margins, rtol=100 * tolerance, atol=10 * tolerance)
+
+
+def test_ranks_learn_preferences_directly_as_one_process_does(tmp_path: Path) -> None:
+    assert_prefers_alike(2, tmp_path, 1e-9, preferred("full", torch.float64, num_epochs=1))
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize(
+    ("held", "size", "dtype", "settings"),
+    [
+        ("full", 2, torch.float32, {}),
+        ("full", 4, torch.float64, {}),
+        ("full", 4, torch.float64, {"batch_size": 2}),  # fewer sets than ranks
+        ("replicate", 2, torch.float64, {}),
+        ("full", 2, torch.float64, {"tokens_per_microbatch": 1000}),
+        ("replicate", 4, torch.float64, {"adapter": AdapterConfig(rank=2)}),
+    ],
+)
+def test_every_layout_learns_preferences_directly_as_one_process_does(
+    held: Literal["full", "replicate"], size: int, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    assert_prefers_alike(size, tmp_path, tolerance, preferred(held, dtype, **settings))
+
+
+@pytest.mark.parametrize(
+    "adapter", [AdapterConfig(rank=2), pytest.param(AdapterConfig(), marks=pytest.mark.scale)], ids=["adapter", "whole"]
+)
+def test_a_policy_of_ranks_that_learned_preferences_is_saved_as_one_process_saves_it(
+    adapter: AdapterConfig, start: Path, tmp_path: Path
+) -> None:
+    config, pairs = replace(DPO, num_epochs=1, adapter=adapter), preferences(8)
+    group, _ = open_group(start, config)
+    with closing(group):
+        one = DpoLearner(dpo_policy(start, config, RUNTIME, seed=0), config)
+        margins = []
+        for name, learner in (("ranks", group), ("one", one)):
+            margins.append(prefer(learner, pairs, pairs, config, seed=0, report=lambda *_: None))
+            learner.save_model(start, tmp_path / name)
+    torch.testing.assert_close(margins[0], margins[1], rtol=1e-3, atol=1e-4)
+    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]
+    assert names[0] == names[1]
+    ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(other, mine, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,122 @@
+"""What of a model is cut up by itself, and that a model without ranks is passed as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GlmConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen3Config,
+)
+
+from rlcore.distributed.ranks import ONE, Ranks, whole
+from rlcore.distributed.sharded import (
+    Sharding,
+    _layers,
+    _split,
+    join,
+    like,
+    ranks_of,
+    shard,
+    whole_pass,
+    whole_state,
+)
+from rlcore.errors import ModelError
+from rlcore.models.heads import ScalarModel
+from tests import strategies
+from tests.ranks import on_ranks
+
+SMALL = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SMALL, num_hidden_layers=3, num_key_value_heads=2),
+        MixtralConfig(**SMALL, num_hidden_layers=3, num_key_value_heads=2, num_local_experts=8),  # more than layers
+        GPT2Config(vocab_size=29, n_embd=16, n_layer=3, n_head=2),
+    ],
+)
+def test_the_blocks_of_a_trunk_are_its_layers(config: PretrainedConfig) -> None:
+    assert len(_layers(AutoModelForCausalLM.from_config(config))) == 3
+
+
+def test_a_model_is_of_one_rank_until_it_joins_others_with_all_that_stands_on_it() -> None:
+    model = strategies.tiny_llama()
+    critic = ScalarModel.on_trunk(model)
+    assert ranks_of(model) is ranks_of(critic) is ONE
+    join(critic, Ranks(1, 2))
+    assert ranks_of(model) == ranks_of(critic) == Ranks(1, 2)
+    assert sum(1 for _ in model.parameters()) == sum(1 for _ in strategies.tiny_llama().parameters())
+
+
+def test_a_model_that_is_whole_is_passed_and_kept_as_it_is() -> None:
+    model, tensor = strategies.tiny_llama(), torch.ones(2)
+    assert whole_pass(model, lambda: 5) == 5
+    assert whole_state(model) is None
+    assert like(model.lm_head.weight, tensor) is tensor
+
+
+def gradients(config: PretrainedConfig, ranks: Ranks = ONE) -> dict[str, torch.Tensor]:
+    """The gradients of all weights, which are drawn at random, for a sum over the logits of two sequences."""
+    model = AutoModelForCausalLM.from_config(config).double()
+    draws = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
+    tokens = torch.randint(29, (2, 5), generator=draws)
+    marks = torch.randn(2, 5, 29, generator=draws, dtype=torch.float64)
+    if ranks.width > 1:
+        shard(model, ranks, Sharding(), device=torch.device("cpu"))
+    loss = whole_pass(model, lambda: (model(input_ids=tokens).logits.log_softmax(-1) * marks).sum())
+    loss.backward()
+    return {name: whole(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+
+
+PLANS = {
+    "norms within heads": Qwen3Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8),
+    "norms within heads, windows": Gemma3TextConfig(
+        **SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, layer_types=["sliding_attention"] * 2
+    ),
+    "norms over heads": Olmo2Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2),
+    "matrices in one": Phi3Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0),
+    "gates in one": GlmConfig(**SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, pad_token_id=0),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_of_dense_layers_gives_the_gradients_of_the_whole_model(name: str, tmp_path: Path) -> None:
+    expected = gradients(PLANS[name])
+    bound = 1e-5 if "windows" in name else 1e-9  # Gemma's norms compute in float32, whatever the weights are
+    assert min(each.abs().max() for each in expected.values()) > 1e-3
+    for found in on_ranks(2, lambda ranks: gradients(PLANS[name], ranks), tmp_path, width=2):
+        assert found.keys() == expected.keys()
+        for key, each in expected.items():
+            torch.testing.assert_close(found[key], each, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (GPT2Config(vocab_size=29, n_embd=16, n_layer=1, n_head=2), "the library has no plan for it"),
+        (MixtralConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=2), "its plan has moe_tp_experts, packed_"),
+        (LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1), "it has 2 heads and 1 of keys"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_with_the_reason(
+    config: PretrainedConfig, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceMesh, "size", lambda self, mesh_dim=None: 2)
+    with pytest.raises(ModelError, match=said) as refused:
+        _split(AutoModelForCausalLM.from_config(config), object.__new__(DeviceMesh))
+    assert "cannot be split among 2 ranks" in str(refused.value)

@@ -1,0 +1,162 @@
+"""Schemas of other people's tools: read at the start or refused with their place; no call makes them raise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.environments import mcp_server
+from rlcore.environments.base import ParsedCall, ToolOutput
+from rlcore.environments.call_arguments import arguments_of, declaration_faults, fits
+from rlcore.environments.environment import environment_of, import_environment
+from rlcore.environments.environment_pool import Worlds
+from rlcore.errors import ConfigError
+from rlcore.types import Message, Prompt
+
+PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="go"),), token_ids=(3,), reference="", task="")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text("abx", max_size=2) | st.sampled_from(["object", "array"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "enum", "properties", "required", "items", "anyOf", "oneOf", "x", "$ref", "nullable"]
+            )
+            | st.just("additionalProperties"),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+def declared(parameters: object, *, name: str = "move", description: object = "Moves.") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+class Board:
+    """An environment that learns of its one tool only as it runs."""
+
+    def __init__(self, *, schemas: Any) -> None: ...
+
+    def reset(self, prompt: Prompt) -> None: ...
+
+    @staticmethod
+    def tool_schemas(*, schemas: Any) -> Any:
+        return schemas
+
+    def move(self, **arguments: Any) -> str:
+        return repr(arguments)
+
+
+def asked(parameters: object, arguments: Mapping[str, Any]) -> str:
+    """What the board says to a call, from the schema to the answer."""
+    worlds = Worlds(environment_of(Board, {"schemas": {"move": declared(parameters)}}), timeout_seconds=30.0)
+    worlds.reset({0: PROMPT}, {0: (0, 0)})
+    (answer,) = worlds.answer({0: ParsedCall(tool="move", arguments=arguments)}).values()
+    worlds.close()
+    assert isinstance(answer, ToolOutput)
+    return answer.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "answer"),
+    [
+        ({"properties": {"y": True}}, {"y": [1]}, "{'y': [1]}"),
+        ({"properties": {"y": False}}, {"y": 1}, "error: move: y must be left out"),
+        ({"properties": {"y": {}}}, {"y": None}, "{'y': None}"),
+        ({"properties": {"y": {"$ref": "#/$defs/A"}}, "$defs": {"A": 7}}, {"y": {}}, "{'y': {}}"),
+        ({"properties": {"y": {"type": ["null", "string"]}}}, {"y": 4}, "y must be of type null or string"),
+        ({"properties": {"y": {"oneOf": [{"type": "null"}, False]}}}, {"y": 4}, "must be of type something else"),
+        ({"properties": {"y": {"items": False}}}, {"y": [4]}, "must be of type something else"),
+        ({"properties": {"y": {"items": [{"type": "null"}]}}}, {"y": [4]}, "{'y': [4]}"),
+        ({"properties": {"y": {"type": "file"}}}, {"y": True}, "{'y': True}"),
+        ({"required": ["z"]}, {"z": 4}, "{'z': 4}"),
+        ({"required": ["z"]}, {}, "the argument 'z' is missing"),
+        ({"additionalProperties": {}}, {"z": 4}, "{'z': 4}"),
+        ({"additionalProperties": {"type": "null"}}, {"z": 4}, "z must be of type null"),
+        ({"additionalProperties": False}, {"z": 4}, "there is no argument 'z'"),
+        ({"$ref": "#/$defs/A"}, {"z": 4}, "{'z': 4}"),
+        ({"type": ["object", "null"]}, {}, "{}"),
+    ],
+)  # fmt: skip
+def test_every_schema_that_json_schema_knows_can_be_called(
+    parameters: object, arguments: Mapping[str, Any], answer: str
+) -> None:
+    assert answer in asked(parameters, arguments)
+
+
+def nested(depth: int) -> object:
+    schema: object = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return {"properties": {"deep": schema}}
+
+
+@pytest.mark.parametrize(
+    ("schemas", "fault"),
+    [
+        ({"move": declared({"properties": {"y": 7}})}, "move: parameters.y must be a schema"),
+        ({"move": declared({"properties": {"y": None}})}, "move: parameters.y must be a schema"),
+        ({"move": declared({"properties": ["y"]})}, "parameters.properties must be an object"),
+        ({"move": declared({"properties": {"y": {"type": 7}}})}, "parameters.y.type must be the name"),
+        ({"move": declared({"properties": {"y": {"type": [["a"]]}}})}, "parameters.y.type must be the name"),
+        ({"move": declared({"properties": {"y": {"enum": 7}}})}, "parameters.y.enum must be a list"),
+        ({"move": declared({"properties": {"y": {"anyOf": {}}}})}, "parameters.y.anyOf must be a list"),
+        ({"move": declared({"properties": {"y": {"anyOf": [3]}}})}, "parameters.y.anyOf.0 must be a schema"),
+        ({"move": declared({"properties": {"y": {"items": "text"}}})}, "parameters.y.items must be a schema"),
+        ({"move": declared({"required": "y"})}, "parameters.required must be a list of names"),
+        ({"move": declared({"additionalProperties": 3})}, "parameters.additionalProperties must be a schema"),
+        ({"move": declared({"type": "string"})}, "parameters.type must be object, not string"),
+        ({"move": declared(True)}, "its parameters must be the schema"),
+        ({"move": declared(None)}, "its parameters must be the schema"),
+        ({"move": declared({}, description=7)}, "its description must be a text"),
+        ({"move": declared(nested(100))}, "nested more than 32 deep"),
+        ({"move": declared(nested(5_000))}, "the tools of 'Board' cannot be"),  # how deep JSON goes is Python's choice
+        ({"move": declared({"title": "\ud800"})}, "cannot be described"),
+        ({"move": declared({"title": {1, 2}})}, "cannot be described"),
+        ({"move": declared({"title": "x" * 2_000_000})}, "no prompt has room"),
+        ({"move": 7}, "not declared as a function"),
+        ({"move": declared({}, name="other")}, "not declared as a function"),
+        ({"go\x1b[2J": declared({})}, r"'go\x1b[2J' is no name of a tool"),
+        ({"": declared({})}, "is no name of a tool"),
+        (7, "cannot be described"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused_at_the_start_with_its_tool_and_place(schemas: Any, fault: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        environment_of(Board, {"schemas": schemas}, where="episodes.environment")
+    assert fault in str(refused.value) and refused.value.where == "episodes.environment"
+    assert "\x1b" not in str(refused.value) and len(str(refused.value)) < 2_000
+
+
+@settings(max_examples=200, deadline=None)
+@given(JSON, st.dictionaries(st.sampled_from("abx"), JSON, max_size=3), st.text("{}[]ab1", max_size=6))
+def test_what_is_let_through_never_raises_at_a_call(parameters: Any, arguments: Any, text: str) -> None:
+    if not declaration_faults("move", declared(parameters)):
+        for named in (arguments, None):
+            assert isinstance(arguments_of(parameters, text=text, named=named), str | dict)
+
+
+def test_the_tools_of_an_mcp_server_are_checked_where_its_session_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def listed(server: object) -> list[Any]:
+        tool = {"name": "move", "description": None, "input_schema": {"properties": {"y": True, "z": "text"}}}
+        return [SimpleNamespace(**tool)]
+
+    monkeypatch.setattr(mcp_server, "_listed", listed)
+    with pytest.raises(ConfigError, match=r"move: parameters.z must be a schema"):
+        import_environment("rlcore.environments.mcp_server:McpServer", {"command": "a server of strange schemas"})
+
+
+def test_values_are_held_against_the_schemas_that_hints_make() -> None:
+    assert fits(1, {"type": "number"}) and fits(1.5, {"type": "number"}) and not fits(1.5, {"type": "integer"})
+    assert fits(True, {"type": "boolean"}) and not fits(1, {"type": "boolean"})
+    assert fits("a", {"type": ["integer", "string"]}) and not fits(None, {"type": ["integer", "string"]})
+    assert fits(None, {"anyOf": [{"type": "null"}, {"type": "object"}]})
+    assert fits(object(), {})

@@ -1,0 +1,240 @@
+"""The environments of a batch: state per episode, deadlines, and whose fault an exception is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOutput
+from rlcore.environments.environment import environment_of
+from rlcore.environments.environment_pool import FEW, MAX_CHARACTERS, Worlds, seeds_of
+from rlcore.types import Message, Prompt
+
+
+def prompt(reference: str) -> Prompt:
+    return Prompt(
+        prompt_id=reference,
+        messages=(Message(role="user", content="?"),),
+        token_ids=(1,),
+        reference=reference,
+        task="t",
+    )
+
+
+class Counter:
+    """Counts its calls; every way to go wrong is a tool."""
+
+    ended: ClassVar[list[str]] = []
+
+    def reset(self, prompt: Prompt, rng: random.Random) -> str | None:
+        if prompt.reference == "broken":
+            raise KeyError("board")
+        self.rng, self.calls, self.name = rng, 0, prompt.reference
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("CREATE TABLE calls (one)")
+        return f"start {rng.randrange(10**6)}"
+
+    def step(self, by: int) -> int:
+        """Counts.
+
+        Args:
+            by: how far
+        """
+        if by < 0:
+            raise CallError("only forward")
+        self.calls += by
+        return self.calls
+
+    def draw(self) -> int:
+        """Draws a number."""
+        return self.rng.randrange(10**6)
+
+    def crash(self) -> str:
+        """Raises."""
+        raise ZeroDivisionError("oh")
+
+    def store(self) -> int:
+        """Counts in a database, which only the thread may use that has opened it."""
+        self.database.execute("INSERT INTO calls VALUES (1)")
+        return int(self.database.execute("SELECT count(*) FROM calls").fetchone()[0])
+
+    def leave(self) -> str:
+        """Leaves."""
+        sys.exit(3)
+
+    def half(self) -> str:
+        """Says half of a surrogate pair."""
+        return "\ud800"
+
+    def hang(self) -> str:
+        """Waits."""
+        time.sleep(60.0)
+        return "late"
+
+    def circle(self) -> list[Any]:
+        """Gives what JSON cannot hold."""
+        found: list[Any] = []
+        found.append(found)
+        return found
+
+    def flood(self) -> str:
+        """Says too much."""
+        return "x" * (2 * MAX_CHARACTERS)
+
+    async def wait(self, seconds: float) -> str:
+        """Waits for something else.
+
+        Args:
+            seconds: how long
+        """
+        await asyncio.sleep(seconds)
+        if self.name == "refused":
+            raise CallError("not for you")
+        return f"waited for {self.name}"
+
+    async def block(self) -> str:
+        """Never gives way."""
+        time.sleep(3.0)
+        return "late"
+
+    def get_reward(self) -> float | None:
+        return {"nan": float("nan"), "none": None, "numpy": np.float32(0.5)}.get(self.name, float(self.calls))
+
+    def close(self) -> None:
+        self.ended.append(self.name)
+        raise OSError("already gone")
+
+
+KIND = environment_of(Counter, {}, name="tests:Counter")
+
+
+def started(*references: str, timeout_seconds: float = 5.0, seed: int = 0) -> tuple[Worlds, dict[int, Any]]:
+    worlds = Worlds(KIND, timeout_seconds=timeout_seconds)
+    prompts = {key: prompt(reference) for key, reference in enumerate(references)}
+    return worlds, worlds.reset(prompts, {key: seeds_of(seed, 0, key) for key in prompts})
+
+
+def call(tool: str, **named: Any) -> ParsedCall:
+    return ParsedCall(tool=tool, arguments=named)
+
+
+def test_every_episode_has_a_state_of_its_own() -> None:
+    worlds, _ = started("a", "b")
+    worlds.answer({0: call("step", by=1), 1: call("step", by=5)})
+    assert worlds.answer({0: call("step", by=1), 1: call("step", by=5)}) == {
+        0: ToolOutput(text="2"),
+        1: ToolOutput(text="10"),
+    }
+    assert worlds.rewards([0, 1]) == {0: 2.0, 1: 10.0}
+
+
+def test_a_group_begins_alike_and_each_episode_then_draws_its_own_numbers_which_the_seed_decides() -> None:
+    worlds, starts = started("a", "a")
+    again, same = started("a", "a")
+    _, other = started("a", "a", seed=1)
+    assert starts[0] == starts[1] == same[0] != other[0]
+    drawn = worlds.answer({0: call("draw"), 1: call("draw")})
+    assert drawn[0] != drawn[1]
+    assert again.answer({1: call("draw"), 0: call("draw")}) == drawn
+
+
+def test_what_the_policy_did_wrong_it_is_told_and_what_the_environment_did_wrong_fails_the_rollout() -> None:
+    worlds, _ = started("a", "b", "c", "d", "e")
+    calls = {0: call("step", by=-1), 1: call("step", by="1"), 2: call("crash"), 3: call("circle"), 4: call("flood")}
+    found = worlds.answer(calls)
+    assert found[0] == ToolOutput(text="error: only forward", is_error=True)
+    assert found[1] == ToolOutput(text="error: step: by must be of type integer", is_error=True)
+    assert isinstance(found[2], ToolFailure) and isinstance(found[3], ToolFailure)
+    assert found[2].reason.startswith("tests:Counter.crash raised ZeroDivisionError: oh (")
+    assert isinstance(found[4], ToolOutput) and len(found[4].text) == MAX_CHARACTERS
+
+
+def test_a_call_that_does_not_come_back_fails_its_rollout_and_no_other() -> None:
+    worlds, _ = started("a", "b", timeout_seconds=0.3)
+    found = worlds.answer({0: call("hang"), 1: call("step", by=1)})
+    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang has not come back after 0.3 s" in found[0].reason
+    assert found[1] == ToolOutput(text="1")
+
+
+def test_after_more_failures_than_a_batch_may_lose_no_other_call_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Counter, "ended", asked)
+    worlds, _ = started(*"abcdefghijkl")
+    found = worlds.answer({key: call("crash") for key in range(FEW + 1)} | {FEW + 1: call("step", by=1)})
+    assert found[FEW + 1] == found[FEW]
+    worlds.close()
+    assert len(asked) == FEW + 1  # it raises each time
+
+
+def test_outside_the_main_thread_an_environment_stays_in_one_thread_and_loses_it_with_a_call_that_hangs() -> None:
+    def play() -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        worlds, _ = started("a", "b", timeout_seconds=0.3)
+        stored = worlds.answer({0: call("store"), 1: call("store")})
+        worlds.answer({0: call("hang")})
+        after = worlds.answer({1: call("step", by=1)})
+        return stored, after, worlds.answer({1: call("store")})
+
+    with ThreadPoolExecutor(1) as threads:
+        stored, after, elsewhere = threads.submit(play).result()
+    assert stored == {0: ToolOutput(text="1"), 1: ToolOutput(text="1")}
+    assert after == {1: ToolOutput(text="1")}
+    assert isinstance(elsewhere[1], ToolFailure) and "SQLite objects created in a thread" in elsewhere[1].reason
+
+
+def test_a_tool_that_leaves_python_fails_its_rollout_and_no_text_of_the_policys_reaches_a_table_unwritable() -> None:
+    worlds, _ = started("a", "b")
+    found = worlds.answer({0: call("leave"), 1: call("half")})
+    assert isinstance(found[0], ToolFailure) and "raised SystemExit" in found[0].reason
+    assert found[1] == ToolOutput(text="?")
+
+
+def test_async_methods_wait_at_the_same_time_each_with_its_own_deadline() -> None:
+    worlds, _ = started("a", "b", "refused", "d", timeout_seconds=1.5)
+    began = time.monotonic()
+    found = worlds.answer({key: call("wait", seconds=60.0 if key == 3 else 0.5) for key in range(4)})
+    assert time.monotonic() - began < 3.0  # 61.5 one after another, 1.5 at the same time
+    assert (found[0], found[1]) == (ToolOutput(text="waited for a"), ToolOutput(text="waited for b"))
+    assert found[2] == ToolOutput(text="error: not for you", is_error=True)
+    assert isinstance(found[3], ToolFailure) and "Counter.wait has not come back after 1.5 s" in found[3].reason
+    worlds.close()
+
+
+def test_an_async_method_that_never_gives_way_is_left_behind() -> None:
+    worlds, _ = started("a", timeout_seconds=0.2)
+    found = worlds.answer({0: call("block")})
+    assert isinstance(found[0], ToolFailure)
+    assert worlds.answer({0: call("wait", seconds=0.0)}) == {0: ToolOutput(text="waited for a")}
+    worlds.close()
+
+
+def test_an_environment_that_cannot_begin_fails_alone() -> None:
+    worlds, starts = started("broken", "b")
+    assert isinstance(starts[0], ToolFailure) and "reset raised KeyError: 'board'" in starts[0].reason
+    assert starts[1].startswith("start ")
+    assert worlds.answer({1: call("step", by=1)}) == {1: ToolOutput(text="1")}
+
+
+def test_a_reward_is_a_finite_number_or_none() -> None:
+    worlds, _ = started("nan", "none", "c", "numpy")
+    found = worlds.rewards([0, 1, 2, 3])
+    assert found[3] == 0.5
+    assert isinstance(found[0], ToolFailure) and "no finite number" in found[0].reason
+    assert (found[1], found[2]) == (None, 0.0)
+
+
+def test_every_environment_is_closed_whatever_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counter, "ended", [])
+    worlds, _ = started("a", "b")
+    worlds.close()
+    worlds.close()
+    assert Counter.ended == ["a", "b"]

@@ -1,0 +1,188 @@
+"""The promotion gate: golden values by hand, and what no data may make it do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.errors import DataError, NonFiniteError
+from rlcore.evaluation.conditions import at_least, at_most
+from rlcore.evaluation.promotion import (
+    Paired,
+    Rule,
+    Verdict,
+    alpha_of_look,
+    bootstrap_means,
+    judge,
+    sign_flip_p,
+    superiority_p,
+)
+
+RULE = Rule(alpha=0.05, min_gain=0.0)
+verdicts = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=80)
+
+
+def answers(name: str, champion: list[float], challenger: list[float], **more: float | bool) -> Paired:
+    return Paired(name=name, champion=np.array(champion, float), challenger=np.array(challenger, float), **more)  # type: ignore[arg-type]
+
+
+def verdict(primary: Paired, *guards: Paired, rule: Rule = RULE, look: int = 1) -> Verdict:
+    return judge(primary, guards, (), rule=rule, look=look, seed=0)
+
+
+def test_the_levels_of_all_looks_add_up_to_alpha() -> None:
+    """0.05 / (1·2) = 0.025, 0.05 / (2·3) = 0.00833; the first T add up to alpha · T / (T + 1)."""
+    assert alpha_of_look(0.05, 1) == 0.025
+    assert alpha_of_look(0.05, 2) == pytest.approx(0.05 / 6)
+    assert sum(alpha_of_look(0.05, look) for look in range(1, 100)) == pytest.approx(0.05 * 99 / 100)
+    with pytest.raises(DataError, match="count from 1"):
+        alpha_of_look(0.05, 0)
+
+
+def test_seven_wins_to_none_are_promoted_at_the_first_look_and_not_at_the_second() -> None:
+    """The conditional test would say P(7 heads of 7) = 1/128 = 0.0078, the unconditional one 0.0059, weighed here over
+    every outcome with McNemar's statistic at √7 or more. Levels: 0.025, 0.0083, 0.0042. Gain 7 of 20 = 0.35."""
+    pair = answers("accuracy", [0] * 7 + [1] * 13, [1] * 20)
+    first = verdict(pair)
+    (check,) = first.checks
+    outcomes = [(w, b) for w in range(21) for b in range(21 - w) if w > b and (w - b) ** 2 >= 7 * (w + b)]
+    ways = [(math.comb(20, w) * math.comb(20 - w, b), w + b) for w, b in outcomes]
+    largest = max(sum(way * q**k * (1 - 2 * q) ** (20 - k) for way, k in ways) for q in np.linspace(0.001, 0.5, 2000))
+    assert (first.promote, check.p_value, check.estimate) == (True, pytest.approx(largest, rel=1e-5), 0.35)
+    assert check.low < 0.35 < check.high
+    assert verdict(pair, look=2).promote
+    assert not verdict(pair, look=3).promote
+    assert superiority_p(answers("accuracy", [1] * 20, [0] * 7 + [1] * 13), seed=0) == 1.0  # the loser is not "certain"
+
+
+def test_a_gain_that_is_certain_but_smaller_than_wanted_is_refused() -> None:
+    """12 wins to 0 of 1,000: p = 1/4096, gain 0.012."""
+    pair = answers("accuracy", [0] * 12 + [1] * 988, [1] * 1000)
+    assert verdict(pair, rule=Rule(min_gain=0.012)).promote
+    refused = verdict(pair, rule=Rule(min_gain=0.02))
+    assert not refused.promote
+    assert "better, but by less than 0.02" in refused.sentence
+
+
+def test_a_better_model_is_refused_for_one_broken_guard_and_the_sentence_names_it() -> None:
+    primary = answers("accuracy", [0] * 100 + [1] * 100, [1] * 200)
+    longer = answers("length", [10.0] * 200, [10.0, 30.0] * 100, margin=5.0, higher_is_better=False)
+    shorter = answers("length", [10.0] * 200, [8.0, 12.0] * 100, margin=5.0, higher_is_better=False)
+    assert verdict(primary, shorter).promote
+    refused = verdict(primary, longer)
+    assert not refused.promote
+    assert refused.sentence.startswith("Refused: length changes by +10")
+    assert [check.passed for check in refused.checks] == [True, False]
+    assert refused.checks[1].low <= 10.0 <= refused.checks[1].high
+    assert refused.checks[1].limit == 5.0
+
+
+def test_a_handful_of_equal_answers_is_no_proof_that_nothing_was_lost() -> None:
+    """(1 - 0.05)^72 = 0.0249: with fewer problems none lost is what a loss of 5 points often looks like."""
+    primary = answers("accuracy", [0] * 20, [1] * 20)
+    refused = verdict(primary, answers("safety", [1] * 20, [1] * 20, margin=0.05))
+    assert not refused.promote
+    assert "n = 20; not enough problems: at least 72 are needed" in refused.sentence
+    assert verdict(primary, answers("safety", [1] * 600, [1] * 600, margin=0.05)).promote
+
+
+def test_a_slice_that_is_worse_by_exactly_its_margin_passes_no_more_often_than_the_level() -> None:
+    """0.85 against 0.90 by models that err independently, 200 problems: 2.5 % may pass."""
+    generator, tries = np.random.default_rng(0), 500
+    sure = answers("accuracy", [0] * 100, [1] * 100)
+    passed = 0
+    for _ in range(tries):
+        champion, challenger = generator.random(200) < 0.9, generator.random(200) < 0.85
+        passed += verdict(sure, answers("slice", champion.tolist(), challenger.tolist(), margin=0.05)).promote
+    assert passed / tries < 0.025 + 2.6 * (0.025 * 0.975 / tries) ** 0.5  # a right level fails here once in 200
+
+
+def test_real_figures_are_tested_by_flipping_signs() -> None:
+    """Differences 1, 2, 3: of the 8 sign patterns only +++ reaches 6, so p = 1/8 but for the sampling of the flips."""
+    p_value = sign_flip_p(np.array([1.0, 2.0, 3.0]), seed=0, flips=20_000)
+    assert p_value == pytest.approx(1 / 8, abs=4 * math.sqrt(1 / 8 * 7 / 8 / 20_000))
+    assert sign_flip_p(np.zeros(4), seed=0, flips=100) == 1.0
+    gained = answers("reward", [0.1] * 30, [0.1 + 0.01 * i for i in range(1, 31)])
+    assert verdict(gained).promote
+    assert not verdict(answers("reward", [0.5] * 30, [0.5, 0.4] * 15)).promote
+
+
+@pytest.mark.parametrize("differences", [[0.5, -0.2, 0.1, 0.7], [1.5, 1.5, -1.0]])
+def test_sign_flips_agree_with_all_patterns_counted(differences: list[float]) -> None:
+    total = sum(differences)
+    patterns = list(itertools.product((-1, 1), repeat=len(differences)))
+    exact = sum(sum(s * d for s, d in zip(p, differences, strict=True)) >= total - 1e-9 for p in patterns) / len(
+        patterns
+    )
+    assert sign_flip_p(np.array(differences), seed=1, flips=20_000) == pytest.approx(exact, abs=0.015)
+
+
+def test_the_bootstrap_is_that_of_the_differences_and_two_imagined_ones() -> None:
+    """Two differences of 1 and 0, and ±1: mean 1/4, variance 3/4 - 1/16 = 11/16; of the mean of 4: 11/64."""
+    means = bootstrap_means(np.array([1.0, 0.0]), seed=0, resamples=40_000)
+    assert means.mean() == pytest.approx(1 / 4, abs=0.01)
+    assert means.var() == pytest.approx(11 / 64, rel=0.03)
+
+
+def test_the_first_champion_needs_its_limits_alone() -> None:
+    """The lower end of Clopper and Pearson's interval of 8 in 10 is 0.444."""
+    held = (at_least("accuracy", [1] * 8 + [0] * 2, 0.44), at_most("KL", 0.2, 0.2))
+    assert judge(None, (), held, rule=RULE, look=1, seed=0).promote
+    refused = judge(None, (), (*held, at_least("accuracy", [1] * 8 + [0] * 2, 0.5)), rule=RULE, look=1, seed=0)
+    assert refused.sentence == "Refused: accuracy is at least 0.444, which does not reach 0.5."
+    assert not at_most("KL", 0.21, 0.2).passed
+    assert not at_most("KL", math.nan, 0.2).passed
+
+
+def test_what_cannot_be_compared_is_an_error() -> None:
+    good = answers("accuracy", [0, 1], [1, 1])
+    for bad in (answers("a", [0, 1], [1]), answers("a", [], [])):
+        with pytest.raises(DataError, match="same problems"):
+            verdict(bad)
+    with pytest.raises(NonFiniteError, match="1 values are not finite"):
+        verdict(good, answers("reward", [0.0, 1.0], [math.nan, 1.0]))
+    with pytest.raises(DataError, match="there is none"):
+        judge(None, (good,), (), rule=RULE, look=1, seed=0)
+    with pytest.raises(DataError, match="alpha"):
+        Rule(alpha=0.0)
+
+
+@given(verdicts, st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_of_two_models_one_at_most_is_promoted_over_the_other(pairs: list[tuple[int, int]], look: int) -> None:
+    first, second = [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
+    there = verdict(answers("accuracy", first, second), look=look)
+    back = verdict(answers("accuracy", second, first), look=look)
+    assert not (there.promote and back.promote)
+    assert there.checks[0].estimate == -back.checks[0].estimate
+
+
+@given(verdicts, st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_neither_more_looks_nor_more_guards_nor_a_higher_bar_ever_help(pairs: list[tuple[int, int]], look: int) -> None:
+    primary = answers("accuracy", [float(a) for a, _ in pairs], [float(b) for _, b in pairs])
+    guard = answers("length", [float(a) for a, _ in pairs], [float(b) for _, b in pairs], margin=0.1)
+    harder = (
+        verdict(primary, look=look + 1),
+        verdict(primary, guard, look=look),
+        verdict(primary, look=look, rule=Rule(min_gain=0.2)),
+    )
+    assert verdict(primary, look=look).promote or not any(each.promote for each in harder)
+
+
+@given(verdicts)
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_the_problems_does_not_count_and_every_estimate_lies_in_its_interval(
+    pairs: list[tuple[int, int]],
+) -> None:
+    there, turned = (
+        verdict(answers("accuracy", [float(a) for a, _ in each], [float(b) for _, b in each]))
+        for each in (pairs, pairs[::-1])
+    )
+    assert there == turned
+    assert there.checks[0].low <= there.checks[0].estimate <= there.checks[0].high

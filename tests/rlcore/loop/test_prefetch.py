@@ -1,0 +1,197 @@
+"""Rollouts one iteration ahead: which weights sampled them, what a checkpoint keeps of them, what stops the run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.config import MismatchConfig, SamplingConfig, UpdateConfig
+from rlcore.errors import ConfigError, SamplingError
+from rlcore.loop.prefetch import Groups, RolloutsAhead, from_json, mean_staleness, to_json
+from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
+from tests import strategies
+
+PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="3+4"),), token_ids=(3,), reference="7", task="t")
+
+
+def rollout(*, version: int = 0, logprob: float = -0.5) -> Rollout:
+    return Rollout(
+        prompt=PROMPT,
+        completion_ids=(5, 6, 2),
+        sampler_logprobs=(logprob, 0.0, -0.1),
+        loss_mask=(True, False, True),
+        policy_version=version,
+        finish_reason="stop",
+        text="7 \N{SNOWMAN}",
+        tool_calls=(ToolCall(text="<tool>", tool="calculator", output="7", is_error=False),),
+    )
+
+
+class Engine:
+    """Samples with the version that it holds when it is asked, and only after it is let."""
+
+    def __init__(self) -> None:
+        self.version, self.may_go, self.asked = 0, threading.Event(), list[int]()
+        self.may_go.set()
+
+    def sample(self, iteration: int) -> Groups:
+        self.asked.append(iteration)
+        version = self.version
+        assert self.may_go.wait(10.0)
+        return [[rollout(version=version)]]
+
+
+def test_every_rollout_but_the_first_iterations_was_sampled_one_update_before_it_is_trained_on() -> None:
+    engine = Engine()
+    ages = []
+    with closing(RolloutsAhead()) as ahead:
+        for iteration in (1, 2, 3, 4):
+            groups = ahead.advance(engine.sample, iteration, until=min(iteration + 1, 4))
+            ages.append(engine.version - groups[0][0].policy_version)
+            ahead.wait()
+            engine.version += 1
+    assert ages == [0, 1, 1, 1]
+    assert engine.asked == [1, 2, 3, 4]  # each once, and none beyond the last
+
+
+def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
+    engine = Engine()
+    with closing(RolloutsAhead()) as ahead:
+        ahead.advance(engine.sample, 1, until=2)
+        ahead.wait()
+        engine.may_go.clear()
+        ahead.advance(engine.sample, 2, until=3)  # does not wait for the third iteration's
+        waiter = threading.Thread(target=ahead.wait)
+        waiter.start()
+        waiter.join(0.2)
+        assert waiter.is_alive()
+        engine.may_go.set()
+        waiter.join(10.0)
+        assert not waiter.is_alive()
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 3])
+def test_no_more_is_sampled_than_the_bound_allows_and_each_batch_by_the_weights_that_are_so_old(staleness: int) -> None:
+    engine, last, versions = Engine(), 7, dict[int, int]()
+    with closing(RolloutsAhead()) as ahead:
+        for iteration in range(1, last + 1):
+            learned = iteration - 1
+
+            def load(version: int = learned) -> None:
+                engine.version = version
+
+            until = min(iteration + staleness, last)
+            groups = ahead.advance(engine.sample, iteration, until=until, prepare=lambda load=load: load)
+            versions[iteration] = groups[0][0].policy_version
+            ahead.wait()  # as if the learner were slower than the engine
+            assert engine.asked == list(range(1, until + 1))
+    assert versions == {iteration: max(0, iteration - 1 - staleness) for iteration in versions}
+
+
+def test_what_loads_weights_is_made_at_once_and_loads_after_the_batches_that_were_begun() -> None:
+    engine, order = Engine(), list[str]()
+
+    def sample(iteration: int) -> Groups:
+        order.append(f"sample {iteration}")
+        return engine.sample(iteration)
+
+    def prepare() -> Callable[[], None]:
+        order.append("copy")
+        return lambda: order.append("load")
+
+    with closing(RolloutsAhead()) as ahead:
+        engine.may_go.clear()
+        threading.Timer(0.2, engine.may_go.set).start()
+        ahead.advance(sample, 1, until=3)
+        ahead.advance(sample, 2, until=4, prepare=prepare)
+        ahead.advance(sample, 3, until=4, prepare=prepare)  # nothing is begun, so nothing is copied
+        ahead.wait()
+    assert order.index("copy") < order.index("load") == len(order) - 2
+    assert sorted(order[:-2]) == ["copy", "sample 1", "sample 2", "sample 3"] and order[-1] == "sample 4"
+
+
+def test_an_engine_that_has_broken_stops_the_run_before_its_rollouts_are_due() -> None:
+    def broken(iteration: int) -> Groups:
+        if iteration == 3:
+            raise SamplingError("the engine is gone")
+        return [[rollout()]]
+
+    with closing(RolloutsAhead()) as ahead:
+        ahead.advance(broken, 1, until=3)
+        with contextlib.suppress(SamplingError):
+            ahead.wait()
+        with pytest.raises(SamplingError, match="the engine is gone"):
+            ahead.advance(broken, 2, until=4)
+
+
+def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_sync() -> None:
+    def broken(iteration: int) -> Groups:
+        if iteration == 2:
+            raise SamplingError("the engine is gone")
+        return [[rollout()]]
+
+    with closing(RolloutsAhead()) as ahead:
+        ahead.advance(broken, 1, until=2)
+        with pytest.raises(SamplingError, match="the engine is gone"):
+            ahead.wait()
+
+
+def test_a_resumed_run_takes_the_rollouts_of_the_checkpoint_and_samples_them_no_second_time() -> None:
+    engine, again = Engine(), Engine()
+    with closing(RolloutsAhead()) as ahead:
+        ahead.advance(engine.sample, 1, until=2)
+        state = ahead.state()
+        expected = ahead.advance(engine.sample, 2, until=3)
+    again.version = 9
+    with closing(RolloutsAhead()) as resumed:
+        resumed.restore(json.loads(json.dumps(state)), 2, lambda iteration: [PROMPT])
+        assert resumed.advance(again.sample, 2, until=3) == expected
+    assert again.asked == [3]
+
+
+def test_without_staleness_a_checkpoint_keeps_no_rollouts() -> None:
+    with closing(RolloutsAhead()) as ahead:
+        assert ahead.state() == ""
+        ahead.restore("", 1, lambda iteration: [PROMPT])
+        assert ahead.advance(Engine().sample, 1, until=1) == [[rollout()]]
+
+
+@given(st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=False), max_size=3))
+def test_a_rollout_comes_back_from_json_as_it_was(logprobs: list[float]) -> None:
+    groups = [[rollout(logprob=value) for value in logprobs], []]
+    assert from_json(to_json(groups), [PROMPT, PROMPT]) == groups
+
+
+def test_what_an_environment_made_of_a_prompt_comes_back_from_json_too() -> None:
+    asked = (Message(role="user", content="3+4\n\nYour turn."),)
+    changed = dataclasses.replace(PROMPT, messages=asked, token_ids=(*PROMPT.token_ids, 7), tools="[]")
+    groups = [[dataclasses.replace(rollout(), prompt=changed, environment_reward=0.5)]]
+    assert from_json(to_json(groups), [PROMPT]) == groups
+
+
+def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training() -> None:
+    # versions 2, 2 and 3 under a learner at 4: (2 + 2 + 1) / 3
+    scored = [
+        [ScoredRollout(rollout=rollout(version=v), score=Score(value=1.0, parts={})) for v in group]
+        for group in ([2, 2], [3])
+    ]
+    assert mean_staleness(scored, 4) == pytest.approx(5 / 3)
+
+
+def test_stale_rollouts_are_refused_without_correction_and_with_dynamic_sampling() -> None:
+    with pytest.raises(ConfigError, match=r"needs update\.mismatch"):
+        strategies.rl_config(
+            "grpo",
+            sampling=SamplingConfig(max_new_tokens=8, staleness=1),
+            update=UpdateConfig(mismatch=MismatchConfig(mode="off")),
+        )
+    with pytest.raises(ConfigError, match="max_replacements"):
+        SamplingConfig(max_new_tokens=8, staleness=1, max_replacements=1)

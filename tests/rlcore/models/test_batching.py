@@ -1,0 +1,34 @@
+"""Which micro-batches a model is given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcore.models import batching
+from rlcore.models.batching import pack_for
+from rlcore.models.tree_attention import WIDTHS
+from rlcore.text.packing import TokenSequence
+from tests import strategies
+
+FAMILY = [TokenSequence(prompt_ids=(1, 2), completion_ids=(3,) * length) for length in (4, 5)]
+
+
+class OnAGpu:
+    """As much of a model as packing asks for."""
+
+    device = torch.device("cuda")
+
+
+def test_rows_have_their_own_width_on_a_cpu() -> None:
+    (batch,) = pack_for(strategies.tiny_llama(), FAMILY, tokens_per_microbatch=1000)
+    assert batch.token_ids.shape == (1, 11)
+
+
+@pytest.mark.parametrize(("shares", "shape"), [(True, (1, 256)), (False, (2, 7))])
+def test_trees_have_few_widths_on_a_gpu(shares: bool, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each width that is new may compile the kernel again; the library's attention compiles nothing."""
+    monkeypatch.setattr(batching, "shares_prompts", lambda model: shares)
+    (batch,) = pack_for(OnAGpu(), FAMILY, tokens_per_microbatch=1000)
+    assert batch.token_ids.shape == shape
+    assert [WIDTHS.of(length) for length in (1, 256, 257, 1000)] == [256, 256, 384, 1024]

@@ -1,0 +1,211 @@
+"""Folders of models that somebody else made: each fault is refused with its reason, and none hangs or ends raw."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.errors import ModelError
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
+from rlcore.models.model_validation import look_at, read_config
+from rlcore.models.tree_attention import TREE_ATTENTION
+
+SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=64)
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0"), folder, seed=3)
+    return folder
+
+
+@pytest.fixture
+def damaged(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
+
+
+def configure(**values: Any) -> Callable[[Path], None]:
+    """A change of config.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def replace(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None  # type: ignore[func-returns-value]
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    """A named pipe in place of a file: whoever opens it waits for a writer."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return change
+
+
+def many_tensors(folder: Path) -> None:
+    """Weights of very many tensors of one byte."""
+    count = 200_000
+    header = {f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(count)}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(count))
+
+
+def tokenize(**values: Any) -> Callable[[Path], None]:
+    """A change of tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def longer(content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a million layers": (configure(num_hidden_layers=1_000_000), "num_hidden_layers = 1,000,000"),
+    "a million layers by their types": (configure(layer_types=["full_attention"] * 1_000_000), "layer_types"),
+    "a million experts": (configure(num_local_experts=1_000_000), "num_local_experts"),
+    "a list that its class makes long": (
+        configure(model_type="gpt_neo", attention_types=[[["global"], 10**9]]), "attention_types = 1,000,000,000",
+    ),
+    "a row of 10^18": (configure(hidden_size=10**18), "hidden_size"),
+    "more than the files hold": (configure(intermediate_size=2**28), "the files hold"),
+    "labels without end": (configure(num_labels=10**9), "num_labels = 1,000,000,000"),
+    "very many tensors": (many_tensors, "200,000 tensors"),
+    "a token far beyond the others": (tokenize(added_tokens=[{"id": 10**9, "content": "<far>"}]), "id 1,000,000,000"),
+    "a far token of a vocabulary": (replace("added_tokens.json", b'{"<far>": 4000000000}'), "id 4,000,000,000"),
+    "a normalizer that writes much": (tokenize(normalizer=longer("a" * 10_000)), "10,001 times as long"),
+    "normalizers that grow each other's text": (
+        tokenize(normalizer={"type": "Sequence", "normalizers": [longer("a" * 40)] * 4}), "times as long",
+    ),
+    "a normalizer that puts much before": (
+        tokenize(normalizer={"type": "Prepend", "prepend": "b" * 100_000}), "100,001 times as long",
+    ),
+    "no heads": (configure(num_attention_heads=0), ""),
+    "less than nothing": (configure(hidden_size=-32), ""),
+    "words for numbers": (configure(num_hidden_layers="many"), ""),
+    "an attention that is not here": (configure(quantization_config={"quant_method": "no such"}), ""),
+    "an unknown model": (configure(model_type="alchemy"), "alchemy"),
+    "code of its own": (
+        configure(model_type="alchemy", auto_map={"AutoConfig": "evil.Config"}, architectures=["Evil"]), "",
+    ),
+    "code of its own for a class without one": (
+        configure(model_type="clip", auto_map={"AutoModelForCausalLM": "evil.Model"}), "",
+    ),
+    "a configuration that is a list": (replace("config.json", b"[]"), ""),
+    "a configuration of brackets": (replace("config.json", b"[" * 100_000), ""),
+    "a configuration of no text": (replace("config.json", b"\xff\xfe\x00"), ""),
+    "weights that are empty": (replace("model.safetensors", b""), ""),
+    "weights with a header of 10^18 bytes": (replace("model.safetensors", struct.pack("<Q", 10**18) + b"{"), ""),
+    "weights that are text": (replace("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n"), ""),
+    "a pipe as weights": (pipe("model.safetensors"), "no file: a pipe"),
+    "a pipe as more weights": (pipe("model-2.safetensors"), "no file: a pipe"),
+    "a pipe as tokenizer": (pipe("tokenizer.json"), "no file: a pipe"),
+    "a pipe as generation configuration": (pipe("generation_config.json"), "no file: a pipe"),
+    "a device as weights": (link("model.safetensors", "/dev/zero"), "no file: a pipe"),
+    "a link to nowhere": (link("model.safetensors", "/no/such/file"), "cannot be read"),
+    "a tokenizer of brackets": (replace("tokenizer.json", b"{" * 1_000), "tokenizer"),
+    "a tokenizer of nothing": (replace("tokenizer.json", b"{}"), "tokenizer"),
+    "an end that is a word": (replace("generation_config.json", b'{"eos_token_id": "end"}'), ""),
+    "a template of loops": (replace("chat_template.jinja", LOOPS.encode()), "does not end"),
+    "a template of a power": (replace("chat_template.jinja", b"{{ 9 ** (9 ** 9) }}"), "does not end"),
+    "a template of much text": (replace("chat_template.jinja", b"{{ 'x' * 10 ** 11 }}"), "GiB of memory"),
+    "a template that divides by zero": (replace("chat_template.jinja", b"{{ 1 / 0 }}"), ""),
+    "a template that adds a text to a list": (replace("chat_template.jinja", b"{{ messages + 'x' }}"), ""),
+    "a template that looks for a way out": (
+        replace("chat_template.jinja", b"{{ ''.__class__.__mro__[1].__subclasses__() }}"), "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_folder_is_refused_with_its_reason(
+    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr("rlcore.models.model_validation._TEMPLATE_SECONDS", 0.3)
+    change, reason = FAULTS[fault]
+    change(damaged)
+    with pytest.raises(ModelError) as refused:
+        import_model(ModelConfig(source="folder", path=str(damaged)), tmp_path / "imported", seed=0)
+    assert reason in str(refused.value)
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("name", ["eager", "flash_attention_2", "evil/kernel", "evil/kernel:attention"])
+def test_no_configuration_chooses_the_attention(damaged: Path, tmp_path: Path, key: str, name: str) -> None:
+    """A name with a slash is a repository, whose code would be fetched and run."""
+    configure(**{key: name, "_experts_implementation": "evil/kernel"})(damaged)
+    config = read_config(damaged, local_files_only=True)
+    assert (config._attn_implementation, config._experts_implementation) == (None, None)
+    import_model(ModelConfig(source="folder", path=str(damaged)), tmp_path / "imported", seed=0)
+    written = json.loads((tmp_path / "imported" / "config.json").read_text())
+    assert not [key for key in written if "implementation" in key]
+    model = load_policy(tmp_path / "imported", device=torch.device("cpu"), dtype=torch.float32)
+    assert model.config._attn_implementation == TREE_ATTENTION
+
+
+def test_a_sound_folder_is_looked_at_and_let_through(checkpoint: Path) -> None:
+    assert look_at(checkpoint).num_hidden_layers == 2
+
+
+@pytest.mark.slow  # ten seconds: it imports the configurations of every language model
+def test_every_configuration_that_transformers_ships_is_let_through(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    made = 0
+    for name in known:
+        try:
+            CONFIG_MAPPING[name]().save_pretrained(tmp_path / name)
+        except Exception:  # noqa: BLE001 - some have no defaults, some need a package that is not here
+            continue
+        read_config(tmp_path / name, local_files_only=True)
+        made += 1
+    record_property("hostile", 0)
+    record_property("sound", made)
+    assert made > 0.9 * len(known)
+
+
+@pytest.mark.parametrize(
+    "key", ["vocab_size_per_layer_input", "rope_theta", "max_position_embeddings", "rotary_emb_base", "bos_token_id"]
+)
+def test_a_large_number_that_is_no_count_of_layers_is_let_through(damaged: Path, key: str) -> None:
+    configure(**{key: 262_144})(damaged)
+    assert read_config(damaged, local_files_only=True).num_hidden_layers == 2
+
+
+def test_a_frequency_may_be_any_number(damaged: Path) -> None:
+    configure(rope_theta=10**12)(damaged)
+    assert read_config(damaged, local_files_only=True).num_hidden_layers == 2

@@ -1,0 +1,207 @@
+"""Rejection sampling: every answer that is not kept has one reason, and what is kept does not depend on luck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.config import RejectionConfig, SamplingConfig
+from rlcore.sampling.rejection import REASONS, Candidate, account, is_verified, normalised, select, similarity
+from rlcore.types import CORRECT_FROM
+
+
+def config(**settings: Any) -> RejectionConfig:
+    required = {"num_samples": 4, "rewards": (), "sampling": SamplingConfig(max_new_tokens=8)}
+    return RejectionConfig(**(required | settings))
+
+
+def answers(prompt_id: str, *values: float | None, task: str = "sums", **fields: Any) -> list[Candidate]:
+    """An answer with a text of its own for each value."""
+    return [
+        Candidate(
+            **{
+                "prompt_id": prompt_id,
+                "task": task,
+                "sample_index": place,
+                "text": f"answer {place}",
+                "num_tokens": 5,
+                "value": value,
+                "is_whole": True,
+                "is_usable": True,
+            }
+            | fields
+        )
+        for place, value in enumerate(values)
+    ]
+
+
+def one(prompt_id: str, place: int, text: str, value: float = 1.0, num_tokens: int = 5) -> Candidate:
+    fields = {"sample_index": place, "text": text, "num_tokens": num_tokens}
+    return answers(prompt_id, value, **fields)[0]
+
+
+def kept(candidates: list[Candidate], **settings: Any) -> list[tuple[str, int]]:
+    return [(each.prompt_id, each.sample_index) for each in select(candidates, config(**settings), seed=0).kept]
+
+
+def dropped(candidates: list[Candidate], **settings: Any) -> dict[str, int]:
+    found = select(candidates, config(**settings), seed=0).dropped
+    return {reason: count for reason, count in found.items() if count}
+
+
+def test_verified_is_correct_unless_a_preset_says_otherwise() -> None:
+    assert config().threshold == CORRECT_FROM
+
+
+def test_the_first_verified_answer_to_each_prompt_is_kept() -> None:
+    candidates = answers("a", 0.0, 1.0, 1.0) + answers("b", 0.0, 0.5, 0.98) + answers("c", 0.99)
+    assert kept(candidates) == [("a", 1), ("c", 0)]
+    assert dropped(candidates) == {"below_threshold": 4, "over_prompt_cap": 1}
+    assert kept(candidates, threshold=0.5, keep_per_prompt=2) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 0)]
+
+
+def test_best_of_n_keeps_the_highest_value_whatever_it_is() -> None:
+    candidates = answers("a", -3.0, -1.0, -2.0) + answers("b", 0.2, None)
+    assert kept(candidates, choose="best") == [("a", 1), ("b", 0)]
+    assert kept(candidates, choose="best", keep_per_prompt=2) == [("a", 1), ("a", 2), ("b", 0)]
+    assert dropped(candidates, choose="best") == {"unscored": 1, "over_prompt_cap": 2}
+
+
+def test_the_shortest_correct_answer_may_be_preferred_but_never_to_a_better_one() -> None:
+    candidates = [one("a", 0, "x y z", num_tokens=9), one("a", 1, "z", num_tokens=3), one("a", 2, "w", num_tokens=3)]
+    assert kept(candidates) == [("a", 0)]
+    assert kept(candidates, prefer="shortest") == [("a", 1)]
+    better = [*candidates, one("a", 3, "long", value=2.0, num_tokens=20)]
+    assert kept(better, prefer="shortest", choose="best") == [("a", 3)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"is_whole": False}, "truncated"), ({"is_usable": False}, "unusable"), ({"value": None}, "unscored")],
+)
+def test_what_cannot_be_a_demonstration_is_not_kept_however_it_is_chosen(fields: dict[str, Any], reason: str) -> None:
+    broken = [Candidate(**({"prompt_id": "a", "task": "t", "sample_index": 0, "text": "x", "num_tokens": 1,
+                            "value": 1.0, "is_whole": True, "is_usable": True} | fields))]  # fmt: skip
+    for choose in ("verified", "best"):
+        assert kept(broken, choose=choose) == []
+        assert dropped(broken, choose=choose) == {reason: 1}
+
+
+def test_an_answer_that_differs_in_white_space_alone_is_a_duplicate_for_its_own_prompt() -> None:
+    same = [
+        one("a", 0, "1+1=2;\n#### 2"),
+        one("a", 1, " 1+1=2;  #### 2\n"),
+        one("a", 2, "#### 2"),
+        one("b", 0, "#### 2"),
+    ]
+    assert kept(same, keep_per_prompt=3) == [("a", 0), ("a", 2), ("b", 0)]
+    assert dropped(same, keep_per_prompt=3) == {"duplicate": 1}
+    assert normalised(" 1+1=2;  #### 2\n") == "1+1=2; #### 2"
+
+
+def test_similarity_is_the_jaccard_index_of_runs_of_three_words() -> None:
+    # {a b c, b c d} and {a b c, b c e}: 1 of 3 in common
+    assert similarity("a b c d", "a b c e") == pytest.approx(1 / 3)
+    assert similarity("a b c", "a b c") == 1.0
+    assert similarity("a", "b") == 0.0
+    assert similarity("a b", "a b c") == 1 / 2  # runs of two: {a b} and {a b, b c}
+    assert similarity("", "") == 1.0
+
+
+def test_near_duplicates_go_only_where_a_bound_is_set() -> None:
+    alike = [
+        one("a", 0, "first add one then two"),
+        one("a", 1, "first add one then three"),
+        one("a", 2, "no idea at all"),
+    ]
+    # runs of three: {fao, aot, ott} and {fao, aot, ott'}: 2 of 4 in common
+    assert kept(alike, keep_per_prompt=3) == [("a", 0), ("a", 1), ("a", 2)]
+    assert kept(alike, keep_per_prompt=3, max_similarity=0.5) == [("a", 0), ("a", 1), ("a", 2)]
+    assert kept(alike, keep_per_prompt=3, max_similarity=0.49) == [("a", 0), ("a", 2)]
+    assert dropped(alike, keep_per_prompt=3, max_similarity=0.49) == {"near_duplicate": 1}
+
+
+def test_a_task_that_is_easy_cannot_crowd_out_the_others() -> None:
+    easy = [each for name in "abcd" for each in answers(name, 1.0, 1.0, task="easy")]
+    hard = answers("e", 0.0, 1.0, task="hard")
+    found = kept(easy + hard, keep_per_prompt=2, keep_per_task=3)
+    assert len(found) == 4
+    assert ("e", 1) in found
+    prompts = [prompt for prompt, _ in found if prompt != "e"]
+    assert len(set(prompts)) == 3  # the prompts take turns: one answer of each before a second of any
+    assert dropped(easy + hard, keep_per_prompt=2, keep_per_task=3) == {"below_threshold": 1, "over_task_cap": 5}
+
+
+def test_where_a_task_is_full_a_prompt_keeps_its_best_answer_and_not_its_first() -> None:
+    candidates = answers("a", 0.5, 1.0) + answers("b", 0.2, 0.9)
+    assert kept(candidates, choose="best", keep_per_prompt=2, keep_per_task=2) == [("a", 1), ("b", 1)]
+    three = kept(candidates, choose="best", keep_per_prompt=2, keep_per_task=3)
+    assert {("a", 1), ("b", 1)} < set(three)
+    short = [one("a", 0, "long", num_tokens=9), one("a", 1, "short", num_tokens=2)]
+    assert kept(short, prefer="shortest", keep_per_prompt=2, keep_per_task=1) == [("a", 1)]
+
+
+def test_the_seed_alone_decides_which_prompts_a_task_cap_leaves() -> None:
+    candidates = [each for name in "abcdefgh" for each in answers(name, 1.0)]
+    chosen = {seed: select(candidates, config(keep_per_task=3), seed=seed).kept for seed in range(8)}
+    assert chosen[0] == select(candidates, config(keep_per_task=3), seed=0).kept
+    assert len(set(chosen.values())) > 1
+    reversed_order = select(candidates[::-1], config(keep_per_task=3), seed=0).kept
+    assert set(reversed_order) == set(chosen[0])
+
+
+values = st.none() | st.sampled_from([0.0, 0.5, 1.0])
+
+
+@given(
+    groups=st.lists(st.lists(st.tuples(values, st.sampled_from(["x", "y ", "y", "z w"]), st.booleans()), max_size=6)),
+    choose=st.sampled_from(["verified", "best"]),
+    prompt_cap=st.integers(1, 3),
+    task_cap=st.integers(0, 4),
+)
+def test_every_answer_is_kept_or_has_a_reason_and_the_caps_hold(
+    groups: list[list[tuple[float | None, str, bool]]], choose: str, prompt_cap: int, task_cap: int
+) -> None:
+    candidates = [
+        Candidate(prompt_id=str(number), task=str(number % 2), sample_index=place, text=text, num_tokens=1,
+                  value=value, is_whole=whole, is_usable=True)
+        for number, group in enumerate(groups)
+        for place, (value, text, whole) in enumerate(group)
+    ]  # fmt: skip
+    rule = config(choose=choose, keep_per_prompt=prompt_cap, keep_per_task=task_cap)
+    selection = select(candidates, rule, seed=3)
+    assert len(selection.kept) + sum(selection.dropped.values()) == len(candidates)
+    assert tuple(selection.dropped) == REASONS
+    assert list(selection.kept) == [each for each in candidates if each in set(selection.kept)]
+    assert all(each.is_whole and each.value is not None for each in selection.kept)
+    assert choose == "best" or all(is_verified(each, rule) for each in selection.kept)
+    for prompt in {each.prompt_id for each in selection.kept}:
+        texts = [normalised(each.text) for each in selection.kept if each.prompt_id == prompt]
+        assert len(texts) == len(set(texts)) <= prompt_cap
+    for prompt in {each.prompt_id for each in selection.kept}:
+        worst = min(each.value or 0.0 for each in selection.kept if each.prompt_id == prompt)
+        texts = {normalised(each.text) for each in selection.kept if each.prompt_id == prompt}
+        better = [
+            each
+            for each in candidates
+            if each.prompt_id == prompt and each.is_whole and (each.value or 0.0) > worst
+            and normalised(each.text) not in texts
+        ]  # fmt: skip
+        assert choose == "verified" or not better  # no worse answer in the place of a better one
+    for task in ("0", "1"):
+        assert not task_cap or sum(each.task == task for each in selection.kept) <= task_cap
+
+
+def test_the_account_counts_answers_and_weighs_every_prompt_alike() -> None:
+    # shares of verified answers 2/2, 1/4, 0/1: mean 0.41667 (over answers it would be 3/7); two of three prompts solved
+    candidates = answers("a", 1.0, 1.0) + answers("b", 0.0, 1.0, 0.0, None) + answers("c", 0.5)
+    found = account(candidates, select(candidates, config(), seed=0).kept, config(), seed=0)
+    assert (found.num_prompts, found.sampled, found.verified, found.kept) == (3, 7, 3, 2)
+    assert found.pass_rate.mean == pytest.approx(5 / 12)
+    assert found.pass_rate.low < 5 / 12 < found.pass_rate.high
+    surer = account(candidates, [], config(), seed=0, confidence=0.99)
+    assert surer.pass_rate.low < found.pass_rate.low and surer.solved.high > found.solved.high
+    assert found.solved.mean == pytest.approx(2 / 3)

@@ -1,0 +1,196 @@
+"""Sums over the bits of weights: equal for the same numbers however they are laid out, and for no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from rlcore.config import AdapterConfig
+from rlcore.models.lora import MergedState, add_adapter
+from rlcore.sampling.vllm.weights import adapter_sums, differing_parts
+from rlcore.sampling.vllm.worker.checksums import NUM_COLUMNS, bit_sum, columns, engine_sums, part_of, state_sums
+from tests import strategies
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+GOLDEN = 3932143167874224356
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_layout_and_padding_do_not_count(dtype: torch.dtype) -> None:
+    values = torch.randn(7, 13, dtype=torch.float64).to(dtype)
+    whole = bit_sum(values)
+    assert bit_sum(values.T) == whole
+    assert bit_sum(values.flatten()[torch.randperm(91)]) == whole
+    assert bit_sum(torch.cat([values, torch.zeros(3, 13, dtype=dtype)])) == whole
+    assert (bit_sum(values[:3]) + bit_sum(values[3:])) % 2**63 == whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 10_000), place=st.integers(0, 90), other=st.integers(0, 90))
+def test_one_last_bit_is_seen_and_two_that_cancel_are_too(
+    dtype: torch.dtype, seed: int, place: int, other: int
+) -> None:
+    values = torch.randn(91, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    word = torch.int32 if dtype == torch.float32 else torch.int16
+    bits = values.clone().view(word)
+    bits[place] += 1
+    assert bit_sum(bits.view(dtype)) != bit_sum(values)
+    bits[other] -= 1
+    # The same numbers in another order have the same sum: where one number was the other's next, they changed places.
+    is_permuted = torch.equal(bits.sort().values, values.view(bits.dtype).sort().values)
+    assert (bit_sum(bits.view(dtype)) == bit_sum(values)) == is_permuted
+
+
+def test_zeros_of_either_sign_are_nothing() -> None:
+    assert bit_sum(torch.tensor([0.0, -0.0])) == 0
+    assert bit_sum(torch.tensor([])) == 0
+
+
+def test_the_sum_of_one_is_the_same_wherever_it_is_computed() -> None:
+    """Engine and trainer are two programs: a golden value."""
+    assert bit_sum(torch.tensor([1.0])) == bit_sum(torch.tensor([0.0, 1.0])) == GOLDEN
+
+
+def test_the_engines_names_and_the_checkpoints_say_the_same_part() -> None:
+    for names in (
+        ("model.layers.12.self_attn.q_proj.weight", "model.layers.12.self_attn.qkv_proj.base_layer.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("model.embed_tokens.weight", "language_model.model.embed_tokens.weight"),
+    ):
+        assert len({part_of(name) for name in names}) == 1
+    assert part_of("model.layers.3.input_layernorm.weight", 1) == "vectors of layer 3"
+    assert part_of("model.norm.weight", 1) == "vectors of rest"
+    assert part_of("transformer.wte.weight") == "embedding"
+
+
+class Packed(nn.Module):
+    """A linear layer as vLLM leaves it on a CPU: the matrix is gone, a packed copy multiplies."""
+
+    def __init__(self, weight: torch.Tensor, *, keep: bool = False) -> None:
+        super().__init__()
+        packed = weight.detach().clone().T.contiguous()
+        self.input_size_per_partition = weight.shape[1]
+        self.weight = nn.Parameter(weight if keep else weight.new_empty(0), requires_grad=False)
+        self.cpu_linear = lambda x, weight, bias: x @ packed
+
+
+class Vector(nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+
+
+def engine_of(state: dict[str, torch.Tensor], *, head: torch.Tensor | None = None, packed: bool = True) -> nn.Module:
+    """What vLLM makes of a tiny Llama: query, key and value fused, gate and up fused, the vocabulary padded."""
+    root = nn.Module()
+    make = Packed if packed else Vector
+    for number in range(2):
+        layer, prefix = nn.Module(), f"model.layers.{number}."
+        attention = [state[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
+        layer.qkv_proj = make(torch.cat(attention))
+        layer.o_proj = make(state[f"{prefix}self_attn.o_proj.weight"])
+        layer.gate_up_proj = make(torch.cat([state[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")]))
+        layer.down_proj = make(state[f"{prefix}mlp.down_proj.weight"])
+        layer.input_layernorm = Vector(state[f"{prefix}input_layernorm.weight"])
+        layer.post_attention_layernorm = Vector(state[f"{prefix}post_attention_layernorm.weight"])
+        root.add_module(f"model.layers.{number}".replace(".", "/"), layer)
+    table = state["model.embed_tokens.weight"]
+    padded = torch.cat([table, table.new_zeros(3, table.shape[1])])
+    root.embed_tokens = Vector(padded)
+    root.lm_head = Packed(padded if head is None else head, keep=True) if packed else Vector(padded)
+    root.norm = Vector(state["model.norm.weight"])
+    return Renamed(root)
+
+
+class Renamed(nn.Module):
+    """Names of modules with dots, as a nested model has them."""
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self.root = root
+
+    def named_modules(self, *_: Any, **__: Any) -> Any:
+        return [(name.replace("/", "."), module) for name, module in self.root.named_modules()]
+
+
+def answers(model: nn.Module, dtype: torch.dtype, seed: int = 3) -> list[dict[str, Any]]:
+    return [engine_sums(model, dtype=dtype, seed=seed)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_fused_packed_and_padded_engine_holds_the_learners_weights(dtype: torch.dtype, packed: bool) -> None:
+    state = strategies.tiny_llama().state_dict()
+    cast = {name: tensor.to(dtype) for name, tensor in state.items()}
+    found = answers(engine_of(cast, packed=packed), dtype)
+    assert found[0]["by_columns"] == packed
+    assert differing_parts(found, state, is_adapter=False, dtype=dtype, seed=3) == []
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_one_matrix_of_before_is_found_in_its_layer(name: str, packed: bool) -> None:
+    old = dict(strategies.tiny_llama().state_dict())
+    new = {key: tensor + 1e-6 if key == name else tensor for key, tensor in old.items()}
+    found = answers(engine_of(old, packed=packed), torch.float32)
+    assert differing_parts(found, new, is_adapter=False, dtype=torch.float32, seed=3) == ["layer 1"]
+
+
+def test_a_packed_head_of_before_is_found_though_the_embedding_is_new() -> None:
+    old = strategies.tiny_llama().state_dict()
+    new = {name: tensor + 1e-6 if "embed" in name or "head" in name else tensor for name, tensor in old.items()}
+    found = answers(engine_of(new, head=old["lm_head.weight"]), torch.float32)
+    assert differing_parts(found, new, is_adapter=False, dtype=torch.float32, seed=3) == ["head"]
+
+
+def test_workers_that_share_a_matrix_out_hold_it_together() -> None:
+    state = strategies.tiny_llama().state_dict()
+    parts = {name: value for name, value in state.items() if value.ndim == 2}
+    both = [
+        {"sums": state_sums(half.items(), dtype=torch.float32, seed=0, by_columns=False), "by_columns": False}
+        for half in ({n: v[:4] for n, v in parts.items()}, {n: v[4:] for n, v in parts.items()})
+    ]
+    assert differing_parts(both, parts, is_adapter=False, dtype=torch.float32, seed=0) == []
+
+
+def test_columns_are_the_seeds_and_never_more_than_there_are() -> None:
+    assert columns(1000, 3).tolist() == columns(1000, 3).tolist() != columns(1000, 4).tolist()
+    assert len(columns(1000, 3)) == NUM_COLUMNS
+    assert sorted(columns(5, 0).tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_adapter_is_compared_as_vllm_keeps_it(dtype: torch.dtype) -> None:
+    """A in the engine's precision, B times alpha / rank = 4; the base by itself."""
+    base = strategies.tiny_llama()
+    plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    policy = add_adapter(base, AdapterConfig(rank=2, alpha=8), "policy", seed=0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.01
+    model = engine_of({name: tensor.to(dtype) for name, tensor in plain.items()})
+    for name, module in model.named_modules():
+        if name.endswith("o_proj"):
+            layer = base.get_submodule(name.replace("o_proj", "self_attn.o_proj"))
+            down, up = (getattr(layer, f"lora_{letter}")["policy"].weight.detach().to(dtype) for letter in "AB")
+            module.lora_a_stacked = (torch.cat([down, torch.zeros_like(down)])[None, None],)
+            module.lora_b_stacked = ((up * 4)[None, None],)
+    found = answers(model, dtype)
+    everything = adapter_sums(policy, dtype)
+    only = SimpleNamespace(
+        base=base,
+        name="policy",
+        named_parameters=lambda: [(n, p) for n, p in policy.named_parameters() if "o_proj" in n],
+    )
+    expected = adapter_sums(only, dtype)  # type: ignore[arg-type]
+    assert {part: value for part, value in found[0]["sums"].items() if "adapter" in part} == expected
+    assert set(everything) == set(expected) == {"adapter of layer 0", "adapter of layer 1"}
+    state = MergedState(policy)
+    differing = differing_parts(found, state, is_adapter=True, dtype=dtype, seed=3)
+    assert differing == ["adapter of layer 0", "adapter of layer 1"]  # of one module of seven alone

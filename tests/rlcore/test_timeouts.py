@@ -1,0 +1,124 @@
+"""Foreign code that does not come back is left behind, with its name in the error."""
+
+from __future__ import annotations
+
+import contextvars
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.config import RewardTerm
+from rlcore.errors import ConfigError, DeadlineError
+from rlcore.loop import train
+from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.rewards.user_function import FunctionReward
+from rlcore.timeouts import Deadline
+from rlcore.types import Rollout
+from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, right_answers, start  # noqa: F401
+from tests.rlcore.rewards.conftest import MakeRollout, make_rollout  # noqa: F401
+
+SHORT = 0.02
+NEVER = 3600.0
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What foreign code waits for, which comes when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture(params=["main", "another"])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Calls with a deadline, from the main thread and from another one."""
+
+    def direct(work: Any, seconds: float = NEVER) -> Any:
+        told = {"name": "the reward function slow", "where": "3 rollouts", "setting": "deadline_minutes"}
+        return Deadline(seconds=seconds, **told).within(work)
+
+    def elsewhere(work: Any, seconds: float = NEVER) -> Any:
+        context = contextvars.copy_context()
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(context.run, direct, work, seconds).result()
+
+    return direct if request.param == "main" else elsewhere
+
+
+def test_what_comes_back_in_time_is_given_and_what_it_raises_is_raised(call: Callable[..., Any]) -> None:
+    assert call(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        call(lambda: 1 / 0)
+
+
+def test_what_does_not_come_back_is_named(call: Callable[..., Any], released: threading.Event) -> None:
+    with pytest.raises(DeadlineError, match=r"the reward function slow has not come back after 0\.02 s") as caught:
+        call(released.wait, SHORT)
+    assert caught.value.where == "3 rollouts"
+    assert "deadline_minutes" in caught.value.fix
+
+
+def test_it_runs_in_the_callers_context_with_the_callers_threads(call: Callable[..., Any]) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    variable.set(5)
+    assert call(lambda: (variable.get(), torch.get_num_threads())) == (5, torch.get_num_threads())
+
+
+def test_a_reward_may_set_an_alarm_as_graders_of_mathematics_do(make_rollout: MakeRollout) -> None:  # noqa: F811
+    def right(rollouts: Sequence[Rollout]) -> list[float]:
+        rang: list[int] = []
+        before = signal.signal(signal.SIGALRM, lambda number, _: rang.append(number))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        while not rang:
+            pass
+        signal.signal(signal.SIGALRM, before)
+        return [float(rang == [signal.SIGALRM])] * len(rollouts)
+
+    before = signal.getsignal(signal.SIGUSR2)
+    (score,) = FunctionReward(right, "right")([make_rollout("x")])
+    assert score.value == 1.0
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_an_async_reward_that_hangs_is_named(
+    make_rollout: MakeRollout,  # noqa: F811
+    released: threading.Event,
+) -> None:
+    async def hangs(rollouts: Sequence[Rollout]) -> list[float]:
+        released.wait()
+        return [0.0 for _ in rollouts]
+
+    with pytest.raises(DeadlineError, match="the reward function hangs has not come back"):
+        FunctionReward(hangs, "hangs", deadline_minutes=SHORT / 60.0)([make_rollout("x")])
+
+
+def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoint(
+    make_parts: MakeParts,  # noqa: F811
+    released: threading.Event,
+) -> None:
+    def hangs(rollouts: Sequence[Rollout]) -> Any:
+        if rollouts[0].policy_version == 2:
+            released.wait()
+        return right_answers(rollouts)
+
+    def reward(function: Any, minutes: float) -> MixedReward:
+        return MixedReward([WeightedPart(FunctionReward(function, "hangs", deadline_minutes=minutes), 1.0)])
+
+    with pytest.raises(DeadlineError, match="the reward function hangs has not come back") as caught:
+        train(make_parts(reward=reward(hangs, 1.0 / 60.0)), Tape())
+    assert "rollouts; the first is of prompt" in caught.value.where
+    tape = Tape()
+    outcome = train(make_parts(reward=reward(right_answers, 60.0)), tape)
+    assert len(outcome.history) == 4
+    assert any("goes on after iteration" in note for note in tape.notes)
+
+
+def test_only_a_function_of_ones_own_has_a_deadline() -> None:
+    RewardTerm(kind="mine:reward", deadline_minutes=5.0)
+    with pytest.raises(ConfigError, match="takes deadline_minutes"):
+        RewardTerm(kind="math", deadline_minutes=5.0)
