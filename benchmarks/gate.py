@@ -51,9 +51,9 @@ def main() -> None:
 def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
     """Processor seconds and memory of one gate over ``rows`` rows."""
     from rlcore.text.tokenization import ChatTokenizer
-    from tasks.preset.data import ComparisonConfig, DatasetConfig
+    from tasks.kinds.data.step import DATASET_KINDS, token_view
+    from tasks.presets.data import ComparisonConfig, DatasetConfig
     from tasks.steps.data import prepare_dataset
-    from tasks.steps.prepare import DATASET_KINDS, token_view
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
 from flows.run import every_target, run_targets
-from tasks.home.settings import configure_environment, find_home
+from tasks.store.settings import configure_environment, find_home
 
 COLUMNS = ("base", "sft", "grpo", "ppo")
 

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Name, Overrides, Preset
 from flows.run import run_targets
-from tasks.home.artifacts import ArtifactRef
+from tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="evaluate", flow_run_name="evaluate {preset}", persist_result=False)

@@ -6,11 +6,26 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
+from tasks.kinds.benchmark.page import benchmark_page
+from tasks.kinds.benchmark.step import run_benchmark, task_files
+from tasks.kinds.difficulty.page import difficulty_page
+from tasks.kinds.difficulty.step import run_difficulty
+from tasks.kinds.dpo.step import run_dpo
+from tasks.kinds.rejection.page import rejection_page
+from tasks.kinds.rejection.step import run_rejection
+from tasks.kinds.reward_model.page import reward_page
+from tasks.kinds.reward_model.step import run_reward_model
+from tasks.kinds.rl.page import dpo_page, rl_page, sft_page
+from tasks.kinds.rl.parts import needed_reward_models, outside
+from tasks.kinds.rl.step import run_online_rl
+from tasks.kinds.sft.step import run_sft
+from tasks.kinds.win_rate.page import win_rate_page
+from tasks.kinds.win_rate.step import run_win_rate
 from tasks.pipeline.stages import Stage
-from tasks.preset.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections, stage_sections
-from tasks.preset.stages import (
+from tasks.presets.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections, stage_sections
+from tasks.presets.stages import (
     BASE,
     BenchmarkStage,
     DifficultyStage,
@@ -23,23 +38,8 @@ from tasks.preset.stages import (
     draw_of,
     reward_models_of,
 )
-from tasks.report.benchmark_page import benchmark_page
-from tasks.report.difficulty_page import difficulty_page
-from tasks.report.rejection_page import rejection_page
-from tasks.report.reward_page import reward_page
-from tasks.report.training_pages import dpo_page, rl_page, sft_page
-from tasks.report.win_rate_page import win_rate_page
 from tasks.steps.base import prepared
-from tasks.steps.benchmark import run_benchmark, task_files
-from tasks.steps.difficulty import run_difficulty
-from tasks.steps.dpo import run_dpo
-from tasks.steps.online_rl import run_online_rl
 from tasks.steps.recipe import unused_by_stage, unused_by_training
-from tasks.steps.rejection import run_rejection
-from tasks.steps.reward_model import run_reward_model
-from tasks.steps.rl_parts import needed_reward_models, outside
-from tasks.steps.sft import run_sft
-from tasks.steps.win_rate import run_win_rate
 
 IMPORT = "import_sft"
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
 
 _PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
 _SECTIONS = sorted((*(each.name for each in fields(RunConfig)), "without"))

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Overrides, Preset
 from flows.run import every_target, run_targets
-from tasks.home.artifacts import ArtifactRef
+from tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)

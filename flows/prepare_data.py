@@ -8,7 +8,7 @@ from flows.parameters import Overrides, Preset
 from flows.presets import open_preset
 from flows.run import run_targets
 from flows.stages import datasets
-from tasks.home.artifacts import ArtifactRef
+from tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Overrides, Preset
 from flows.run import run_promotion
-from tasks.home.artifacts import ArtifactRef
+from tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="promote", flow_run_name="promote {preset}", persist_result=False)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from flows.presets import open_preset
 from flows.stages import retrain_stages, stages
-from tasks.home.settings import find_home
 from tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
 from tasks.pipeline.run import run_pipeline
+from tasks.store.settings import find_home
 from tasks.tracking.past import Past
 
 

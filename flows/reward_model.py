@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import Name, Overrides, Preset
 from flows.run import run_targets
-from tasks.home.artifacts import ArtifactRef
+from tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="reward-model", flow_run_name="reward-model {preset}", persist_result=False)

@@ -12,10 +12,6 @@ from pathlib import Path
 from flows.presets import FOLDER, draft_of, open_preset
 from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.errors import ConfigError, RlcoreError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.disk import full_disk_named
-from tasks.home.markdown import plain
-from tasks.home.settings import Home, configure_environment, configure_logging, find_home
 from tasks.pipeline.bridge import report_markdown
 from tasks.pipeline.opening import is_unfinished
 from tasks.pipeline.preflight import preflight
@@ -23,11 +19,15 @@ from tasks.pipeline.promotion import current_champion, settle
 from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
 from tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
 from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.preset.promotion import PromotionConfig
-from tasks.preset.retrain import RetrainConfig
-from tasks.preset.run import RunConfig
+from tasks.presets.promotion import PromotionConfig
+from tasks.presets.retrain import RetrainConfig
+from tasks.presets.run import RunConfig
 from tasks.report.run_facts import Origin
 from tasks.report.run_page import publish_report
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.disk import full_disk_named
+from tasks.store.markdown import plain
+from tasks.store.settings import Home, configure_environment, configure_logging, find_home
 from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import ModelVersion, find_number, roll_back
 from tasks.tracking.runs import open_tracker

@@ -7,9 +7,23 @@ from dataclasses import replace
 from functools import partial
 
 from flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
+from tasks.kinds.base.step import import_sections, registered_version, run_import_sft, run_start, source_files
+from tasks.kinds.compare.page import comparison_page
+from tasks.kinds.compare.step import run_compare
+from tasks.kinds.data.page import data_page
+from tasks.kinds.data.sampled_step import run_prepare_sampled
+from tasks.kinds.data.step import data_source, run_prepare
+from tasks.kinds.drift.page import drift_page
+from tasks.kinds.drift.step import run_drift
+from tasks.kinds.evaluate.step import run_evaluate
+from tasks.kinds.promote.page import promotion_page
+from tasks.kinds.promote.step import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS, run_champion, run_promote
+from tasks.kinds.reward_gate.page import reward_gate_page
+from tasks.kinds.reward_gate.step import run_reward_gate
+from tasks.kinds.rl.parts import needed_reward_models
 from tasks.pipeline.stages import Stage
-from tasks.preset.data import POLICY, DatasetConfig
-from tasks.preset.graph import (
+from tasks.presets.data import POLICY, DatasetConfig
+from tasks.presets.graph import (
     checkpoints,
     contrasts,
     evaluated_data,
@@ -19,28 +33,14 @@ from tasks.preset.graph import (
     registered_starts,
     stage_order,
 )
-from tasks.preset.promotion import PromotionConfig
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections, data_sections, sections_of, stage_sections
-from tasks.preset.stages import BenchmarkStage, RlStage, WinRateStage, data_of
-from tasks.report.comparison import comparison_page
-from tasks.report.data_page import data_page
-from tasks.report.drift_page import drift_page
-from tasks.report.promotion_page import promotion_page
-from tasks.report.reward_gate_page import reward_gate_page
+from tasks.presets.promotion import PromotionConfig
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections, data_sections, sections_of, stage_sections
+from tasks.presets.stages import BenchmarkStage, RlStage, WinRateStage, data_of
 from tasks.steps.base import prepared
-from tasks.steps.compare import run_compare
 from tasks.steps.data import resolve_adapter
-from tasks.steps.drift import run_drift
 from tasks.steps.episodes import evaluation_episodes, evaluation_sections
-from tasks.steps.evaluate import run_evaluate
-from tasks.steps.import_sft import import_sections, registered_version, run_import_sft, run_start, source_files
-from tasks.steps.prepare import data_source, run_prepare
-from tasks.steps.prepare_sampled import run_prepare_sampled
-from tasks.steps.promote import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS, run_champion, run_promote
 from tasks.steps.recipe import unused_by_evaluation, unused_by_import, unused_by_pairs, unused_by_preparing
-from tasks.steps.reward_gate import run_reward_gate
-from tasks.steps.rl_parts import needed_reward_models
 from tasks.tracking.past import Past
 from tasks.tracking.registry import ModelVersion
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.presets import FOLDER, draft_of
 from rlcore.metrics import render
-from tasks.preset.pages import as_markdown
+from tasks.presets.pages import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"

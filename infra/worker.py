@@ -21,8 +21,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or Ctrl-C."""
     from prefect.cli import app
 
-    from tasks.home.settings import find_home
     from tasks.pipeline.reconciliation import watch
+    from tasks.store.settings import find_home
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--pool", default=POOL)

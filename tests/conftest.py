@@ -17,7 +17,7 @@ from tests import shapes
 
 shapes.install()  # before anything imports rlcore
 
-from tasks.home.settings import Home, configure_environment  # noqa: E402 — imports rlcore
+from tasks.store.settings import Home, configure_environment  # noqa: E402 — imports rlcore
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30  # bytes; all tests together write a tenth of it

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SERVE = """
 import sys
-from tasks.home.settings import configure_environment, find_home
+from tasks.store.settings import configure_environment, find_home
 from tasks.pipeline.serving import serve_model
 configure_environment(find_home())
 port, engine, python = sys.argv[1:]

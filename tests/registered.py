@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import cast
 
 from rlcore.config import HardwareConfig
-from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
-from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from tasks.store.settings import Home
 from tasks.tracking.packaged import Cards, Package
 from tests.chat_models import make_checkpoint
 

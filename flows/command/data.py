@@ -14,7 +14,7 @@ from rlcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from tasks.pipeline.data_check import References
-    from tasks.preset.data import DatasetConfig
+    from tasks.presets.data import DatasetConfig
 
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
 
@@ -57,7 +57,7 @@ def _data_sets(
     """The data sets of a preset, its seed, and what becomes of a data set's references; or the one file."""
     from flows.presets import open_preset
     from tasks.pipeline.data_check import whole_file
-    from tasks.preset.graph import math_data
+    from tasks.presets.graph import math_data
 
     if not source.endswith((".jsonl", ".parquet")):
         config = open_preset(source, overrides)

@@ -98,9 +98,9 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
 
     config = open_preset(preset, overrides)  # refused here, before anything is started
     from flows.promote import promote as promote_flow
-    from tasks.home.markdown import on_terminal
     from tasks.pipeline.bridge import call_flow
     from tasks.pipeline.pages import page_folder
+    from tasks.store.markdown import on_terminal
 
     refs = call_flow(promote_flow, preset=preset, overrides=overrides)
     page = page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md"
@@ -117,13 +117,13 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     """
     open_home()
     from flows.presets import open_preset
-    from tasks.preset.retrain import RetrainConfig
+    from tasks.presets.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused here, before anything is started
     from flows.retrain import retrain as retrain_flow
-    from tasks.home.markdown import on_terminal
     from tasks.pipeline.bridge import call_flow
+    from tasks.store.markdown import on_terminal
 
     done = call_flow(retrain_flow, preset=preset, overrides=overrides)
     sys.stdout.write(f"{on_terminal(done.page)}\n{done.outcome}\n")

@@ -29,8 +29,8 @@ def config(
     rlcore config --schema > preset.schema.json      # first line of a preset: #:schema ./preset.schema.json
     ```
     """
-    from tasks.preset.pages import as_markdown
-    from tasks.preset.schema import preset_schema
+    from tasks.presets.pages import as_markdown
+    from tasks.presets.schema import preset_schema
 
     if schema:
         sys.stdout.write(json.dumps(preset_schema(), indent=1) + "\n")
@@ -41,8 +41,8 @@ def config(
 
 def _described(preset: str, key: str, overrides: Overrides) -> str:
     from flows.presets import FOLDER, open_preset, preset_path
-    from tasks.preset.described import chosen, describe, origins
-    from tasks.preset.pages import as_toml
+    from tasks.presets.described import chosen, describe, origins
+    from tasks.presets.pages import as_toml
 
     sections = describe(open_preset(preset, overrides))
     found = chosen(sections, key)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from infra.services.layout import Layout, database
 from rlcore.errors import ServiceError
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.moved import follow_move
 
 if TYPE_CHECKING:

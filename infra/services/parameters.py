@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.presets import FOLDER, draft_of
 from rlcore.errors import ConfigError
-from tasks.preset.graph import checkpoints
+from tasks.presets.graph import checkpoints
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient

@@ -2,7 +2,7 @@
 
 A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
 names the path of every fault (``stages.grpo.learning_rate``) before anything runs. Those that only the pipeline reads,
-and a preset as a whole, are in ``tasks/preset``.
+and a preset as a whole, are in ``tasks/presets``.
 """
 
 from rlcore.config.adapter import AdapterConfig

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from rlcore.errors import RlcoreError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import engine_name, find_home
 from tasks.pipeline.interrupts import interruptible, start_prefect_server
 from tasks.pipeline.leases import end_orphaned_servers, mark_launcher
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import engine_name, find_home
 
 if TYPE_CHECKING:
     from prefect import Flow, Task

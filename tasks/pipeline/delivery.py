@@ -3,7 +3,7 @@
     export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
 
-Both want :func:`tasks.home.settings.configure_environment` to be called before.
+Both want :func:`tasks.store.settings.configure_environment` to be called before.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from rlcore.errors import ConfigError
 from rlcore.models.exporting import ExportDtype, export_checkpoint
 from rlcore.models.saving import unfinished_prefix
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.scratch import announced, scratch_folder
-from tasks.home.settings import Home
 from tasks.steps.base import MODEL
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.scratch import announced, scratch_folder
+from tasks.store.settings import Home
 from tasks.tracking.card import write_cards
 from tasks.tracking.lineage import read_records
 from tasks.tracking.packaged import CARD

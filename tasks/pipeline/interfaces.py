@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlcore.errors import ConfigError, ServiceError, StorageError
-from tasks.home.passwords import passwords
-from tasks.home.settings import Home
 from tasks.pipeline.server_access import (
     HOST,
     SESSIONS,
@@ -24,6 +22,8 @@ from tasks.pipeline.server_access import (
     prefect_command,
     prefect_variables,
 )
+from tasks.store.passwords import passwords
+from tasks.store.settings import Home
 from tasks.tracking.moved import follow_move
 
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it

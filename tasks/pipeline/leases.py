@@ -22,9 +22,9 @@ from uuid import UUID
 
 import psutil
 
-from tasks.home.locks import file_lock, is_held, locked_file
-from tasks.home.settings import Home, engine_name
-from tasks.home.storage import read_json, write_json
+from tasks.store.locks import file_lock, is_held, locked_file
+from tasks.store.settings import Home, engine_name
+from tasks.store.storage import read_json, write_json
 from tasks.tracking import runs as tracking
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _SERVER = "prefect.server.api.server:create_app"
 _LAUNCHER = "RLCORE_LAUNCHER"
 LEASE_TAG = "lease"  # of an MLflow run
 _UNSWEPT = "unswept"  # a file that says: a process died while others lived, so what it has left may still be there
-# Of tasks.home.storage, rlcore.models.saving, tasks.pipeline.pages and tasks.home.locks, tasks.home.artifacts, MLflow.
+# Of tasks.store.storage, rlcore.models.saving, tasks.pipeline.pages and tasks.store.locks, tasks.store.artifacts, MLflow.
 _HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 

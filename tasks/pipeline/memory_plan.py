@@ -20,12 +20,12 @@ from rlcore.hardware.memory_plan import ModelSize, dpo_needs, readable, reward_m
 from rlcore.models.model_validation import read_config, require_files
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.sampling.vllm.gpu_assignment import Cards, is_installed
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import Home
-from tasks.preset.run import RunConfig
-from tasks.preset.stages import DpoStage, RewardModelStage, RlStage, SftStage
+from tasks.presets.run import RunConfig
+from tasks.presets.stages import DpoStage, RewardModelStage, RlStage, SftStage
 from tasks.steps.base import MODEL
 from tasks.steps.rollout_engine import place
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import Home
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
 _OFFLOAD = "placement.backend = 'processes' with placement.offload = true"

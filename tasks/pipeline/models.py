@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.metrics import is_of_machine
-from tasks.home.artifacts import MANIFEST, ArtifactRef
-from tasks.home.cache import Record, describe_machine
-from tasks.home.scratch import scratch_folder
 from tasks.pipeline.retrain import note_past
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import MODEL
+from tasks.store.artifacts import MANIFEST, ArtifactRef
+from tasks.store.cache import Record, describe_machine
+from tasks.store.scratch import scratch_folder
 from tasks.tracking.card import write_cards
 from tasks.tracking.described import describe, refresh_cards
 from tasks.tracking.lineage import read_records

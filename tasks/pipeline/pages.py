@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.code_hash import closure_digest
-from tasks.home.settings import Home
-from tasks.home.storage import write_bytes
 from tasks.pipeline.bridge import report_markdown
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.code_hash import closure_digest
+from tasks.store.settings import Home
+from tasks.store.storage import write_bytes
 from tasks.tracking.runs import RunTracker
 
 _DIGITS = 12  # of the artifact's digest, in the name of a page's folder

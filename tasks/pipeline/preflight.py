@@ -27,22 +27,22 @@ from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import reward_faults, untrained
 from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import Home
+from tasks.kinds.data.step import DATASET_KINDS
 from tasks.pipeline.extras import extra_faults
 from tasks.pipeline.memory_plan import memory_lines, model_of
 from tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
 from tasks.pipeline.sizes import disk_account, position_faults
 from tasks.pipeline.unusual import unusual
-from tasks.preset.data import HUB, POLICY
-from tasks.preset.evaluation import EvaluationConfig
-from tasks.preset.graph import REGISTRY, asked_for
-from tasks.preset.run import RunConfig
-from tasks.preset.stages import BASE, RlStage, StageConfig, judge_of, reference_of, rewards_of, sampling_of, terms_of
+from tasks.presets.data import HUB, POLICY
+from tasks.presets.evaluation import EvaluationConfig
+from tasks.presets.graph import REGISTRY, asked_for
+from tasks.presets.run import RunConfig
+from tasks.presets.stages import BASE, RlStage, StageConfig, judge_of, reference_of, rewards_of, sampling_of, terms_of
 from tasks.steps.base import MODEL
 from tasks.steps.data import check_options, hub_parts, resolve_adapter
 from tasks.steps.episodes import environment_faults
-from tasks.steps.prepare import DATASET_KINDS
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import Home
 from tasks.tracking.registry import read_version
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)*")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcore.errors import PromotionError
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.settings import Home
-from tasks.home.storage import read_json
+from tasks.kinds.promote.step import model_name
 from tasks.pipeline.events import tell_of_refusal
-from tasks.preset.promotion import PromotionConfig
-from tasks.preset.run import RunConfig
-from tasks.steps.promote import model_name
+from tasks.presets.promotion import PromotionConfig
+from tasks.presets.run import RunConfig
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.settings import Home
+from tasks.store.storage import read_json
 from tasks.tracking import registry
 from tasks.tracking.described import refresh_cards
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion

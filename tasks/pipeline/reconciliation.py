@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import psutil
 
-from tasks.home.settings import Home
 from tasks.pipeline.leases import held_leases
+from tasks.store.settings import Home
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

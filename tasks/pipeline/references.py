@@ -17,10 +17,10 @@ from data_contracts.adapters.convert import is_generator, row_function
 from data_contracts.errors import ContractError, RowFault
 from data_contracts.gate.stream import RowFn
 from rlcore.checks.canaries.rewards import VERIFIERS
-from tasks.preset.data import DatasetConfig
-from tasks.preset.graph import evaluated_data
-from tasks.preset.run import RunConfig
-from tasks.preset.stages import data_of, rewards_of
+from tasks.presets.data import DatasetConfig
+from tasks.presets.graph import evaluated_data
+from tasks.presets.run import RunConfig
+from tasks.presets.stages import data_of, rewards_of
 
 ROWS_LOOKED_AT = 200
 _PROMOTING = ("promote", "reward_gate", "drift")

@@ -23,16 +23,16 @@ from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, settings_of
 from rlcore.strict import build
-from tasks.home.artifacts import MANIFEST, ArtifactRef, ArtifactStore
-from tasks.home.cache import Record, StageCache, describe_machine
-from tasks.home.code_hash import code_version
-from tasks.home.scratch import announced
-from tasks.home.settings import Home, configure_environment
-from tasks.home.storage import read_json
 from tasks.pipeline.keys import key_of, why
 from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.preset.run import RunConfig, without_faults
+from tasks.presets.run import RunConfig, without_faults
 from tasks.steps.base import MODEL
+from tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from tasks.store.cache import Record, StageCache, describe_machine
+from tasks.store.code_hash import code_version
+from tasks.store.scratch import announced
+from tasks.store.settings import Home, configure_environment
+from tasks.store.storage import read_json
 from tasks.tracking.lineage import is_import, read_records
 from tasks.tracking.registry import ModelVersion, read_version
 

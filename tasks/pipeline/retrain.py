@@ -15,13 +15,13 @@ import pandas as pd
 
 from data_contracts.text import prompt_hash
 from rlcore.errors import DataError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import Ingredients, Record
-from tasks.home.scratch import scratch_folder
-from tasks.home.settings import Home
-from tasks.home.storage import read_column, read_json, write_json, write_table
 from tasks.pipeline.keys import key_of
 from tasks.pipeline.pages import page_folder
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.cache import Ingredients, Record
+from tasks.store.scratch import scratch_folder
+from tasks.store.settings import Home
+from tasks.store.storage import read_column, read_json, write_json, write_table
 from tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
 from tasks.tracking.past import PAST, PROMPTS, REPORT, SEEN_DIGITS, Past, add_past, read_past, write_past
 from tasks.tracking.registry import ModelVersion, find_number

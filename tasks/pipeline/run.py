@@ -10,10 +10,6 @@ from typing import Literal, Protocol
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.cache import StageCache, describe_machine
-from tasks.home.locks import file_lock
-from tasks.home.settings import Home
 from tasks.pipeline.bridge import report_table, task
 from tasks.pipeline.keys import key_of, why
 from tasks.pipeline.models import complete_cards, register
@@ -21,7 +17,11 @@ from tasks.pipeline.opening import opened
 from tasks.pipeline.pages import is_drawn, page_folder, show_pages
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.pipeline.stages import Stage, ingredients_of, result_of, run_stage
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.cache import StageCache, describe_machine
+from tasks.store.locks import file_lock
+from tasks.store.settings import Home
 from tasks.tracking.runs import RunTracker, open_tracker
 
 logger = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.cache import Ingredients, StageCache, describe_machine
-from tasks.home.code_hash import code_version
-from tasks.home.environment import pins
-from tasks.home.settings import Home
-from tasks.home.storage import read_json, write_json
 from tasks.steps.base import StageContext
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.cache import Ingredients, StageCache, describe_machine
+from tasks.store.code_hash import code_version
+from tasks.store.environment import pins
+from tasks.store.settings import Home
+from tasks.store.storage import read_json, write_json
 from tasks.tracking.runs import RunTracker, Tracker
 
 _RUN, _RESULT = "mlflow_run.json", "result.json"  # in a work folder

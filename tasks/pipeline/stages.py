@@ -20,12 +20,6 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, RlcoreError, StorageError
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.cache import Ingredients, Record, now
-from tasks.home.code_hash import closure_digests, code_version
-from tasks.home.environment import pins_digest
-from tasks.home.locks import file_lock
-from tasks.home.settings import Home
 from tasks.pipeline.bridge import as_task, report_progress, said_by
 from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
@@ -42,9 +36,15 @@ from tasks.pipeline.stage_runs import (
     tell_cached,
 )
 from tasks.pipeline.versions import versions
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.cache import Ingredients, Record, now
+from tasks.store.code_hash import closure_digests, code_version
+from tasks.store.environment import pins_digest
+from tasks.store.locks import file_lock
+from tasks.store.settings import Home
 
 logger = logging.getLogger(__name__)
 

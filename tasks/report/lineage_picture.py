@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path as Curve
 
-from tasks.report.charts import svg_settings
+from tasks.drawing.charts import svg_settings
 from tasks.tracking.lineage import DIGITS, Ancestor
 
 _WIDTH, _HEIGHT, _GAP = 250, 64, 26  # of a box and between boxes, in points

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.home.storage import read_table
-from tasks.report.found import Folders, rl_runs
+from tasks.drawing.found import Folders, rl_runs
 from tasks.report.run_data import Pairs, changed_samples
+from tasks.store.storage import read_table
 from tasks.tracking.traces import Trace
 
 _EXTREMES, _CHANGED = 2, 2  # of a kind; a trace costs 60 ms of processor time

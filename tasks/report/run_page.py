@@ -11,24 +11,24 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlcore.hardware.machine import choose_device_and_dtype
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.code_hash import code_version
-from tasks.home.markdown import code
-from tasks.home.storage import read_json
+from tasks.drawing.found import rl_runs, win_rates
+from tasks.drawing.head_to_head import standings
+from tasks.drawing.levels import level
+from tasks.kinds.compare.page import accuracy_table
+from tasks.kinds.compare.step import evaluations_in
 from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
 from tasks.pipeline.stage_runs import PipelineRun
-from tasks.preset.graph import contrasts, evaluated_data
-from tasks.preset.run import RunConfig
+from tasks.presets.graph import contrasts, evaluated_data
+from tasks.presets.run import RunConfig
 from tasks.report import run_data as data
 from tasks.report import run_facts as facts
-from tasks.report.comparison import accuracy_table
-from tasks.report.found import rl_runs, win_rates
-from tasks.report.head_to_head import standings
-from tasks.report.levels import level
 from tasks.report.rollout_traces import rollout_traces
 from tasks.report.run_facts import Origin
 from tasks.report.settings import from_defaults, from_preset
-from tasks.steps.compare import evaluations_in
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.code_hash import code_version
+from tasks.store.markdown import code
+from tasks.store.storage import read_json
 from tasks.tracking.traces import log_traces
 
 FILE = "report.html"

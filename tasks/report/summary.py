@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import Record, StageCache, describe_machine
-from tasks.home.markdown import on_terminal
-from tasks.home.settings import Home
 from tasks.pipeline.pages import page_folder
 from tasks.report.outcome import place_lines, rl_lines
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.cache import Record, StageCache, describe_machine
+from tasks.store.markdown import on_terminal
+from tasks.store.settings import Home
 from tasks.tracking.lineage import read_records
 from tasks.tracking.registry import read_version
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tasks.home.artifacts import ArtifactRef
-from tasks.preset.sections import Sections
+from tasks.presets.sections import Sections
+from tasks.store.artifacts import ArtifactRef
 from tasks.tracking.runs import RunTracker
 
 R = TypeVar("R")

@@ -27,12 +27,12 @@ from data_contracts.gate.token_budget import TokenMeter
 from rlcore.config.data import tried
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
-from tasks.home.artifacts import file_sha256
-from tasks.home.code_hash import closure_digest
-from tasks.home.storage import table_writer, write_bytes, write_json
-from tasks.preset.data import HUB, POLICY, DatasetConfig
+from tasks.presets.data import HUB, POLICY, DatasetConfig
 from tasks.steps.code_tasks import tests_screen
 from tasks.steps.references import references_screen
+from tasks.store.artifacts import file_sha256
+from tasks.store.code_hash import closure_digest
+from tasks.store.storage import table_writer, write_bytes, write_json
 
 DatasetKind = Kind
 _HUB = re.compile(

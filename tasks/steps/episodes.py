@@ -19,12 +19,12 @@ from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sandbox.pool import SandboxPool
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.home.artifacts import file_sha256
-from tasks.home.code_hash import closure_digest
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections, section_of
-from tasks.preset.stages import sampling_of
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections, section_of
+from tasks.presets.stages import sampling_of
 from tasks.steps.rewards import file_digest
+from tasks.store.artifacts import file_sha256
+from tasks.store.code_hash import closure_digest
 
 
 @contextmanager

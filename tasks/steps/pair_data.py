@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlcore.errors import DataError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
-from tasks.preset.data import DatasetConfig
+from tasks.presets.data import DatasetConfig
 from tasks.steps.base import StageContext, prepared
 from tasks.steps.rows import PairRow, read_pairs
 from tasks.steps.texts import tokenize_pairs

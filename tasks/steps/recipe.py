@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig, to_dict
-from tasks.home.nested import flatten
-from tasks.preset.data import HUB
-from tasks.preset.sections import Sections
-from tasks.preset.stages import draw_of, reward_models_of, sampling_of, terms_of
+from tasks.presets.data import HUB
+from tasks.presets.sections import Sections
+from tasks.presets.stages import draw_of, reward_models_of, sampling_of, terms_of
+from tasks.store.nested import flatten
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
@@ -42,7 +42,7 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
     "search": (*_EPISODES, "data_contracts.contracts.search_corpus"),
     "calculator": _EPISODES,
 }
-_DRAWN = ("rlcore.sampling.difficulty", "tasks.steps.drawing")
+_DRAWN = ("rlcore.sampling.difficulty", "tasks.kinds.rl.drawn_prompts")
 _SERVERS = ("rlcore.models.weight_names", "rlcore.sampling.replicas", "rlcore.sampling.vllm")
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")

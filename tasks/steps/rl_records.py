@@ -21,8 +21,8 @@ from rlcore.loop import Stop, summary_line
 from rlcore.loop.prompt_schedule import Drawn
 from rlcore.metrics import check_names
 from rlcore.types import ScoredRollout
-from tasks.home.storage import is_as_noted, note_digest, write_json, write_table
 from tasks.steps.base import StageContext
+from tasks.store.storage import is_as_noted, note_digest, write_json, write_table
 from tasks.tracking.runs import RunTracker
 
 SAMPLE_ROWS = 16

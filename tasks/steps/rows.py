@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.types import Message
-from tasks.home.storage import read_table
+from tasks.store.storage import read_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

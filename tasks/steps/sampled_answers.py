@@ -27,7 +27,6 @@ from rlcore.sampling.rejection import Candidate
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
-from tasks.home.storage import is_as_noted, note_digest, read_json, read_table, write_json
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.episodes import with_tools
 from tasks.steps.rewards import open_reward_models, reward_resources
@@ -35,6 +34,7 @@ from tasks.steps.rl_records import write_rollouts
 from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
 from tasks.steps.runtime import open_runtime
 from tasks.steps.tokens import check_context, read_prompt_sets
+from tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json
 
 PROMPTS_PER_CHUNK = 64
 CALLS = ".calls.json"  # beside a chunk's table, where policies call tools

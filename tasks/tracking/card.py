@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from tasks.home.cache import Record, describe_machine
-from tasks.home.markdown import code, code_cell, plain
-from tasks.home.nested import flatten
-from tasks.home.settings import Home
-from tasks.home.storage import read_json
+from tasks.store.cache import Record, describe_machine
+from tasks.store.markdown import code, code_cell, plain
+from tasks.store.nested import flatten
+from tasks.store.settings import Home
+from tasks.store.storage import read_json
 from tasks.tracking.lineage import Ancestor, ancestry, tree_lines
 from tasks.tracking.packaged import Cards
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from tasks.home.disk import sync
-from tasks.home.passwords import private_file
-from tasks.home.settings import Home
+from tasks.store.disk import sync
+from tasks.store.passwords import private_file
+from tasks.store.settings import Home
 
 
 def make_database(home: Home) -> None:

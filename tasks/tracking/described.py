@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.card import body_of, write_cards
 from tasks.tracking.lineage import read_records
 from tasks.tracking.packaged import CARD

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlcore.errors import ModelError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import Record, StageCache, describe_machine
-from tasks.home.settings import Home
-from tasks.home.storage import read_json
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.cache import Record, StageCache, describe_machine
+from tasks.store.settings import Home
+from tasks.store.storage import read_json
 from tasks.tracking.registry import read_version
 
 DIGITS = 12  # of a digest, for people

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ModelError, StorageError
-from tasks.home.artifacts import MANIFEST, file_faults, listed_files
-from tasks.home.storage import link_or_copy
+from tasks.store.artifacts import MANIFEST, file_faults, listed_files
+from tasks.store.storage import link_or_copy
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import DataError, StorageError
-from tasks.home.artifacts import file_faults, file_sha256
-from tasks.home.scratch import scratch_folder
-from tasks.home.settings import Home
-from tasks.home.storage import link_or_copy, read_json, write_json
+from tasks.store.artifacts import file_faults, file_sha256
+from tasks.store.scratch import scratch_folder
+from tasks.store.settings import Home
+from tasks.store.storage import link_or_copy, read_json, write_json
 from tasks.tracking.registry import ModelVersion, read_tags, set_tags
 from tasks.tracking.runs import Tracker
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from tasks.home.scratch import scratch_folder
-from tasks.home.settings import find_home
+from tasks.store.scratch import scratch_folder
+from tasks.store.settings import find_home
 from tasks.tracking.errors import unless_exists
 from tasks.tracking.packaged import Package, write_package
 from tasks.tracking.registry import ModelVersion, as_version

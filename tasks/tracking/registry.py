@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlcore.errors import ModelError, PromotionError
-from tasks.home.artifacts import MANIFEST
-from tasks.home.locks import file_lock
-from tasks.home.settings import Home, find_home
+from tasks.store.artifacts import MANIFEST
+from tasks.store.locks import file_lock
+from tasks.store.settings import Home, find_home
 from tasks.tracking.errors import or_none
 from tasks.tracking.packaged import checkpoint_in, verified_checkpoint
 from tasks.tracking.runs import Tracker, open_tracker

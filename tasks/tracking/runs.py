@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.home.background import BackgroundWriter
-from tasks.home.locks import file_lock
-from tasks.home.nested import flatten
-from tasks.home.settings import Home
+from tasks.store.background import BackgroundWriter
+from tasks.store.locks import file_lock
+from tasks.store.nested import flatten
+from tasks.store.settings import Home
 from tasks.tracking.database import make_database
 from tasks.tracking.datasets import LoggedDataset, describe_dataset
 from tasks.tracking.errors import or_none, unless_exists

@@ -6,7 +6,7 @@ import os
 import signal
 from itertools import count
 
-from tasks.home.settings import configure_environment, find_home
+from tasks.store.settings import configure_environment, find_home
 from tasks.tracking.runs import open_tracker
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 from prefect import flow
 
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import configure_environment, configure_logging, find_home
-from tasks.home.storage import note_digest, read_json, write_json, write_table
 from tasks.pipeline.bridge import call_flow
 from tasks.pipeline.pages import Result
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import configure_environment, configure_logging, find_home
+from tasks.store.storage import note_digest, read_json, write_json, write_table
 from tasks.tracking.registry import find_by_sha256, promote
 from tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig, no_sections

@@ -12,7 +12,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.hardware.machine import find_machine
-from tasks.home.storage import read_table
+from tasks.store.storage import read_table
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "micro_curve.json"
 STAGES = ("grpo", "ppo")

@@ -17,7 +17,7 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.text.packing import TokenSequence
-from tasks.preset.stages import RlStage
+from tasks.presets.stages import RlStage
 from tasks.steps.rewards import open_reward_models
 from tasks.steps.runtime import open_runtime
 from tests.flows.conftest import run_flows

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home.storage import read_table
 from tasks.steps.rows import read_demonstrations
+from tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, kill_when, weights
 from tests.flows.warm import run_warm

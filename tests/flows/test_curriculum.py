@@ -14,8 +14,8 @@ from data_contracts.contracts.difficulties import check_difficulties
 from flows.presets import open_preset
 from rlcore.errors import ConfigError
 from rlcore.metrics import check_names
-from tasks.home.storage import read_table
-from tasks.preset.graph import asked_for, checkpoints, needed_stages
+from tasks.presets.graph import asked_for, checkpoints, needed_stages
+from tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.curriculum_rewards import DIE, is_odd
 from tests.flows.homes import folder, record, weights

@@ -10,8 +10,8 @@ import pytest
 from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.preset.graph import checkpoints, contrasts, registered_starts
-from tasks.steps.compare import greedy_answers
+from tasks.kinds.compare.step import greedy_answers
+from tasks.presets.graph import checkpoints, contrasts, registered_starts
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record, weights
 from tests.flows.micro import ONE_LAYER

@@ -14,7 +14,7 @@ import pytest
 from flows.presets import open_preset
 from rlcore.errors import ConfigError
 from rlcore.metrics import check_names
-from tasks.preset.graph import contrasts
+from tasks.presets.graph import contrasts
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record, weights
 from tests.flows.test_recipes import comparison, overrides_of

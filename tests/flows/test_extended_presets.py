@@ -12,8 +12,8 @@ from flows.run import every_target, plan_memory, plan_targets
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
 from rlcore.models.importing import import_model
-from tasks.home.settings import Home
-from tasks.preset.graph import rl_stages
+from tasks.presets.graph import rl_stages
+from tasks.store.settings import Home
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm

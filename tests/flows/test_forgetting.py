@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from flows.run import run_promotion
-from tasks.home.settings import Home
-from tasks.home.storage import read_json
+from tasks.store.settings import Home
+from tasks.store.storage import read_json
 from tests.flows.micro import ONE_LAYER
 
 LETTERS = """

@@ -11,10 +11,10 @@ import torch
 
 from flows.presets import open_preset
 from flows.stages import promotion_stages, stages
-from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
+from tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 from tests.flows.micro import PRESETS
 

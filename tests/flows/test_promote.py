@@ -14,13 +14,7 @@ import pytest
 from flows.presets import open_preset
 from flows.run import run_promotion, run_roll_back
 from rlcore.errors import ConfigError, DataError, PromotionError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import Home
-from tasks.home.storage import read_json, write_table
-from tasks.pipeline.pages import page_folder
-from tasks.preset.promotion import PromotionConfig
-from tasks.steps.promote import prompt_set
-from tasks.steps.promotion_figures import (
+from tasks.kinds.promote.figures import (
     compared,
     compared_by_wins,
     comparison_digest,
@@ -30,6 +24,12 @@ from tasks.steps.promotion_figures import (
     trust,
     wins_of,
 )
+from tasks.kinds.promote.step import prompt_set
+from tasks.pipeline.pages import page_folder
+from tasks.presets.promotion import PromotionConfig
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import Home
+from tasks.store.storage import read_json, write_table
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER

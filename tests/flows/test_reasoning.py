@@ -13,8 +13,8 @@ import pytest
 from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.home.storage import read_table
 from tasks.steps.rows import read_demonstrations, read_prompts
+from tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.homes import folder, kill_when, record
 from tests.flows.micro import MICRO

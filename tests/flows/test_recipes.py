@@ -12,8 +12,8 @@ import pytest
 from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.metrics import check_names
-from tasks.home.storage import read_table
-from tasks.preset.graph import contrasts, opponents, rl_stages
+from tasks.presets.graph import contrasts, opponents, rl_stages
+from tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record
 from tests.flows.warm import run_warm

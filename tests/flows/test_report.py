@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import StageCache
-from tasks.home.settings import Home
-from tasks.home.storage import read_json, read_table, write_table
-from tasks.preset.run import RunConfig, load_preset
+from tasks.presets.run import RunConfig, load_preset
 from tasks.report import run_page as report
 from tasks.report.summary import summarise
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.cache import StageCache
+from tasks.store.settings import Home
+from tasks.store.storage import read_json, read_table, write_table
 from tests.flows.conftest import ROOT, run_flows
 from tests.quick import within_seconds
 

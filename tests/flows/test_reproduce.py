@@ -13,8 +13,8 @@ from flows.command.app import main
 from flows.reproduce import run_reproduce
 from flows.run import run_targets
 from rlcore.errors import ModelError
-from tasks.home.cache import StageCache
-from tasks.home.settings import Home
+from tasks.store.cache import StageCache
+from tasks.store.settings import Home
 from tests.flows.homes import folder
 from tests.flows.retraining import write_data
 

@@ -13,8 +13,8 @@ import tasks.pipeline.promotion
 from flows.presets import open_preset
 from flows.run import run_retrain
 from rlcore.errors import ConfigError, DataError
-from tasks.home.settings import Home
 from tasks.pipeline.retrain import remember
+from tasks.store.settings import Home
 from tasks.tracking.lineage import find_lineage, tree_text
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from tasks.tracking.runs import open_tracker

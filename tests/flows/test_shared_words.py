@@ -11,8 +11,8 @@ import pytest
 
 from flows.run import run_targets
 from rlcore.errors import DataError
-from tasks.home.settings import Home
-from tasks.home.storage import read_json, read_table
+from tasks.store.settings import Home
+from tasks.store.storage import read_json, read_table
 
 PRESET = """
 extends = "rlvr_grpo"

@@ -10,12 +10,12 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from tasks.home import code_hash
-from tasks.home.code_hash import closure
 from tasks.pipeline.keys import function_of, key_of
 from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
 from tasks.steps import recipe
+from tasks.store import code_hash
+from tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
@@ -55,9 +55,9 @@ DEPENDENTS = {
     # Pairs that are sampled are graded, and references are tried.
     "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences", "prepare_prompts"},
     "rlcore.rewards.reward_model": {"ppo"},
-    "tasks.steps.import_sft": {"import_sft"},
-    "tasks.steps.prepare": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
-    "tasks.steps.compare": {"compare"},
+    "tasks.kinds.base.step": {"import_sft"},
+    "tasks.kinds.data.step": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
+    "tasks.kinds.compare.step": {"compare"},
 }
 
 
@@ -97,9 +97,9 @@ def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_o
 
 def test_a_stage_that_draws_by_pass_rates_counts_how_and_one_that_draws_evenly_does_not() -> None:
     found = closures("curriculum")
-    assert {"rlcore.sampling.difficulty", "tasks.steps.drawing"} <= found["grpo"]
-    assert not {"rlcore.sampling.difficulty", "tasks.steps.drawing"} & found["uniform"]
-    assert "tasks.steps.difficulty" not in found["grpo"]
+    assert {"rlcore.sampling.difficulty", "tasks.kinds.rl.drawn_prompts"} <= found["grpo"]
+    assert not {"rlcore.sampling.difficulty", "tasks.kinds.rl.drawn_prompts"} & found["uniform"]
+    assert "tasks.kinds.difficulty.step" not in found["grpo"]
 
 
 def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
@@ -191,8 +191,8 @@ def replaced(path: Path, old: str, new: str) -> None:
 def test_a_word_in_the_glossary_or_a_number_in_a_plot_changes_no_key_and_a_number_in_a_loss_does(copied: Path) -> None:
     before = keys("tiny")
     replaced(copied / "rlcore/metrics.toml", "rises, then levels off", "rises, then stays")
-    replaced(copied / "tasks/report/plots.py", "dpi=110", "dpi=220")
-    replaced(copied / "tasks/report/comparison.py", "what each step was worth", "what it was worth")
+    replaced(copied / "tasks/drawing/plots.py", "dpi=110", "dpi=220")
+    replaced(copied / "tasks/kinds/compare/page.py", "what each step was worth", "what it was worth")
     assert keys("tiny") == before
     replaced(copied / "rlcore/algorithms/surrogates.py", "1.0", "1.5")
     after = keys("tiny")

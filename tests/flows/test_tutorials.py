@@ -20,7 +20,7 @@ import pytest
 from flows.command.app import main
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm

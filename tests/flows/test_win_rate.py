@@ -13,8 +13,8 @@ from flows.presets import open_preset
 from flows.stages import stages
 from rlcore.errors import ConfigError
 from rlcore.metrics import check_names
-from tasks.home.storage import read_table
-from tasks.preset.graph import asked_for, checkpoints
+from tasks.presets.graph import asked_for, checkpoints
+from tasks.store.storage import read_table
 from tests.flows.conftest import environment
 from tests.flows.homes import folder, record
 from tests.flows.test_recipes import comparison, overrides_of

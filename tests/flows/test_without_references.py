@@ -12,11 +12,11 @@ from flows.presets import open_preset
 from flows.run import every_target, plan_memory, run_promotion, run_targets
 from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.home.settings import Home
-from tasks.home.storage import read_json, read_table
 from tasks.pipeline.keys import key_of
 from tasks.pipeline.pages import page_folder
 from tasks.pipeline.stages import ingredients_of
+from tasks.store.settings import Home
+from tasks.store.storage import read_json, read_table
 
 PRESET = """
 extends = "r1_zero"

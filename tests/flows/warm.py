@@ -123,9 +123,9 @@ def _look_ahead() -> None:
 
     from flows.presets import open_preset
     from flows.stages import stages
-    from tasks.home.code_hash import closure_digests
-    from tasks.home.environment import pins
     from tasks.pipeline.keys import function_of
+    from tasks.store.code_hash import closure_digests
+    from tasks.store.environment import pins
 
     for stage in stages(open_preset("tiny", ())):
         closure_digests(function_of(stage.run)[0])
@@ -160,7 +160,7 @@ def _in_child(work: Callable[[], int | None]) -> int:
 
 def _make_database(folder: Path) -> None:
     """An empty MLflow database: to make its tables costs seconds."""
-    from tasks.home.settings import Home, configure_environment
+    from tasks.store.settings import Home, configure_environment
     from tasks.tracking.runs import open_tracker
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
@@ -173,7 +173,7 @@ def _become(request: Request, database: Path) -> None:
     """Take the environment, folder and streams of the request; a home without a database gets the empty one."""
     from prefect.context import refresh_global_settings_context
 
-    from tasks.home.settings import configure_environment, find_home
+    from tasks.store.settings import configure_environment, find_home
 
     os.environ.clear()
     os.environ.update(request["env"])

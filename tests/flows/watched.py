@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from flows.run import run_targets
-from tasks.home.settings import configure_environment, find_home
 from tasks.pipeline import stages
+from tasks.store.settings import configure_environment, find_home
 
 CALL = "tests.flows.watched:main"
 

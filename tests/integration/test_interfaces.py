@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tests.integration.browser import REFUSALS, refusals
 from tests.integration.service_runs import ROOT, free_ports, wait_until
 

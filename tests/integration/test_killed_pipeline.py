@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tests.processes import wait_for_line
 
@@ -24,8 +24,8 @@ from prefect import flow
 from rlcore.config import HardwareConfig
 from tasks.pipeline.bridge import call_flow
 from tasks.pipeline.run import run_pipeline
-from tasks.home.settings import find_home
-from tasks.preset.sections import Sections
+from tasks.store.settings import find_home
+from tasks.presets.sections import Sections
 from tasks.steps.base import StageResult
 from tasks.pipeline.stages import Stage
 
@@ -54,7 +54,7 @@ def main():
     print("finished", flush=True)
 """
 MAIN = """
-from tasks.home.settings import configure_environment, configure_logging, find_home
+from tasks.store.settings import configure_environment, configure_logging, find_home
 configure_environment(find_home())
 configure_logging()
 import toy_pipeline

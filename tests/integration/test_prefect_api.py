@@ -25,9 +25,6 @@ from prefect.states import Cancelling, Crashed, Pending, Running
 
 from infra.services import automations
 from rlcore.errors import CanaryError, ConfigError, TrainingError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import Home
-from tasks.home.storage import write_json
 from tasks.pipeline import reconciliation
 from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
 from tasks.pipeline.events import (
@@ -42,6 +39,9 @@ from tasks.pipeline.events import (
 )
 from tasks.pipeline.leases import crash_flow_run, heal, hold_lease
 from tasks.pipeline.reconciliation import HEAL, reconcile
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import Home
+from tasks.store.storage import write_json
 from tasks.tracking.runs import open_tracker
 
 pytestmark = pytest.mark.prefect

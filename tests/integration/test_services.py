@@ -86,11 +86,11 @@ def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, serv
 
 EMBEDDED = """
 from pathlib import Path
-from tasks.home.artifacts import MANIFEST, ArtifactStore
+from tasks.store.artifacts import MANIFEST, ArtifactStore
 from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import set_alias
-from tasks.home.settings import configure_environment, find_home
+from tasks.store.settings import configure_environment, find_home
 from tasks.tracking.runs import open_tracker
 configure_environment(find_home())
 tracker = open_tracker(find_home())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks.home.storage import read_table
+from tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_reasoning import OVERRIDES
 from tests.integration import vllm_runs

@@ -32,10 +32,10 @@ from rlcore.models.importing import import_model
 from rlcore.rewards.table import function_reward
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout
-from tasks.home.settings import Home
-from tasks.preset.sections import Sections
+from tasks.presets.sections import Sections
 from tasks.steps.base import StageContext
 from tasks.steps.rl_records import StageRecorder
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tests import strategies
 

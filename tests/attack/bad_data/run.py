@@ -16,9 +16,9 @@ from typing import Any
 
 from rlcore.errors import RlcoreError
 from rlcore.strict import build
-from tasks.preset.data import DatasetConfig
+from tasks.kinds.data.step import DATASET_KINDS
+from tasks.presets.data import DatasetConfig
 from tasks.steps.data import Use, prepare_dataset
-from tasks.steps.prepare import DATASET_KINDS
 from tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
 from tests.attack.bad_data import across_rows, files, leaks, one_row
 from tests.attack.bad_data.case import OWN_ADAPTERS, Apart, Case, Expected, Quarantined, Refused, Sound, ask

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.command.app import main
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 
 
 def rows(path: Path, *others: str, count: int = 50) -> Path:

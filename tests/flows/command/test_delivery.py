@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from flows.command.app import main
-from tasks.home.settings import Home
 from tasks.serving.guard import Limits
+from tasks.store.settings import Home
 from tests.registered import register_toy
 
 

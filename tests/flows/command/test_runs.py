@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.command.app import main
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 
 
 def test_each_stage_that_trains_has_its_memory_and_the_run_its_disk(

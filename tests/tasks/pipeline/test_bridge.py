@@ -12,7 +12,6 @@ import pytest
 from prefect import flow
 
 from rlcore.errors import TrainingError
-from tasks.home.settings import Home
 from tasks.pipeline.bridge import (
     call_flow,
     current_flow_run,
@@ -22,6 +21,7 @@ from tasks.pipeline.bridge import (
     said_by,
     task,
 )
+from tasks.store.settings import Home
 
 
 @task(name="iteration", run_name="iteration {number}")

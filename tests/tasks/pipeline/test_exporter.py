@@ -14,14 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flows.presets import open_preset
 from rlcore.errors import ConfigError
-from tasks.home.artifacts import ArtifactStore
-from tasks.home.cache import StageCache
-from tasks.home.settings import Home
 from tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
 from tasks.pipeline.stage_runs import PipelineRun
 from tasks.pipeline.stages import Stage, run_stage
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.artifacts import ArtifactStore
+from tasks.store.cache import StageCache
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tests.toys import no_sections
 

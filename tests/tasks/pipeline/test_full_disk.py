@@ -13,12 +13,12 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from rlcore.errors import StorageError
-from tasks.home.disk import full_disk_named
-from tasks.home.settings import Home
 from tasks.pipeline.opening import is_unfinished
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.disk import full_disk_named
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tests.tasks.pipeline.test_run import DATA, RL, SFT, config
 

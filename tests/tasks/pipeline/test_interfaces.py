@@ -16,8 +16,8 @@ import pytest
 
 from flows.command.app import main
 from rlcore.errors import ServiceError
-from tasks.home.settings import Home
 from tasks.pipeline.interfaces import watch
+from tasks.store.settings import Home
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 

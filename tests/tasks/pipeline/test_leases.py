@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.home.settings import Home
 from tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, heal, hold_lease
+from tasks.store.settings import Home
 from tasks.tracking.runs import RunTracker, open_tracker
 from tests.processes import wait_for_line
 
@@ -42,7 +42,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_ho
     code = """
 import os, signal
 from tasks.pipeline.leases import hold_lease
-from tasks.home.settings import find_home
+from tasks.store.settings import find_home
 from tasks.tracking.runs import open_tracker
 home = find_home()
 tracker = open_tracker(home)

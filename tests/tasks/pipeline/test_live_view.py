@@ -23,7 +23,7 @@ with live_view():
     for number in range(1, 4):
         metrics = {"reward/mean": 0.25 * number, "completion/truncated": 0.04, "tokens_per_second": 1234.0}
         report_progress("grpo iterations", number, 4, metrics)
-        logging.getLogger("tasks.steps.online_rl").info("iteration %d is done", number)
+        logging.getLogger("tasks.kinds.rl.step").info("iteration %d is done", number)
         time.sleep(0.6)
 logging.getLogger("tasks").info("after the view")
 """

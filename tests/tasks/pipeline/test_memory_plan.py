@@ -13,10 +13,10 @@ from flows.presets import open_preset
 from flows.run import plan_memory
 from rlcore.errors import ConfigError
 from rlcore.models.scratch import make_model, make_tokenizer
-from tasks.home.settings import Home
 from tasks.pipeline import memory_plan
 from tasks.pipeline.memory_plan import checked, memory_lines, model_of, needs_of
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
+from tasks.store.settings import Home
 
 GIB = 2**30
 SEVEN_B = LlamaConfig(

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tasks.home.settings import Home
 from tasks.pipeline.leases import LEASE_TAG
 from tasks.pipeline.opening import open_pipeline_run, opened
+from tasks.store.settings import Home
 from tasks.tracking.runs import RunTracker, Tracker, open_tracker
 from tests.tasks.pipeline.test_run import config
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import DataError
-from tasks.home.code_hash import closure
-from tasks.home.settings import Home
 from tasks.pipeline.pages import Result, page_folder
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.code_hash import closure
+from tasks.store.settings import Home
 from tests.toys import ToyConfig, no_sections
 
 ran: list[str] = []
@@ -117,5 +117,5 @@ def test_a_plot_that_is_drawn_otherwise_is_drawn_anew_and_no_stage_runs_again(
 
 
 def test_the_room_of_drawings_counts_in_the_digest_of_a_drawing_and_in_no_key() -> None:
-    assert {"tasks.report.comparison", "tasks.report.plots"} <= closure("tasks.report.comparison")
-    assert not any(name.startswith("tasks.report") for name in closure("tasks.steps.compare"))
+    assert {"tasks.kinds.compare.page", "tasks.drawing.plots"} <= closure("tasks.kinds.compare.page")
+    assert not any(name.startswith("tasks.report") for name in closure("tasks.kinds.compare.step"))

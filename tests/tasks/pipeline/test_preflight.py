@@ -17,8 +17,8 @@ from flows.run import every_target, plan_memory, plan_targets, run_promotion, ru
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
 from rlcore.models.importing import import_model
-from tasks.home.settings import Home
 from tasks.pipeline import sizes
+from tasks.store.settings import Home
 from tests.flows.micro import MICRO, PRESETS
 
 OWN = "def brief(rollouts, *, limit=10):\n    return [1.0 for _ in rollouts]\n"

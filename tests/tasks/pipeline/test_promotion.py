@@ -9,10 +9,10 @@ import pytest
 
 from flows.presets import open_preset
 from rlcore.errors import PromotionError
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.settings import Home
-from tasks.home.storage import write_json
 from tasks.pipeline.promotion import current_champion, settle
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.settings import Home
+from tasks.store.storage import write_json
 from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion, find_version, promote, read_tags, roll_back

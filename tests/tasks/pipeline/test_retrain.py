@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.home.settings import Home
-from tasks.home.storage import write_json
 from tasks.pipeline.retrain import nearest, recipe_of
+from tasks.store.settings import Home
+from tasks.store.storage import write_json
 from tasks.tracking.lineage import Ancestor
 
 

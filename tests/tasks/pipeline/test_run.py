@@ -11,16 +11,16 @@ import pytest
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.settings import Home
 from tasks.pipeline.bridge import FlowRun
 from tasks.pipeline.leases import LEASE_TAG, hold_lease
 from tasks.pipeline.opening import open_pipeline_run
 from tasks.pipeline.run import PlanRow, format_plan, order_stages, plan, run_pipeline
 from tasks.pipeline.stages import Stage
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections, sections_of
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.settings import Home
 from tasks.tracking.runs import PARENT_TAG, open_tracker
 from tests.toys import ToyConfig
 

@@ -11,10 +11,10 @@ import pytest
 
 from rlcore.errors import ConfigError, ServiceError
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.home.settings import Home
 from tasks.pipeline.delivery import Registered
 from tasks.pipeline.serving import TOKEN, serve_model, vllm_command
 from tasks.serving.server import listen
+from tasks.store.settings import Home
 from tasks.tracking.registry import find_number, set_alias
 from tasks.tracking.runs import open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers

@@ -14,14 +14,14 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, TrainingError
-from tasks.home.artifacts import ArtifactRef, ArtifactStore
-from tasks.home.cache import StageCache
-from tasks.home.settings import Home
 from tasks.pipeline.stage_runs import PipelineRun, parameters
 from tasks.pipeline.stages import Stage, run_stage
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.cache import StageCache
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig
 
@@ -306,7 +306,7 @@ def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
 
 
 STAGE_SOURCE = """
-from tasks.preset.sections import Sections
+from tasks.presets.sections import Sections
 from tasks.steps.base import StageResult
 RESULT = StageResult(metrics={})
 def run(context):

@@ -15,11 +15,11 @@ import pytest
 
 from flows.presets import open_preset
 from flows.stages import stages
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import Ingredients, Record
 from tasks.pipeline import versions as module
 from tasks.pipeline.keys import why
 from tasks.pipeline.stages import ingredients_of
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.cache import Ingredients, Record
 
 RL, EVALUATIONS = {"grpo", "ppo"}, {"evaluate_base", "evaluate_sft", "evaluate_grpo", "evaluate_ppo"}
 PREPARING = {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tasks.home.storage import write_json, write_table
 from tasks.report.rollout_traces import rollout_traces
+from tasks.store.storage import write_json, write_table
 
 
 def table(iteration: int, values: list[float | None]) -> pd.DataFrame:

@@ -13,8 +13,8 @@ from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.intervals import Interval
 from rlcore.evaluation.promotion import Verdict
 from rlcore.sampling.rejection import Yield
+from tasks.kinds.drift.step import DatasetDrift
 from tasks.report import comparison, data_page, drift_page, promotion_page, rejection_page, reward_gate_page
-from tasks.steps.drift import DatasetDrift
 from tests.markup import ATTACK, assert_is_text
 
 CHECK = Check(name=ATTACK, estimate=0.1, low=0.0, high=0.2, p_value=0.1, limit=0.0, passed=True, sentence="")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.preset.data import DatasetConfig
+from tasks.presets.data import DatasetConfig
 from tasks.steps.data import prepare_dataset
 from tasks.steps.rows import read_prompts
 from tests.rlcore.sandbox.conftest import require_bubblewrap

@@ -13,7 +13,7 @@ import pytest
 from data_contracts.gate.data_gate import GateReport
 from rlcore.errors import ConfigError, DataError
 from rlcore.types import Message
-from tasks.preset.data import DatasetConfig
+from tasks.presets.data import DatasetConfig
 from tasks.steps.data import DatasetKind, Use, prepare_dataset, resolve_adapter, source_digest
 from tasks.steps.prompt_hashes import prompt_hashes
 from tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
@@ -118,7 +118,7 @@ def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
 
 
 def test_parquet_and_jsonl_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
-    from tasks.home.storage import read_table, write_table
+    from tasks.store.storage import read_table, write_table
 
     path = pairs_file(tmp_path / "pairs.jsonl", 30)
     one = prepare("preferences", tmp_path / "a", config(adapter="preferences", path=str(path)))

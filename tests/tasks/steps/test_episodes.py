@@ -19,7 +19,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
-from tasks.preset.stages import RlStage
+from tasks.presets.stages import RlStage
 from tasks.steps.episodes import (
     corpus_digest,
     environment_faults,

@@ -14,8 +14,8 @@ from data_contracts.errors import ContractError
 from rlcore.errors import StorageError
 from rlcore.loop.prompt_schedule import Drawn
 from rlcore.types import Message, ScoredRollout
-from tasks.home.settings import Home
 from tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tests import strategies
 

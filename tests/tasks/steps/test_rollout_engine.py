@@ -22,7 +22,7 @@ from rlcore.sampling.vllm.gpu_assignment import Cards
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.preset.stages import RejectionStage
+from tasks.presets.stages import RejectionStage
 from tasks.steps import rollout_engine
 from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
 

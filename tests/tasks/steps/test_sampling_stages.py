@@ -19,11 +19,11 @@ from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.home.storage import read_json, read_table, write_table
-from tasks.preset.run import RunConfig
+from tasks.presets.run import RunConfig
 from tasks.steps import evaluate, sampled_answers, sampled_pairs
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.rows import read_demonstrations
+from tasks.store.storage import read_json, read_table, write_table
 
 SHAPE = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8)
 VLLM = ("engine.kind=vllm", "engine.max_model_len=100")

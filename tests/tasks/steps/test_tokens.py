@@ -12,9 +12,9 @@ import pytest
 from rlcore.errors import ConfigError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tasks.home.storage import write_table
 from tasks.steps.rows import PromptRow
 from tasks.steps.tokens import check_context, read_prompt_sets, tokenize_prompts
+from tasks.store.storage import write_table
 
 ROW = PromptRow(prompt_id="1", messages=(Message(role="user", content="3+4"),), reference="7", task="sums")
 

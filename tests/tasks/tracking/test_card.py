@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.card import body_of, write_cards
 from tasks.tracking.described import refresh_cards
 from tasks.tracking.lineage import read_records

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import mlflow.store.tracking.sqlalchemy_store as mlflow_store
 import pytest
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.database import make_database
 from tasks.tracking.runs import open_tracker
 

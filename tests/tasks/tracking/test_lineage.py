@@ -13,15 +13,15 @@ import pytest
 from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.hardware.machine import find_machine
-from tasks.home.artifacts import ArtifactRef
-from tasks.home.cache import describe_machine
-from tasks.home.environment import pins_digest
-from tasks.home.settings import Home
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
-from tasks.preset.run import RunConfig
-from tasks.preset.sections import Sections, sections_of
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections, sections_of
 from tasks.steps.base import StageContext, StageResult
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.cache import describe_machine
+from tasks.store.environment import pins_digest
+from tasks.store.settings import Home
 from tasks.tracking.lineage import find_lineage, tree_text
 from tests.toys import ToyConfig, no_sections
 

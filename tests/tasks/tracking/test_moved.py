@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.moved import follow_move
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import download_model, find_version, set_alias

@@ -20,7 +20,7 @@ from rlcore.models.reward_scale import RewardScale, RewardScales
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.packaged import Cards, Package, checkpoint_in, is_chat_model
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import ModelVersion, download_model, find_version, set_alias

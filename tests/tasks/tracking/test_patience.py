@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from rlcore.errors import ServiceError
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking import patience
 from tasks.tracking.patience import patiently, why_away
 from tasks.tracking.runs import open_tracker

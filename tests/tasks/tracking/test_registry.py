@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from rlcore.errors import ModelError, PromotionError
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.packaged import Cards, Package
 from tasks.tracking.registration import register_model
 from tasks.tracking.registry import (
@@ -118,7 +118,7 @@ RACE = """
 import sys
 from rlcore.errors import ModelError, PromotionError
 from tasks.tracking.registry import ModelVersion, find_version, promote
-from tasks.home.settings import configure_environment, find_home
+from tasks.store.settings import configure_environment, find_home
 from tasks.tracking.runs import open_tracker
 home = find_home()
 configure_environment(home)

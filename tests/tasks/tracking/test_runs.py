@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
 
 
@@ -170,7 +170,7 @@ def test_the_url_of_a_run_needs_a_server(tracker: Tracker, monkeypatch: pytest.M
 def test_no_flushed_metric_is_lost_to_a_kill(tracked_home: Home) -> None:
     code = """
 import os, signal
-from tasks.home.settings import find_home
+from tasks.store.settings import find_home
 from tasks.tracking.runs import open_tracker
 run = open_tracker(find_home()).start_run("kills", "run", tags={})
 for step in range(200):

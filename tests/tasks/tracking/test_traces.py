@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from tasks.home.settings import Home
+from tasks.store.settings import Home
 from tasks.tracking.runs import open_tracker
 from tasks.tracking.traces import Trace, log_traces
 

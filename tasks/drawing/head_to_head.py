@@ -1,0 +1,115 @@
+"""Two RL runs side by side at equal cost: as many completions sampled, or as many seconds spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from matplotlib.figure import Figure
+
+from tasks.drawing.levels import level
+from tasks.drawing.plots import COLOURS
+
+History = Sequence[Mapping[str, float]]
+Budget = Literal["samples", "tokens", "seconds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stood at one of its periodic evaluations, and what it had cost by then.
+
+    ``samples``: completions drawn. ``tokens``: of those. ``seconds``: wall time of rollouts, scoring, update and sync.
+    ``memory_bytes``: the largest that an update was measured to hold by then, 0 where none was.
+    ``reward``: mean of the iteration. ``accuracy`` with ``low`` and ``high``: greedy, on held-out problems.
+    """
+
+    iteration: int
+    samples: float
+    tokens: float
+    seconds: float
+    memory_bytes: float
+    reward: float
+    accuracy: float
+    low: float
+    high: float
+
+
+def standings(history: History) -> list[Standing]:
+    """One for each periodic evaluation of a run, in order."""
+    found: list[Standing] = []
+    samples = tokens = seconds = memory = 0.0
+    for row in history:
+        memory = max(memory, row.get("memory/total_bytes", 0.0))
+        samples += row["rollouts/count"]
+        tokens += row["rollouts/tokens"]
+        # Rollouts further ahead share a sync: an iteration without one has no time of it.
+        seconds += sum(row.get(f"seconds/{part}", 0.0) for part in ("rollout", "score", "update", "sync"))
+        if "eval/accuracy" in row:
+            standing = Standing(
+                iteration=int(row["iteration"]),
+                samples=samples,
+                tokens=tokens,
+                seconds=seconds,
+                memory_bytes=memory,
+                reward=row["reward/mean"],
+                accuracy=row["eval/accuracy"],
+                low=row["eval/accuracy_low"],
+                high=row["eval/accuracy_high"],
+            )
+            found.append(standing)
+    return found
+
+
+def at_equal(runs: Mapping[str, Sequence[Standing]], budget: Budget) -> dict[str, Standing | None]:
+    """Each run's last standing within the largest budget that every run reached; None before its first evaluation."""
+    limit = min((getattr(run[-1], budget) for run in runs.values() if run), default=0.0)
+    return {
+        label: next((one for one in reversed(run) if getattr(one, budget) <= limit), None)
+        for label, run in runs.items()
+    }
+
+
+def head_to_head_table(histories: Mapping[str, History], *, confidence: float) -> str:
+    """The runs at equal samples and at equal compute, as Markdown; a sentence where nothing can be compared."""
+    runs = {label: standings(history) for label, history in histories.items()}
+    if len(runs) < 2 or not all(runs.values()):
+        return "Needs two RL runs with `eval_every` above 0.\n"
+    names = ["at equal", "run", "iteration", "samples", "tokens", "seconds", "reward"]
+    names += ["held-out accuracy", f"{level(confidence)} interval", "MiB in an update"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    budgets: tuple[Budget, ...] = ("samples", "seconds")
+    for budget in budgets:
+        for label, one in at_equal(runs, budget).items():
+            lines.append(f"| {budget} | {label} {_cells(one)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(one: Standing | None) -> str:
+    if one is None:
+        return "| – " * 8
+    return (
+        f"| {one.iteration} | {one.samples:.0f} | {one.tokens:.0f} | {one.seconds:.1f} | {one.reward:.3f} "
+        f"| {one.accuracy:.3f} | [{one.low:.3f}, {one.high:.3f}] | {one.memory_bytes / 2**20:.1f}"
+    )
+
+
+def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, title: str, confidence: float) -> None:
+    """Held-out accuracy with its interval against the completions sampled, and against the seconds spent."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))  # the seeds of one share a colour
+    for label, run in runs.items():
+        colour = COLOURS[methods.index(label.partition(",")[0]) % len(COLOURS)]
+        accuracy = [one.accuracy for one in run]
+        for axis, cost in ((left, [one.samples for one in run]), (right, [one.seconds for one in run])):
+            axis.plot(cost, accuracy, label=label, color=colour, marker="o", markersize=3)
+            axis.fill_between(cost, [one.low for one in run], [one.high for one in run], color=colour, alpha=0.15)
+    left.set_xlabel("completions sampled")
+    right.set_xlabel("seconds (rollouts, scoring, update, sync)")
+    left.set_ylabel(f"held-out greedy accuracy, {level(confidence)} interval")
+    left.set_ylim(0, 1.02)
+    left.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,93 @@
+"""The starting checkpoint: from a hub, a folder, a GGUF, an MLflow registry, or made from scratch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rlcore.checks.audit.integrity import write_seal
+from rlcore.config import ModelConfig
+from rlcore.errors import ModelError
+from rlcore.models.importing import import_model, source_digest
+from rlcore.text.tokenization import ChatTokenizer
+from tasks.presets.run import RunConfig
+from tasks.presets.sections import Sections, sections_of
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.store.settings import find_home
+from tasks.tracking import runs as tracking
+from tasks.tracking.registry import download_model, find_version
+
+
+def run_import_sft(context: StageContext) -> StageResult:
+    """Verified safetensors with tokenizer, chat template and end-of-sequence ids; the card says what it is."""
+    config: ModelConfig = context.config.model
+    if config.source == "registry":
+        config = _downloaded(config, context.work)
+    card = import_model(config, context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
+    context.progress(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+
+
+def run_start(context: StageContext, *, model: str) -> StageResult:
+    """The registered model ``model``, which a stage starts from or measures KL to, as a checkpoint of the run.
+
+    Raises:
+        ModelError: its tokenizer is another one, so that the data sets, cut to tokens of the base's, do not fit it.
+    """
+    folder = download_model(model, context.work / "registry")
+    card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    base, own = (ChatTokenizer.load(each / MODEL) for each in (context.inputs["import_sft"], context.folder))
+    if not own.is_same_as(base):
+        raise ModelError(
+            f"the model {model!r} has another tokenizer than the base",
+            where="stages.{1}.{0}".format(*context.stage.split("_", 1)),
+            fix="take a model of the same family, or make it the base: model.source = 'registry'",
+        )
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+
+
+def registered_version(config: Sections, *, model: str) -> str:
+    """The version that ``models:/name@alias`` points at now, for the stage's key.
+
+    Raises:
+        ModelError: the registry has no such version.
+    """
+    return source_files(Sections({"model": ModelConfig(source="registry", path=model)}))
+
+
+def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
+    """A registry URI such as ``models:/tiny-policy/3`` or ``models:/tiny-policy@champion`` as a local folder."""
+    if not config.path.startswith("models:/"):
+        raise ModelError(
+            f"{config.path!r} is not an MLflow model URI", where="model.path", fix="use models:/<name>/<version>"
+        )
+    folder = download_model(config.path, work / "registry")
+    return dataclasses.replace(config, source="folder", path=str(folder))
+
+
+def import_sections(config: RunConfig) -> Sections:
+    """What an import reads; only a model from scratch is computed: its weights are drawn here."""
+    hardware = ("hardware",) if config.model.source == "scratch" else ()
+    return sections_of(config, "model", *hardware)
+
+
+def source_files(config: Sections) -> str:
+    """Digest of the checkpoint's source, for the stage's key; empty where the configuration determines it.
+
+    An alias in a registry URI counts as the version that it points at now: moving it re-runs the import.
+    """
+    model: ModelConfig = config.model
+    if model.source != "registry":
+        return source_digest(model)
+    name, _, alias = model.path.removeprefix("models:/").partition("@")
+    if not alias:
+        return model.path
+    version = find_version(tracking.open_tracker(find_home()), name, alias)
+    if version is None:
+        raise ModelError(
+            f"no version of {name!r} carries the alias {alias!r}", where="model.path", fix="promote a version first"
+        )
+    return f"{version.name}/{version.version}"

@@ -1,0 +1,35 @@
+"""The page of a benchmark: the mean of each task's metrics with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.drawing.levels import level
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import plain
+from tasks.store.storage import read_json
+
+
+def benchmark_page(result: Result, folder: Path) -> str:
+    """Writes ``benchmark.md``."""
+    page = render(read_json(result.data / "benchmark.json"), confidence=result.confidence)
+    (folder / "benchmark.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def render(account: Mapping[str, Any], *, confidence: float) -> str:
+    """The page, as Markdown."""
+    lines = [
+        f"Tasks of {plain(account['policy'])}.",
+        "",
+        f"| task | metric | documents | mean | {level(confidence)} interval |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {plain(each['task'])} | {plain(each['metric'])} | {each['n']} | {each['mean']:.3f} "
+            f"| [{each['low']:.3f}, {each['high']:.3f}] |"
+            for each in account["tasks"]
+        ),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,93 @@
+"""What a checkpoint makes of a benchmark's tasks: a figure for each document, and their means with intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.errors import ConfigError, DataError
+from rlcore.evaluation.intervals import accuracy, mean_share
+from tasks.presets.sections import Sections
+from tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
+from tasks.steps.runtime import open_runtime
+from tasks.store.artifacts import file_sha256
+from tasks.store.storage import write_json, write_table
+
+
+def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
+    """Ask the checkpoint of the stage ``policy``; the artifact has a record of each document and an account.
+
+    Raises:
+        ConfigError: the extra is not installed, or a file is no task.
+        DataError: a file cannot be read.
+    """
+    config: BenchmarkConfig = context.config.stage.settings
+    try:
+        from rlcore.evaluation.lm_eval import HarnessModel, evaluate
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"stages.{context.stage} needs the evaluation harness, which is not installed ({error.name})",
+            fix="pip install 'rlcore[benchmarks]'",
+        ) from error
+    folder = context.inputs[policy] / MODEL
+    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        model = HarnessModel(runtime.load_frozen(folder), tokenizer, config, seed=context.seed)
+        records = evaluate(model, config, cache=context.work / "tables")
+    table = pd.DataFrame(records)
+    check_benchmark_records(table)
+    write_table(table, context.folder / RECORDS)
+    found = account(table, seed=context.seed, confidence=context.config.confidence)
+    document = {"policy": context.config.stage.start, "tasks": found}
+    write_json(document, context.folder / "benchmark.json")
+    context.tracker.log_artifact(context.folder / "benchmark.json", "evaluation")
+    for each in found:
+        interval = f"[{each['low']:.3f}, {each['high']:.3f}]"
+        context.progress(f"{each['task']}, {each['metric']}: {each['mean']:.3f} {interval}")
+    return StageResult(metrics=figures(found), rows=len(table), contract=NAME)
+
+
+def account(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[str, Any]]:
+    """For each task and metric the mean over the documents: Wilson's interval of a share, else a bootstrap."""
+    found = []
+    for (task, metric), part in table.groupby(["task", "metric"], sort=False):
+        values = part["value"].tolist()
+        is_share = set(values) <= {0.0, 1.0}
+        interval = (
+            accuracy([value == 1.0 for value in values], confidence=confidence)
+            if is_share
+            else mean_share(values, seed=seed, confidence=confidence)
+        )
+        found.append({"task": task, "metric": metric, "is_share": is_share, **dataclasses.asdict(interval)})
+    return found
+
+
+def figures(found: list[dict[str, Any]]) -> dict[str, float]:
+    """The stage's metrics, by the glossary's names."""
+    return {
+        f"benchmark/{each['task']}/{each['metric'].removesuffix(',none').replace(',', '.')}{end}": each[key]
+        for each in found
+        for key, end in (("mean", ""), ("low", "_low"), ("high", "_high"))
+    }
+
+
+def task_files(config: Sections) -> str:
+    """Digest of the files in the tasks' folder: names and contents.
+
+    Raises:
+        DataError: the folder has none.
+    """
+    folder = Path(config.stage.settings.folder)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
+        raise DataError("no files of tasks", where=str(folder), fix="name the folder with <task>.yaml")
+    listed = [[path.relative_to(folder).as_posix(), file_sha256(path)] for path in paths]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()

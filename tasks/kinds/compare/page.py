@@ -1,0 +1,182 @@
+"""The page of the comparison: the checkpoints side by side, the cost of the RL runs, and the answers that changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlcore.evaluation.paired_tests import PairedDifference
+from rlcore.strict import build
+from tasks.drawing import plots
+from tasks.drawing.found import benchmarks, rejections, reward_models, rl_runs, win_rates
+from tasks.drawing.head_to_head import History, head_to_head_curves, head_to_head_table, standings
+from tasks.drawing.levels import level
+from tasks.kinds.benchmark.page import render as benchmark_text
+from tasks.kinds.compare.step import evaluations_in, greedy_answers
+from tasks.kinds.win_rate.page import render as win_rate_text
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import excerpt, plain
+from tasks.store.storage import read_json
+
+
+def comparison_page(result: Result, folder: Path) -> str:
+    """Writes ``comparison.md`` and its figures."""
+    inputs, compared, confidence = result.inputs, read_json(result.data / "comparison.json"), result.confidence
+    histories: dict[str, History] = {name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()}
+    answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
+    page = render(result.preset, compared, histories, answers, confidence=confidence)
+    page += "".join(
+        "\n" + reward_model_section(name, read_json(each / "metrics.json"), confidence=confidence)
+        for name, each in reward_models(inputs).items()
+    )
+    page += "".join(
+        "\n" + rejection_section(name, read_json(each / "rejection.json"), confidence=confidence)
+        for name, each in rejections(inputs).items()
+    )
+    page += "".join(
+        f"\n## {name}: win rate\n\n" + win_rate_text(read_json(each / "win_rate.json"), confidence=confidence)
+        for name, each in win_rates(inputs).items()
+    )
+    page += "".join(
+        f"\n## {name}: benchmark\n\n" + benchmark_text(read_json(each / "benchmark.json"), confidence=confidence)
+        for name, each in benchmarks(inputs).items()
+    )
+    (folder / "comparison.md").write_text(page, encoding="utf-8")
+    _draw(result, folder, compared, histories)
+    return page
+
+
+def _draw(result: Result, folder: Path, compared: Mapping[str, Any], histories: Mapping[str, History]) -> None:
+    name, confidence = result.preset, result.confidence
+    bars = {
+        label: (row["eval/accuracy"], row["eval/accuracy_low"], row["eval/accuracy_high"])
+        for label, row in compared["summaries"].items()
+        if "eval/accuracy" in row
+    }
+    if bars:
+        title = f"{name}: held-out greedy accuracy, {level(confidence)} interval"
+        plots.accuracy_bars(bars, folder / "accuracy.png", title=title)
+    plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
+    for number, names in enumerate(compared["opponents"] or ([list(histories)] if histories else [])):
+        runs = {each: standings(histories[each]) for each in names}
+        file = folder / f"head_to_head{number or ''}.png"
+        head_to_head_curves(runs, file, title=f"{name}: held-out accuracy by cost", confidence=confidence)
+
+
+def render(
+    name: str,
+    compared: Mapping[str, Any],
+    histories: Mapping[str, History],
+    answers: Mapping[str, pd.DataFrame],
+    *,
+    confidence: float,
+) -> str:
+    """The page, as Markdown. ``compared``: ``comparison.json``."""
+    differences = {each: build(PairedDifference, found) for each, found in compared["differences"].items()}
+    parts = [
+        f"# {plain(name)}: what each step was worth",
+        accuracy_table(compared["summaries"], confidence=confidence),
+        "## Differences on the same problems (paired score interval, exact McNemar test)",
+        difference_table(differences, confidence=confidence),
+        "## Cost of the RL runs",
+        cost_table(histories),
+        *(
+            f"## {' against '.join(names)} at equal samples and at equal compute\n\n"
+            + head_to_head_table({each: histories[each] for each in names}, confidence=confidence)
+            for names in compared["opponents"]
+        ),
+        *(
+            f"## Problems that {new} solves and {old} did not\n\n{changed_answers(answers[old], answers[new])}"
+            for new, old in first_contrasts(differences)
+            if new in histories
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
+    """Of each checkpoint that was compared, the first contrast: with what it started from."""
+    pairs = [name.split(" - ") for name in differences]
+    return list({new: (new, old) for new, old in reversed(pairs)}.values())[::-1]
+
+
+def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: float) -> str:
+    """Accuracy with interval, pass@k where sampled, length."""
+    lines = [
+        f"| checkpoint | greedy accuracy | {level(confidence)} interval | problems | pass@1 | pass@k | length |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for label, row in summaries.items():
+        ks = sorted(int(key.removeprefix("eval/pass_")) for key in row if re.fullmatch(r"eval/pass_\d+", key))
+        first = f"{row[f'eval/pass_{ks[0]}']:.3f}" if ks else "–"
+        best = f"{row[f'eval/pass_{ks[-1]}']:.3f} (k={ks[-1]})" if ks else "–"
+        is_measured = "eval/accuracy" in row
+        interval = f"[{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]" if is_measured else "–"
+        mean = f"{row['eval/accuracy']:.3f}" if is_measured else "not measured: no references"
+        lines.append(
+            f"| {label} | {mean} | {interval} | {row['eval/problems']:.0f} "
+            f"| {first} | {best} | {row['completion/length']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def difference_table(differences: Mapping[str, PairedDifference], *, confidence: float) -> str:
+    """Difference in points with its interval and p value."""
+    lines = [f"| contrast | difference | {level(confidence)} interval | p |", "|---|---|---|---|"]
+    for name, paired in differences.items():
+        d = paired.difference
+        lines.append(f"| {name} | {d.mean:+.3f} | [{d.low:+.3f}, {d.high:+.3f}] | {paired.p_value:.2g} |")
+    return "\n".join(lines)
+
+
+def cost_table(histories: Mapping[str, History]) -> str:
+    """Seconds by part, summed over the iterations."""
+    names = ("rollout", "score", "update", "sync", "evaluate")
+    lines = [
+        "| run | iterations | " + " | ".join(f"{name} s" for name in names) + " |",
+        "|---" * (2 + len(names)) + "|",
+    ]
+    for label, history in histories.items():
+        seconds = [sum(row.get(f"seconds/{name}", 0.0) for row in history) for name in names]
+        lines.append(f"| {label} | {len(history)} | " + " | ".join(f"{value:.1f}" for value in seconds) + " |")
+    return "\n".join(lines)
+
+
+def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5) -> str:
+    """A few problems that were wrong and are right now, with both answers."""
+    both = before.merge(after, on="prompt_id", suffixes=("_before", "_after"))
+    changed = both[~both["correct_before"] & both["correct_after"]].head(count)
+    lines = ["| problem | before | after |", "|---|---|---|"]
+    lines += [
+        f"| {excerpt(row.prompt_id)} | {excerpt(row.completion_before)} | {excerpt(row.completion_after)} |"
+        for row in changed.itertuples()
+    ]
+    return "\n".join(lines) if len(changed) else "None."
+
+
+def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence: float) -> str:
+    """A reward model's held-out figures."""
+    return (
+        f"## {name} on held-out pairs\n\n"
+        f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
+        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] ({level(confidence)}) "
+        f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
+        f"calibration error {metrics['rm/ece']:.3f}.\n"
+    )
+
+
+def rejection_section(name: str, account: Mapping[str, Any], *, confidence: float) -> str:
+    """How many answers of the policy became demonstrations, and how often it was right."""
+    total, rate = account["all"], account["all"]["pass_rate"]
+    went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
+    return (
+        f"## {name}: rejection sampling\n\n"
+        f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
+        f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
+        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({level(confidence)}). "
+        f"Not kept: {went or 'none'}.\n"
+    )

@@ -1,0 +1,54 @@
+"""What each step of training was worth: the checkpoints side by side on the same held-out problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from rlcore.evaluation.paired_tests import paired_difference
+from tasks.steps.base import StageContext, StageResult
+from tasks.store.storage import read_json, read_table, write_json
+
+_EVALUATE = "evaluate_"
+
+
+def run_compare(
+    context: StageContext, *, contrasts: tuple[tuple[str, str], ...], opponents: tuple[tuple[str, ...], ...]
+) -> StageResult:
+    """Figures with intervals and paired tests; ``report/comparison.py`` makes the page. No model computes anew.
+
+    ``contrasts``: which checkpoints are compared, the new one first. ``opponents``: RL stages of one start.
+    """
+    folders = evaluations_in(context.inputs)
+    summaries = {name: read_json(folder / "summary.json") for name, folder in folders.items()}
+    answers = {name: greedy_answers(folder) for name, folder in folders.items()}
+    confidence = context.config.confidence
+    differences = {
+        f"{new} - {old}": paired_difference(
+            answers[new]["correct"].tolist(), answers[old]["correct"].tolist(), confidence=confidence
+        )
+        for new, old in contrasts
+        if len(answers[new])
+    }
+    documents = {name: asdict(paired) for name, paired in differences.items()}
+    found = {"summaries": summaries, "differences": documents, "opponents": opponents}
+    write_json(found, context.folder / "comparison.json")
+    metrics = {f"accuracy/{name}": row["eval/accuracy"] for name, row in summaries.items() if "eval/accuracy" in row}
+    metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}
+    write_json(metrics, context.folder / "metrics.json")
+    context.tracker.log_metrics(metrics, step=0)
+    return StageResult(metrics=metrics)
+
+
+def evaluations_in(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """The evaluations among the artifacts of stages, by the checkpoint that was evaluated."""
+    return {name.removeprefix(_EVALUATE): each for name, each in folders.items() if name.startswith(_EVALUATE)}
+
+
+def greedy_answers(folder: Path) -> pd.DataFrame:
+    """The greedy answers of one checkpoint to the problems that have a reference, in the order of the problems."""
+    table = read_table(folder / "answers.parquet")
+    return table[(table["mode"] == "greedy") & table["has_reference"]].sort_values("prompt_id").reset_index(drop=True)

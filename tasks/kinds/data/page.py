@@ -1,0 +1,35 @@
+"""The page of a prepared data set: how many rows are used, what warns, and which rows were set aside, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_contracts.gate.report import GateReport, RuleResult
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import code, plain
+from tasks.store.storage import read_json
+
+
+def data_page(result: Result, folder: Path) -> str:
+    """Writes ``data.md``."""
+    document = read_json(result.data / "report.json")
+    rules = tuple(RuleResult(**rule) for rule in document.pop("rules"))
+    del document["passed"]
+    page = render(GateReport(**document, rules=rules))
+    (folder / "data.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def render(report: GateReport) -> str:
+    """The account as Markdown."""
+    parts = [
+        f"**{report.sentence}**",
+        f"{report.lines_read:,} lines of {code(report.source)}, as {report.contract}; {report.merged:,} rows were "
+        "equal to another row and merged. Rows that are over passed the gate and are not used: `num_train` and "
+        "`num_eval` ask for fewer.",
+        *(f"**Warning**: {plain(warning)}." for warning in report.warnings),
+    ]
+    if report.reasons:
+        rows = [f"| {plain(reason)} | {count:,} |" for reason, count in report.reasons.items()]
+        parts.append("\n".join(["| why rows are in quarantine.jsonl | rows |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"

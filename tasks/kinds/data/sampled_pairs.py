@@ -1,0 +1,109 @@
+"""Preference pairs without people: a policy answers, the verifier judges, a right answer beats a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+
+from rlcore.errors import DataError
+from rlcore.rewards.base import RewardFn
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.seeding import derive_seed
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Prompt, Rollout
+from tasks.presets.data import POLICY, DatasetConfig
+from tasks.steps.base import MODEL, StageContext
+from tasks.steps.rewards import verifier
+from tasks.steps.rollout_engine import Workload, open_engine
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import read_prompt_sets
+from tasks.store.storage import write_table
+
+GROUP_SIZE = 8
+PROMPTS_AT_A_TIME = 64
+MAX_CONCURRENT = 256
+RIGHT, WRONG = 1.0, 0.0
+
+
+def write_sampled_pairs(
+    context: StageContext, config: DatasetConfig, path: Path, *, policy: str, prompts: Sequence[str]
+) -> None:
+    """As many pairs as the preset asks for, in contract columns, at most one per training prompt.
+
+    The checkpoint of the stage ``policy`` answers the data sets ``prompts``.
+
+    Raises:
+        DataError: the policy was right every time or wrong every time.
+    """
+    checkpoint = context.inputs[policy] / MODEL
+    tokenizer = ChatTokenizer.load(checkpoint)
+    asked = read_prompt_sets(context, prompts, "train", tokenizer)
+    longest = max(len(prompt.token_ids) for prompt in asked)
+    params = SamplingParams(
+        temperature=1.0, max_new_tokens=max(1, config.max_tokens - longest - 1), num_samples=GROUP_SIZE
+    )
+    prefill = tokenizer.prefill
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        grade = stack.enter_context(verifier(context.config.evaluation, prefill=prefill))
+        sampler = stack.enter_context(
+            open_engine(
+                checkpoint,
+                tokenizer,
+                config=context.config.engine,
+                work=Workload(max_concurrent=MAX_CONCURRENT, max_tokens=config.max_tokens),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        groups = sample_groups(sampler, asked, params, seed=context.seed)
+        pairs = list[dict[str, object]]()
+        wanted = config.num_train + config.num_eval
+        for number, group in enumerate(groups, start=1):
+            pair = pair_of(group, grade, prefill)
+            pairs += [] if pair is None else [pair]
+            if number % PROMPTS_AT_A_TIME == 0:
+                context.progress(f"{len(pairs)} of {wanted} pairs, from {number} prompts")
+            if len(pairs) == wanted:
+                break
+    if not pairs:
+        raise DataError(
+            f"the policy gave no pair: on {len(asked)} prompts its answers were all right or all wrong",
+            where=f"the adapter 'policy' with policy = {config.policy!r}",
+            fix="train the policy longer, choose other prompts, or name a file of pairs in the data set's path",
+        )
+    write_table(pd.DataFrame(pairs), path)
+
+
+def sample_groups(
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
+) -> Iterator[list[Rollout]]:
+    """A group of completions per prompt, sampled as they are asked for."""
+    for start in range(0, len(prompts), PROMPTS_AT_A_TIME):
+        chosen = prompts[start : start + PROMPTS_AT_A_TIME]
+        for group in sampler.sample(chosen, params, seed=derive_seed(seed, "pairs", start)):
+            yield [rollout for rollout in group if isinstance(rollout, Rollout)]
+
+
+def pair_of(group: Sequence[Rollout], grade: RewardFn, prefill: str) -> dict[str, object] | None:
+    """The first right answer of a group against its first wrong one; None where it has only one kind.
+
+    The stored answers include ``prefill``, the text that the chat template writes before a completion.
+    """
+    values = [score.value for score in grade(group)]
+    right = next((rollout for rollout, value in zip(group, values, strict=True) if value == RIGHT), None)
+    wrong = next((rollout for rollout, value in zip(group, values, strict=True) if value == WRONG), None)
+    if right is None or wrong is None:
+        return None
+    return {
+        "pair_id": right.prompt.prompt_id,
+        "messages": [{"role": message.role, "content": message.content} for message in right.prompt.messages],
+        "chosen": prefill + right.text,
+        "rejected": prefill + wrong.text,
+        "margin": 0.0,
+        "weight": 1.0,
+        "source": POLICY,
+    }

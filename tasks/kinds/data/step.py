@@ -1,0 +1,147 @@
+"""Datasets: read, gate, snapshot. One stage per dataset, so that a change of one does not redo the others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from data_contracts.adapters.fields import Messages
+from data_contracts.gate.data_gate import GateReport
+from data_contracts.gate.overlap import Overlap
+from data_contracts.text import prompt_key
+from rlcore.errors import DataError
+from rlcore.text.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
+from rlcore.text.tokenization import ChatTokenizer
+from tasks.presets.data import DatasetConfig
+from tasks.presets.sections import Sections
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset, source_digest
+from tasks.store.storage import read_column
+
+LATER = "take other rows for one of the two, or name this data set before the other"
+DATASET_KINDS: Mapping[str, DatasetKind] = {
+    "prompts": "prompts",
+    "code_tasks": "prompts",
+    "demonstrations": "demonstrations",
+    "preference_pairs": "preferences",
+}
+
+
+def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...], is_graded: bool) -> StageResult:
+    """Gate the data set ``name``; none of its prompts may be one that the stages ``held_out`` keep for evaluation.
+
+    ``is_graded``: answers are compared with its references, which are tried first.
+
+    Raises:
+        DataError: the gate refuses it, or prompts that it evaluates on are trained on by one of ``held_out``.
+    """
+    folder = context.inputs["import_sft"] / MODEL
+    config: DatasetConfig = context.config.data[name]
+    done = prepare(context, config, tokenizer=folder, held_out=held_out, is_graded=is_graded)
+    if config.has_prompts:
+        _refuse_leaks(context, name, held_out)
+    return done
+
+
+def prepare(
+    context: StageContext,
+    config: DatasetConfig,
+    *,
+    tokenizer: Path,
+    held_out: tuple[str, ...],
+    is_graded: bool = False,
+) -> StageResult:
+    """Gate a data set into a snapshot; the prompts that the stages ``held_out`` evaluate on are kept out of it."""
+    use = Use(evaluated=evaluated_prompts(context, held_out), is_graded=is_graded)
+    kind = DATASET_KINDS[config.contract]
+    view = token_view(ChatTokenizer.load(tokenizer))
+    # In the work folder first: when the gate refuses, quarantine and report stay where the error says.
+    snapshot = context.work / "snapshot"
+    snapshot.mkdir(exist_ok=True)
+    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
+    shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
+    record(context, report)
+    return StageResult(
+        metrics={
+            "data/accepted": float(report.accepted),
+            "data/quarantined": float(report.quarantined),
+            "data/train": float(report.num_train),
+            "data/held_out": float(report.num_eval),
+            "data/over": float(report.over),
+        },
+        rows=report.num_train + report.num_eval,
+        contract=report.contract,
+    )
+
+
+def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
+    """Refuse a data set whose evaluation prompts are training prompts of a data set prepared earlier."""
+    config: DatasetConfig = context.config.data[name]
+    exactly = is_exact(config)
+    kept = {prompt_key(messages, is_exact=exactly) for messages in _prompts(context.folder / "eval.parquet")}
+    for stage in stages:
+        train = _prompts(context.inputs[stage] / "train.parquet")
+        if shared := kept & {prompt_key(messages, is_exact=exactly) for messages in train}:
+            raise DataError(
+                f"{len(shared)} evaluation prompts are training prompts of another data set ({stage}); "
+                f"the first is {min(shared)[:120]!r}",
+                where=f"data.{name}",
+                fix=LATER,
+            )
+    if config.comparison.shared_words != "warn":
+        _refuse_shared_words(context, config.comparison.shared_run, name, stages)
+
+
+def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Sequence[str]) -> None:
+    """The same of evaluation prompts that share a run of ``size`` words with training prompts prepared earlier."""
+    for stage in stages:
+        overlap = Overlap(list(_prompts(context.folder / "eval.parquet")), size=size)
+        for some in read_column(context.inputs[stage] / "train.parquet", "messages"):
+            overlap.see([[turn["content"] for turn in messages if turn["role"] != "system"] for messages in some])
+        if overlap.num_touched:
+            raise DataError(
+                f"{overlap.num_touched} evaluation prompts share {size} words in a row, or all if fewer, with "
+                f"training prompts of another data set ({stage})",
+                where=f"data.{name}",
+                fix=LATER,
+            )
+
+
+def evaluated_prompts(context: StageContext, stages: Sequence[str]) -> list[Messages]:
+    """The prompts that these stages keep for evaluation."""
+    return [messages for stage in stages for messages in _prompts(context.inputs[stage] / "eval.parquet")]
+
+
+def _prompts(path: Path) -> Iterator[Messages]:
+    for some in read_column(path, "messages"):
+        yield from some
+
+
+def record(context: StageContext, report: GateReport) -> None:
+    """The snapshot as an MLflow dataset under our digest, the report and the quarantine as artifacts."""
+    for split in ("train", "eval"):
+        context.tracker.log_dataset(context.folder / f"{split}.parquet", name=report.contract, context=split)
+    for name in ("report.json", "quarantine.jsonl"):
+        context.tracker.log_artifact(context.folder / name, "data")
+    context.progress(f"{report.sentence} ({report.contract})")
+    for warning in report.warnings:
+        context.progress(f"warning: {warning}")
+
+
+def token_view(tokenizer: ChatTokenizer) -> TokenView:
+    """What the gate needs to know of a tokenizer."""
+    return TokenView(
+        encode=partial(encode_all, tokenizer),
+        prompt_lengths=partial(prompt_lengths, tokenizer),
+        prompt_bounds=partial(prompt_bounds, tokenizer),
+        text_bound=text_bound,
+        special_tokens=tuple(tokenizer.special_tokens),
+    )
+
+
+def data_source(config: Sections) -> str:
+    """Digest of what the data set is read from."""
+    (data,) = config.data.values()
+    return source_digest(data)

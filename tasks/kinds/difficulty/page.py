@@ -1,0 +1,44 @@
+"""The page of a difficulty: how many prompts have which pass rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.drawing import plots
+from tasks.drawing.levels import level
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import plain
+from tasks.store.storage import read_json
+
+
+def difficulty_page(result: Result, folder: Path) -> str:
+    """Writes ``difficulty.md`` and ``histogram.png``."""
+    account = read_json(result.data / "difficulty.json")
+    page = render(account, confidence=result.confidence)
+    (folder / "difficulty.md").write_text(page, encoding="utf-8")
+    title = f"pass rates of {account['policy']}, {account['num_samples']} answers a prompt"
+    plots.histogram(account["histogram"], folder / "histogram.png", title=title, label="pass rate")
+    return page
+
+
+def render(account: Mapping[str, Any], *, confidence: float) -> str:
+    """The page, as Markdown."""
+    rate, prompts = account["pass_rate"], account["prompts"]
+    lines = [
+        f"{plain(account['policy'])} passes {rate['mean']:.3f} of its answers, {level(confidence)} interval "
+        f"[{rate['low']:.3f}, {rate['high']:.3f}], on {prompts} prompts with {account['answers']} scored answers.",
+        "",
+        f"Never solved: {account['never']} prompts; always: {account['always']}; without a scored answer: "
+        f"{account['unscored']}.",
+        "",
+        "| task | prompts | mean pass rate |",
+        "|---|---|---|",
+        *(f"| {plain(task)} | {count} | {mean:.3f} |" for task, (count, mean) in account["tasks"].items()),
+        "",
+        "| pass rate | prompts | share |",
+        "|---|---|---|",
+        *(f"| {value:.3f} | {count} | {count / prompts:.3f} |" for value, count in account["histogram"]),
+    ]
+    return "\n".join(lines) + "\n"

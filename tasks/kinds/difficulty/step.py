@@ -1,0 +1,101 @@
+"""How often a policy solves each training prompt: it answers each several times, and every pass rate is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+
+from data_contracts.contracts.difficulties import NAME, check_difficulties
+from rlcore.config import AnswersConfig
+from rlcore.evaluation.intervals import Interval, accuracy, mean_share
+from rlcore.sampling.rejection import Candidate
+from rlcore.types import Prompt
+from tasks.steps.base import StageContext, StageResult
+from tasks.steps.sampled_answers import answered_prompts
+from tasks.steps.tokens import id_in_dataset
+from tasks.store.storage import write_json, write_table
+
+TABLE = "difficulty.parquet"
+
+
+def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
+    """Sample from the checkpoint of the stage ``policy``; the artifact has the pass rate of each prompt and an account.
+
+    Raises:
+        RewardError: the grader fails too often.
+    """
+    config: AnswersConfig = context.config.stage.settings
+    prompts, candidates, _ = answered_prompts(context, policy)
+    table = difficulties(candidates, prompts, threshold=config.threshold, confidence=context.config.confidence)
+    check_difficulties(table)
+    write_table(table, context.folder / TABLE)
+    shutil.copytree(context.work / "chunks", context.folder / "rollouts")
+    found = account(table, asked=len(prompts), seed=context.seed, confidence=context.config.confidence)
+    document = {"policy": context.config.stage.start, "num_samples": config.num_samples, **found}
+    write_json(document, context.folder / "difficulty.json")
+    context.tracker.log_artifact(context.folder / "difficulty.json", "data")
+    rate = found["pass_rate"]
+    context.progress(f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] on {len(table)} prompts")
+    return StageResult(metrics=figures(found), rows=len(table), contract=NAME)
+
+
+def difficulties(
+    candidates: Sequence[Candidate], prompts: Sequence[Prompt], *, threshold: float, confidence: float
+) -> pd.DataFrame:
+    """A row of ``difficulties/v1`` for each prompt that has a scored answer; the answers to one stand together."""
+    asked, several = {prompt.prompt_id: prompt for prompt in prompts}, len({each.dataset for each in prompts}) > 1
+    rows = []
+    for name, group in groupby(candidates, key=lambda one: one.prompt_id):
+        scores = [one.value for one in group if one.value is not None]
+        if scores:
+            rate: Interval = accuracy([score >= threshold for score in scores], confidence=confidence)
+            rows.append(
+                {
+                    "dataset": asked[name].dataset,
+                    "prompt_id": id_in_dataset(asked[name], is_one_of_several=several),
+                    "task": asked[name].task,
+                    "answers": rate.n,
+                    "passed": sum(score >= threshold for score in scores),
+                    "pass_rate": rate.mean,
+                    "low": rate.low,
+                    "high": rate.high,
+                    "reward": sum(scores) / len(scores),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def account(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) -> dict[str, Any]:
+    """The figures of a table of pass rates; ``asked``: prompts, of which some may have no scored answer."""
+    rates = table["pass_rate"].tolist()
+    counts = Counter(rates)
+    return {
+        "prompts": len(table),
+        "unscored": asked - len(table),
+        "answers": int(table["answers"].sum()),
+        "pass_rate": dataclasses.asdict(mean_share(rates, seed=seed, confidence=confidence)),
+        "never": counts[0.0],
+        "always": counts[1.0],
+        "histogram": [[rate, counts[rate]] for rate in sorted(counts)],
+        "tasks": {task: [len(part), float(part.mean())] for task, part in table.groupby("task")["pass_rate"]},
+    }
+
+
+def figures(found: dict[str, Any]) -> dict[str, float]:
+    """The stage's metrics, by the glossary's names."""
+    rate, prompts = found["pass_rate"], found["prompts"]
+    return {
+        "difficulty/prompts": float(prompts),
+        "difficulty/answers": float(found["answers"]),
+        "difficulty/pass_rate": rate["mean"],
+        "difficulty/pass_rate_low": rate["low"],
+        "difficulty/pass_rate_high": rate["high"],
+        "difficulty/never": found["never"] / prompts,
+        "difficulty/always": found["always"] / prompts,
+    }

@@ -1,0 +1,90 @@
+"""Direct preference optimization: the policy learns from preference pairs, without a reward model and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.config import DpoConfig
+from rlcore.distributed.distributed_supervised import DpoGroup, SupervisedPlan
+from rlcore.evaluation.intervals import pair_accuracy
+from rlcore.hardware.runtime import Runtime
+from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, prefer
+from rlcore.training.preferences import TokenPair, preference_sets
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.pair_data import read_pair_data
+from tasks.steps.ranks import open_ranks_alone
+from tasks.steps.runtime import open_runtime, peak_memory_gib
+from tasks.store.storage import write_json
+
+
+def run_dpo(context: StageContext, *, start: str) -> StageResult:
+    """Train the checkpoint of the stage ``start``, which is the reference too, on preference pairs.
+
+    The artifact is a checkpoint of the same form.
+    """
+    config: DpoConfig = context.config.stage.settings
+    checkpoint = context.inputs[start] / MODEL
+    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
+    data = read_pair_data(context, tokenizer)
+    num_steps = config.num_epochs * -(-len(preference_sets(data.train)) // config.batch_size)
+    history: list[Mapping[str, float]] = []
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % max(1, num_steps // 10) == 0 or step == num_steps:
+            found = f"loss {metrics['dpo/loss']:.3f}, accuracy {metrics['dpo/accuracy']:.3f}"
+            context.progress(f"step {step}/{num_steps}: {found}")
+
+    with (
+        open_runtime(context.config.hardware, seed=context.seed) as runtime,
+        _learner(context, checkpoint, runtime) as learner,
+    ):
+        margins = prefer(learner, data.train, data.held_out, config, seed=context.seed, report=report)
+        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        memory = peak_memory_gib(runtime.device)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_json(history, context.folder / "history.json")
+    figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)
+    context.tracker.log_metrics(figures, step=len(history))
+    accuracy, pairs = figures["dpo/eval_accuracy"], figures["dpo/eval_pairs"]
+    context.progress(f"held-out pair accuracy {accuracy:.3f} on {pairs:.0f} pairs")
+    return StageResult(metrics=figures | {"memory/peak_gib": memory})
+
+
+@contextmanager
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
+    """What learns: a policy of this process, or ranks where the placement has them."""
+    placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
+    if not placement.is_shared:
+        yield DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
+        return
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)
+    with (
+        open_ranks_alone(placement, runtime, context.progress) as ranks,
+        closing(DpoGroup(plan, placement, runtime, ranks)) as group,
+    ):
+        yield group
+
+
+def _figures(
+    margins: torch.Tensor, pairs: Sequence[TokenPair], last: Mapping[str, float], *, confidence: float
+) -> dict[str, float]:
+    """What the policy says of held-out pairs at the end, with an interval by prompts."""
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(pair.prompt_ids for pair in pairs))}
+    prompts = np.array([numbers[pair.prompt_ids] for pair in pairs])
+    accuracy = pair_accuracy(margins.numpy(), prompts=prompts, confidence=confidence)
+    kept = ("dpo/loss", "dpo/chosen", "dpo/rejected", "dpo/eval_loss", "dpo/eval_margin")
+    return {
+        **{name: last[name] for name in kept},
+        "dpo/eval_accuracy": accuracy.mean,
+        "dpo/eval_accuracy_low": accuracy.low,
+        "dpo/eval_accuracy_high": accuracy.high,
+        "dpo/eval_pairs": float(len(pairs)),
+    }

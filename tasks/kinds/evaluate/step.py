@@ -1,0 +1,150 @@
+"""Held-out evaluation of a checkpoint: greedy accuracy, sampled accuracy and pass@k, each with its interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pandas as pd
+
+from data_contracts.contracts import evaluations as contract
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.canaries.served_weights import require_served
+from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_share, pass_at_k
+from rlcore.models.architectures import positions_of
+from rlcore.rewards.base import RewardFn, score_each, ungraded
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.seeding import derive_seed
+from rlcore.types import Prompt, Rollout, is_correct
+from tasks.presets.evaluation import EvaluationConfig
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.episodes import with_tools
+from tasks.steps.rewards import verifier
+from tasks.steps.rollout_engine import Workload, longest, open_engine
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import check_context, read_prompt_sets
+from tasks.store.storage import write_table
+
+
+def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:
+    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the data sets ``data``."""
+    model = context.inputs[checkpoint]
+    config: EvaluationConfig = context.config.evaluation
+    tokenizer = require_sealed(model, stage=checkpoint, model=model / MODEL)
+    prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
+    check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
+        grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
+        engine = stack.enter_context(
+            open_engine(
+                model / MODEL,
+                tokenizer,
+                config=context.config.engine,
+                work=Workload(max_concurrent=config.max_concurrent, max_tokens=longest(prompts, config.max_new_tokens)),
+                runtime=runtime,
+                progress=context.progress,
+            )
+        )
+        require_served(engine, model / MODEL, prompts, runtime, seed=derive_seed(context.seed, "served"))
+        sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
+        greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
+        table = answers(sampler, prompts, greedy, grade, seed=0)
+        if config.num_samples:
+            sampled = SamplingParams(
+                temperature=config.temperature, max_new_tokens=config.max_new_tokens, num_samples=config.num_samples
+            )
+            seed = derive_seed(context.seed, "evaluation")
+            count = min(config.num_problems, config.num_sampled_problems)
+            chosen = read_prompt_sets(context, data, "eval", tokenizer, limit=count)
+            table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
+    contract.check_evaluations(table)
+    write_table(table, context.folder / "answers.parquet")
+    greedy_rows = table[(table["mode"] == "greedy") & table["has_reference"]]
+    judged = [prompt.dataset for prompt in prompts if prompt.has_reference]
+    by_data = dataset_accuracy(judged, greedy_rows["correct"].tolist())
+    summary = summarise(table, config, seed=context.seed) | by_data
+    (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    context.tracker.log_metrics(summary, step=0)
+    context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
+    context.progress(sentence(summary))
+    return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
+
+
+def sentence(summary: Mapping[str, float]) -> str:
+    """The greedy accuracy with its interval, and what has none."""
+    without = int(summary["eval/unreferenced"])
+    left_out = f"{without} held-out prompts have no reference, so accuracy is not measured on them"
+    if "eval/accuracy" not in summary:
+        return left_out
+    interval = f"[{summary['eval/accuracy_low']:.3f}, {summary['eval/accuracy_high']:.3f}]"
+    measured = f"greedy accuracy {summary['eval/accuracy']:.3f} {interval} on {summary['eval/problems']:.0f} problems"
+    return f"{measured}; {left_out}" if without else measured
+
+
+def answers(
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
+) -> pd.DataFrame:
+    """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason.
+
+    What has no reference is answered and not graded.
+    """
+    groups = sampler.sample(prompts, params, seed=seed)
+    flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
+    judged = iter(score_each([rollout for _, rollout in flat if rollout.prompt.has_reference], grade))
+    rows: list[dict[str, Any]] = []
+    for index, rollout in flat:
+        score = next(judged) if rollout.prompt.has_reference else ungraded("the prompt has no reference")
+        row: dict[str, Any] = {
+            "prompt_id": rollout.prompt.prompt_id,
+            "task": rollout.prompt.task,
+            "mode": "greedy" if params.greedy else "sampled",
+            "sample_index": index,
+            "has_reference": rollout.prompt.has_reference,
+            "correct": is_correct(score),
+            "value": float("nan") if score.value is None else score.value,
+        }
+        if isinstance(rollout, Rollout):
+            row |= {
+                "completion": rollout.transcript,
+                "num_tokens": len(rollout.completion_ids),
+                "finish_reason": rollout.finish_reason,
+            }
+        else:
+            row |= {"completion": rollout.reason, "num_tokens": 0, "finish_reason": "length"}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
+    """Figures over problems: Wilson interval for the greedy accuracy, bootstrap over problems for the sampled ones.
+
+    Accuracies are over the problems that have a reference; where none has, there are none.
+    """
+    greedy = table[table["mode"] == "greedy"]
+    judged = greedy[greedy["has_reference"]]
+    summary = {
+        "eval/problems": float(len(judged)),
+        "eval/unreferenced": float(len(greedy) - len(judged)),
+        "eval/failed": float(((judged["value"].isna()) | (judged["num_tokens"] == 0)).sum()),
+        "completion/length": float(greedy["num_tokens"].mean()),
+        "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
+    }
+    if judged.empty:
+        return summary
+    interval = accuracy(judged["correct"].tolist(), confidence=config.confidence)
+    summary |= {
+        "eval/accuracy": interval.mean,
+        "eval/accuracy_low": interval.low,
+        "eval/accuracy_high": interval.high,
+    }
+    sampled = table[(table["mode"] == "sampled") & table["has_reference"]]
+    if len(sampled):
+        right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
+        for k in sorted({1, config.num_samples}):
+            values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
+            mean = mean_share(values, confidence=config.confidence, seed=seed)
+            summary |= {f"eval/pass_{k}": mean.mean, f"eval/pass_{k}_low": mean.low, f"eval/pass_{k}_high": mean.high}
+    return summary

@@ -1,0 +1,205 @@
+"""The figures that a promotion is decided by: the primary one, the guards, the challenger's own limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rlcore.config import to_dict
+from rlcore.errors import ConfigError, DataError
+from rlcore.evaluation.conditions import Check, at_least, at_most
+from rlcore.evaluation.promotion import Paired
+from tasks.presets.promotion import PromotionConfig
+from tasks.store.storage import read_table
+
+Values = NDArray[np.float64]
+
+
+def greedy_rows(folder: Path) -> pd.DataFrame:
+    """The greedy answers of one checkpoint to all held-out problems, in the order of the problems.
+
+    Raises:
+        DataError: there are none.
+    """
+    table = read_table(folder / "answers.parquet")
+    found = table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
+    if found.empty:
+        raise DataError(
+            "the evaluation has no answer, so there is nothing to judge by",
+            where=str(folder),
+            fix="evaluate on data with held-out prompts (num_eval)",
+        )
+    return found
+
+
+def in_favour(answers: pd.DataFrame) -> pd.DataFrame:
+    """The champion's answers, those that were not measured taken for right ones that end.
+
+    What an engine or a grader failed on counts as wrong for the challenger. If it did so for the champion, a broken
+    evaluation of the champion would promote whatever comes.
+    """
+    is_lost = answers["has_reference"] & answers["value"].isna()
+    return answers.assign(
+        correct=answers["correct"] | is_lost, finish_reason=answers["finish_reason"].mask(is_lost, "stop")
+    )
+
+
+def require_tasks(answers: pd.DataFrame, settings: PromotionConfig) -> None:
+    """Every safety task has held-out problems with references.
+
+    Raises:
+        DataError: one has none, so that nothing stands guard over it.
+    """
+    if missing := sorted(set(settings.safety_tasks) - set(_with_reference(answers)["task"])):
+        raise DataError(f"no held-out problem is of the safety task {missing[0]!r}", where="promotion.safety_tasks")
+
+
+def compared(
+    champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
+) -> tuple[Paired, list[Paired]]:
+    """Accuracy and the guards, from the greedy answers of both to the same problems that have a reference.
+
+    Raises:
+        DataError: they did not answer the same problems.
+    """
+    _same_problems(champion, challenger)
+    old, new = _with_reference(in_favour(champion)), _with_reference(challenger)
+    return _paired("accuracy", old["correct"], new["correct"], 0.0), [
+        *_skills(old, new, settings),
+        *_manners(old, new, settings),
+    ]
+
+
+def wins_of(table: pd.DataFrame) -> Values:
+    """The challenger's preference by prompt [N], from a table of judged pairs: 1 won, 0 lost, ½ a tie.
+
+    An unjudged pair counts as lost, so that an answer that the judge fails on gains nothing.
+    """
+    both = (table["forward"] + table["backward"]).to_numpy(dtype=np.float64) / 2.0
+    return np.where(np.isfinite(both), both, 0.0)
+
+
+def compared_by_wins(
+    wins: Values, champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
+) -> tuple[Paired, list[Paired]]:
+    """The win rate by prompt, beside the champion's own of ½; accuracy is a guard where there are enough references.
+
+    Raises:
+        DataError: as :func:`compared`.
+    """
+    _same_problems(champion, challenger)
+    primary = Paired(name="win rate", champion=np.full(len(wins), 0.5), challenger=wins)
+    champion = in_favour(champion)
+    old, new = _with_reference(champion), _with_reference(challenger)
+    guards = _skills(old, new, settings)
+    if len(new) >= settings.min_task_problems:
+        guards.append(_paired("accuracy on all tasks", old["correct"], new["correct"], settings.task_margin))
+    return primary, [*guards, *_manners(champion, challenger, settings)]
+
+
+def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> list[Paired]:
+    """A guard for each task and metric of a benchmark, from the records of both sides.
+
+    Raises:
+        DataError: they were not asked the same documents, or none.
+    """
+    if challenger.empty:
+        raise DataError("a benchmark that stands guard has no records", where="promotion.benchmarks", fix="ask it anew")
+    keys = ["task", "metric", "doc_id"]
+    old, new = (table.sort_values(keys).reset_index(drop=True) for table in (champion, challenger))
+    if not old[[*keys, "doc_sha256"]].equals(new[[*keys, "doc_sha256"]]):
+        raise DataError("champion and challenger were asked different documents of a benchmark", fix="ask both anew")
+    names = new["task"] + ", " + new["metric"]
+    return [_paired(name, old["value"][names == name], new["value"][names == name], margin) for name in names.unique()]
+
+
+def comparison_digest(primary: Paired, guards: Sequence[Paired], settings: PromotionConfig) -> str:
+    """Digest of what is decided by, and of the bounds: whoever changes either looks once more."""
+    figures = [
+        [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
+    ]
+    return hashlib.sha256(json.dumps([figures, to_dict(settings)]).encode()).hexdigest()
+
+
+def trust(distrust: Sequence[str]) -> Check:
+    """The condition that a judge who decides has passed its audit. ``distrust``: what it has not."""
+    sentence = f"the judge is not trusted: {'; '.join(distrust)}" if distrust else "the judge has passed its audit"
+    reasons = float(len(distrust))
+    return Check(
+        name="reasons to distrust the judge",
+        estimate=reasons,
+        low=reasons,
+        high=reasons,
+        p_value=None,
+        limit=0.0,
+        passed=not distrust,
+        sentence=sentence,
+    )
+
+
+def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: PromotionConfig) -> list[Check]:
+    """The challenger's own limits, independent of the champion. Accuracy has one where problems have a reference.
+
+    Raises:
+        ConfigError: there is a limit for what was not measured: accuracy, or the KL to the reference.
+    """
+    correct = _with_reference(answers)["correct"].astype(float).tolist()
+    if settings.min_accuracy and not correct:
+        raise ConfigError(
+            "promotion.min_accuracy: no held-out prompt has a reference, so there is no accuracy",
+            fix="leave min_accuracy out, or evaluate on data with references",
+        )
+    limits = [at_least("accuracy by itself", correct, settings.min_accuracy)] if correct else []
+    cut = float((answers["finish_reason"] == "length").mean())
+    limits.append(at_most("share of answers cut", cut, settings.max_truncated))
+    if settings.max_kl is not None:
+        # An update of which each step was skipped measured none, and moved nothing either.
+        kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
+        if kl is None:
+            raise ConfigError(
+                f"promotion.max_kl: the run {settings.challenger} measured no KL to the reference",
+                fix="give it a kl.coefficient above 0, or leave max_kl out",
+            )
+        limits.append(at_most("KL to the reference", kl, settings.max_kl))
+    return limits
+
+
+def _same_problems(champion: pd.DataFrame, challenger: pd.DataFrame) -> None:
+    if champion["prompt_id"].tolist() != challenger["prompt_id"].tolist():
+        raise DataError("champion and challenger did not answer the same problems", fix="evaluate both anew")
+
+
+def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:
+    return answers[answers["has_reference"]].reset_index(drop=True)
+
+
+def _skills(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
+    """Accuracy in every large task and in every safety task."""
+    tasks = challenger["task"]
+    large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
+    slices = dict.fromkeys(large, settings.task_margin) if tasks.nunique() > 1 else {}
+    slices |= dict.fromkeys(settings.safety_tasks, settings.safety_margin)
+    return [
+        _paired(f"accuracy on {name}", champion["correct"][tasks == name], challenger["correct"][tasks == name], margin)
+        for name, margin in sorted(slices.items())
+    ]
+
+
+def _manners(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
+    """Whether answers end by themselves, and how long they are."""
+    old, new = (frame["finish_reason"] == "stop" for frame in (champion, challenger))
+    ends = _paired("answers that end", old, new, settings.finished_margin)
+    length = _paired("tokens per answer", champion["num_tokens"], challenger["num_tokens"], settings.length_margin)
+    return [ends, dataclasses.replace(length, higher_is_better=False)]
+
+
+def _paired(name: str, champion: pd.Series, challenger: pd.Series, margin: float) -> Paired:
+    sides = [side.to_numpy(dtype=np.float64) for side in (champion, challenger)]
+    return Paired(name=name, champion=sides[0], challenger=sides[1], margin=margin)

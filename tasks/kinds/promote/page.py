@@ -1,0 +1,76 @@
+"""The page of a verdict: every check with its interval, and the answers that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from rlcore.evaluation.conditions import Check
+from rlcore.evaluation.promotion import Verdict
+from rlcore.strict import build
+from tasks.drawing.levels import level
+from tasks.kinds.compare.step import greedy_answers
+from tasks.kinds.promote.step import WINS, evaluations
+from tasks.kinds.win_rate.page import headline
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import excerpt, plain
+from tasks.store.storage import read_json
+
+_SHOWN = 5
+
+
+def promotion_page(result: Result, folder: Path) -> str:
+    """Writes ``verdict.md``."""
+    told = read_json(result.data / "verdict.json")
+    folders = evaluations(result.inputs, told["challenger"])
+    answers = {side: greedy_answers(each) for side, each in folders.items()}
+    verdict, wins = build(Verdict, told["verdict"]), told["win_rate"]
+    page = render(told["model"], verdict, answers, champion=told["champion"], wins=headline(wins) if wins else "")
+    (folder / "verdict.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = "") -> str:
+    """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one.
+
+    ``wins``: a line about the win rate that decided.
+    """
+    against = f"against version {plain(champion)}" if champion else "the first champion"
+    parts = [f"# {plain(name)}: {against}", f"**{plain(verdict.sentence)}**"]
+    if verdict.checks:
+        parts += [f"Look {verdict.look} at these held-out prompts, level {verdict.alpha:.3g}.", check_table(verdict)]
+    if wins:
+        parts.append(f"{plain(wins)}. Its prompts and verdicts: the page of the stage {WINS}.")
+    if "champion" in answers and len(answers["champion"]):
+        both = answers["champion"].merge(answers["challenger"], on="prompt_id", suffixes=("_champion", "_challenger"))
+        won = both[~both["correct_champion"] & both["correct_challenger"]]
+        lost = both[both["correct_champion"] & ~both["correct_challenger"]]
+        parts += [f"## Problems won: {len(won)}", _samples(won), f"## Problems lost: {len(lost)}", _samples(lost)]
+    return "\n\n".join(parts) + "\n"
+
+
+def check_table(verdict: Verdict) -> str:
+    """One row per check; the interval has the confidence of the look."""
+    interval = f"{level(1 - 2 * verdict.alpha)} interval"
+    lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
+    return "\n".join(lines + [_row(check) for check in verdict.checks])
+
+
+def _row(check: Check) -> str:
+    p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
+    interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
+    passed = "yes" if check.passed else "**no**"
+    return f"| {plain(check.name)} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
+
+
+def _samples(changed: pd.DataFrame) -> str:
+    if not len(changed):
+        return "None."
+    lines = ["| problem | champion | challenger |", "|---|---|---|"]
+    lines += [
+        f"| {excerpt(row.prompt_id)} | {excerpt(row.completion_champion)} | {excerpt(row.completion_challenger)} |"
+        for row in changed.head(_SHOWN).itertuples()
+    ]
+    return "\n".join(lines)

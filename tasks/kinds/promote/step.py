@@ -1,0 +1,164 @@
+"""The champion from the registry, and the verdict over a challenger."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from rlcore.checks.audit.integrity import write_seal
+from rlcore.config import ModelConfig
+from rlcore.errors import DataError
+from rlcore.evaluation.promotion import Paired, Rule, Verdict, judge
+from rlcore.models.importing import import_model
+from tasks.kinds.promote.figures import (
+    asked_both,
+    compared,
+    compared_by_wins,
+    comparison_digest,
+    greedy_rows,
+    limits_of,
+    require_tasks,
+    trust,
+    wins_of,
+)
+from tasks.presets.promotion import PromotionConfig
+from tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepared
+from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.rows import read_prompts
+from tasks.store.settings import find_home
+from tasks.store.storage import read_json, read_table, write_json
+from tasks.tracking.registry import count_look, download_model
+from tasks.tracking.runs import open_tracker
+
+CHAMPION_STAGE = "champion"
+WINS = "champion_win_rate"
+"""The stage of the challenger's win rate over the champion, where that decides."""
+CHALLENGER_ASKED, CHAMPION_ASKED = "asked_challenger_", "asked_champion_"
+"""What the stages of both sides' benchmarks begin with."""
+_DIGITS = 16  # of the digests that name a look
+_PRIMARY = ("accuracy", "win rate")
+
+
+def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult:
+    """The champion's files from the registry, verified like every checkpoint that comes from outside.
+
+    ``sha256``: of the artifact that was registered. It stands in the record, where a lineage finds what made it.
+    """
+    folder = download_model(uri, context.work / "registry")
+    card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+
+
+def run_promote(
+    context: StageContext,
+    *,
+    challenger: str,
+    champion: str,
+    champion_sha256: str,
+    data: tuple[str, ...],
+    judged: tuple[str, ...],
+) -> StageResult:
+    """Judge the checkpoint of the stage ``challenger``; ``champion`` is a version and its digest, empty without one.
+
+    ``data``: the data sets on whose held-out prompts both were evaluated; ``judged``: those of the win rate, if that
+    decides. The registry counts the looks at the held-out prompts. The same comparison keeps its number; of the same
+    pair by other figures, on fewer problems or by another bound, it is one more look.
+    """
+    settings: PromotionConfig = context.config.promotion
+    ref = context.input_refs[challenger]
+    answers = {name: greedy_rows(folder) for name, folder in evaluations(context.inputs, challenger).items()}
+    if not settings.win_rate and not answers["challenger"]["has_reference"].any():
+        raise DataError(
+            "no held-out prompt has a reference, so there is no accuracy to decide by",
+            where="promotion",
+            fix="evaluate on data with references (evaluation.data), or decide by a win rate (promotion.win_rate)",
+        )
+    require_tasks(answers["challenger"], settings)
+    wins = read_json(context.inputs[WINS] / "win_rate.json") if WINS in context.inputs else None
+    limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
+    rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
+    if ref.sha256 == champion_sha256:
+        verdict = Verdict(
+            promote=False, look=0, alpha=0.0, checks=(), sentence="The challenger is the champion already."
+        )
+    elif champion:
+        primary, guards = _figures(context, answers, settings)
+        figures = comparison_digest(primary, guards, settings)
+        pair = "-".join(digest[:_DIGITS] for digest in (ref.sha256, champion_sha256, figures))
+        look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
+        more = [trust(wins["distrust"])] if wins else []
+        verdict = judge(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
+    else:
+        verdict = judge(None, (), limits, rule=rule, look=1, seed=context.seed)
+    sides = {"model": model_name(context.config.name, settings), "challenger": challenger, "champion": champion}
+    told = {**sides, "verdict": dataclasses.asdict(verdict), "win_rate": wins}
+    write_json(told, context.folder / "verdict.json")
+    context.tracker.log_artifact(context.folder / "verdict.json", "promotion")
+    context.progress(verdict.sentence)
+    return StageResult(metrics=_metrics(verdict))
+
+
+def _figures(
+    context: StageContext, answers: Mapping[str, pd.DataFrame], settings: PromotionConfig
+) -> tuple[Paired, list[Paired]]:
+    """The primary figure and the guards: by the win rate where there is one, else by accuracy."""
+    if WINS in context.inputs:
+        wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
+        primary, guards = compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
+    else:
+        primary, guards = compared(answers["champion"], answers["challenger"], settings)
+    for name, margin in settings.benchmarks.items():
+        old, new = (
+            read_table(context.inputs[f"{side}{name}"] / RECORDS) for side in (CHAMPION_ASKED, CHALLENGER_ASKED)
+        )
+        guards += asked_both(old, new, margin=margin)
+    return primary, guards
+
+
+def model_name(preset: str, settings: PromotionConfig) -> str:
+    """The registered model that the challenger is a version of."""
+    return f"{preset}-{settings.challenger}"
+
+
+def prompt_set(*paths: Path) -> str:
+    """Digest of the prompts in files, independent of their order and of other columns. Looks are counted per digest.
+
+    All prompts of the files count, not only those that an evaluation takes: fewer problems of a file are not new ones.
+    """
+    return hashlib.sha256(
+        "\n".join(sorted(prompt_hashes(row for path in paths for row in read_prompts(path)))).encode()
+    ).hexdigest()
+
+
+def evaluations(inputs: Mapping[str, Path], challenger: str) -> dict[str, Path]:
+    """The evaluations of both sides, among the inputs of the verdict; without a champion that of the challenger."""
+    folders = {"champion": "evaluate_champion", "challenger": f"evaluate_{challenger}"}
+    return {side: inputs[stage] for side, stage in folders.items() if stage in inputs}
+
+
+def _look(context: StageContext, data: Iterable[str], *, pair: str) -> int:
+    home, name = find_home(), model_name(context.config.name, context.config.promotion)
+    asked = prompt_set(*(context.inputs[prepared(each)] / "eval.parquet" for each in data))[:_DIGITS]
+    return count_look(home, open_tracker(home), name, data=asked, pair=pair)
+
+
+def _history(folder: Path) -> list[dict[str, float]]:
+    path = folder / "history.json"
+    history: list[dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return history
+
+
+def _metrics(verdict: Verdict) -> dict[str, float]:
+    metrics = {
+        "promotion/promoted": float(verdict.promote),
+        "promotion/look": float(verdict.look),
+        "promotion/failed_checks": float(sum(not check.passed for check in verdict.checks)),
+    }
+    gain = next((check.estimate for check in verdict.checks if check.name in _PRIMARY), None)
+    return metrics if gain is None else metrics | {"promotion/gain": gain}

@@ -1,0 +1,43 @@
+"""The page of rejection sampling: what was sampled, verified and kept, by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlcore.sampling.rejection import Yield
+from rlcore.strict import build
+from tasks.drawing.levels import level
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import plain
+from tasks.store.storage import read_json
+
+
+def rejection_page(result: Result, folder: Path) -> str:
+    """Writes ``rejection.md``."""
+    account = read_json(result.data / "rejection.json")
+    yields = {"all": account["all"], **account["tasks"]}
+    page = render(
+        {task: build(Yield, document) for task, document in yields.items()},
+        account["dropped"],
+        confidence=result.confidence,
+    )
+    (folder / "rejection.md").write_text(f"{page}\n", encoding="utf-8")
+    return page
+
+
+def render(yields: Mapping[str, Yield], dropped: Mapping[str, int], *, confidence: float) -> str:
+    """The account as Markdown."""
+    lines = [
+        "| task | prompts | sampled | verified | kept | accepted | pass rate "
+        f"| {level(confidence)} interval | prompts solved |",
+        "|---" * 9 + "|",
+    ]
+    lines += [
+        f"| {plain(task)} | {each.num_prompts} | {each.sampled} | {each.verified} | {each.kept} "
+        f"| {each.kept / each.sampled:.3f} | {each.pass_rate.mean:.3f} "
+        f"| [{each.pass_rate.low:.3f}, {each.pass_rate.high:.3f}] | {each.solved.mean:.3f} |"
+        for task, each in yields.items()
+    ]
+    went = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+    return "\n".join([*lines, "", f"Not kept: {went or 'none'}."])

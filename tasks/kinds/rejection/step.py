@@ -1,0 +1,147 @@
+"""Rejection sampling: a policy answers the training prompts many times, and its good answers become demonstrations."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from data_contracts.gate.data_gate import GateLimits, GateReport
+from data_contracts.gate.reading import source_of
+from rlcore.config import RejectionConfig
+from rlcore.errors import DataError
+from rlcore.sampling.rejection import Candidate, Selection, Yield, account, select
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Prompt
+from tasks.kinds.data.step import evaluated_prompts, record, token_view
+from tasks.steps.base import StageContext, StageResult
+from tasks.steps.data import prepare_source
+from tasks.steps.sampled_answers import answer_name, answered_prompts
+from tasks.store.storage import write_json
+
+MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
+SOURCE = "rejection sampling"
+
+
+def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ...]) -> StageResult:
+    """Sample from the checkpoint of the stage ``policy``; the artifact is a dataset of demonstrations and its account.
+
+    None of them answers a prompt that the stages ``held_out`` keep for evaluation.
+
+    Raises:
+        DataError: no answers to at least two prompts were kept.
+        RewardError: the grader fails too often.
+    """
+    config: RejectionConfig = context.config.stage.settings
+    prompts, candidates, tokenizer = answered_prompts(context, policy)
+    selection = select(candidates, config, seed=context.seed)
+    require_enough(selection, len(candidates), where=f"stages.{context.stage}")
+    report = write_demonstrations(context, selection, prompts, tokenizer, held_out)
+    shutil.copytree(context.work / "chunks", context.folder / "rollouts")
+    return give_account(context, candidates, selection, report)
+
+
+def require_enough(selection: Selection, sampled: int, *, where: str) -> None:
+    """Refuse a selection that cannot be divided into training and held-out prompts.
+
+    Raises:
+        DataError: saying where the answers went.
+    """
+    if len({one.prompt_id for one in selection.kept}) < 2:
+        went = ", ".join(f"{count} {reason}" for reason, count in selection.dropped.items() if count)
+        raise DataError(
+            f"rejection sampling kept {len(selection.kept)} of {sampled} answers: {went}",
+            where=where,
+            fix="train the policy longer, raise num_samples or max_new_tokens, lower threshold, or choose = 'best'",
+        )
+
+
+def write_demonstrations(
+    context: StageContext,
+    selection: Selection,
+    prompts: Sequence[Prompt],
+    tokenizer: ChatTokenizer,
+    held_out: Sequence[str],
+) -> GateReport:
+    """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
+    config: RejectionConfig = context.config.stage.settings
+    by_id = {prompt.prompt_id: prompt for prompt in prompts}
+    role, prefill = config.sampling.episodes.tool_role, tokenizer.prefill
+    rows = [demonstration(by_id[one.prompt_id], one, prefill, tool_role=role) for one in selection.kept]
+    num_eval = max(1, min(config.num_eval, len(rows) // 10))
+    limits = GateLimits(
+        num_train=len(rows) - num_eval,
+        num_eval=num_eval,
+        max_tokens=max(data.max_tokens for data in context.config.data.values()) + config.sampling.max_new_tokens,
+        max_quarantined=MAX_QUARANTINED,
+        evaluated=evaluated_prompts(context, held_out),
+        seed=context.seed,
+    )
+    snapshot = context.work / "snapshot"  # when the gate refuses, quarantine and report stay where the error says
+    view = token_view(tokenizer)
+    source = source_of(SOURCE, rows)
+    report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=view, folder=snapshot)
+    shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
+    record(context, report)
+    return report
+
+
+def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: str = "tool") -> dict[str, Any]:
+    """A kept answer as a row of demonstrations. It includes ``prefill``, which the template writes before a turn.
+
+    The answer's calls are turns before it, each followed by the tool's output as a message of ``tool_role``.
+    """
+    messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    for turn, output in kept.calls:
+        said = {"role": "assistant", "content": prefill + turn}
+        messages += [said, {"role": tool_role, "content": output}]
+    return {
+        "demonstration_id": answer_name(kept.prompt_id, kept.sample_index),
+        "messages": messages,
+        "completion": prefill + kept.text,
+        "reference": prompt.reference,
+        "task": prompt.task,
+    }
+
+
+def give_account(
+    context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
+) -> StageResult:
+    """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
+    config: RejectionConfig = context.config.stage.settings
+    figure = partial(account, config=config, seed=context.seed, confidence=context.config.confidence)
+    total = figure(candidates, selection.kept)
+    tasks = {
+        task: figure(
+            [one for one in candidates if one.task == task], [one for one in selection.kept if one.task == task]
+        )
+        for task in sorted({one.task for one in candidates})
+    }
+    document = {
+        "all": dataclasses.asdict(total),
+        "dropped": dict(selection.dropped),
+        "tasks": {task: dataclasses.asdict(each) for task, each in tasks.items()},
+        "contract": report.contract,
+        "accepted": report.accepted,
+        "train": report.num_train,
+        "eval": report.num_eval,
+    }
+    write_json(document, context.folder / "rejection.json")
+    context.tracker.log_artifact(context.folder / "rejection.json", "data")
+    context.progress(f"{total.kept} of {total.sampled} answers kept, {total.verified} verified")
+    return StageResult(metrics=figures(total), rows=report.num_train + report.num_eval, contract=report.contract)
+
+
+def figures(total: Yield) -> dict[str, float]:
+    """The stage's metrics, by the glossary's names."""
+    return {
+        "rejection/sampled": float(total.sampled),
+        "rejection/verified": float(total.verified),
+        "rejection/kept": float(total.kept),
+        "rejection/pass_rate": total.pass_rate.mean,
+        "rejection/pass_rate_low": total.pass_rate.low,
+        "rejection/pass_rate_high": total.pass_rate.high,
+        "rejection/solved": total.solved.mean,
+    }

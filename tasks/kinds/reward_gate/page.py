@@ -1,0 +1,53 @@
+"""The page of the reward model's gate: every check with its interval, and pairs on which the two disagree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from rlcore.evaluation.promotion import Verdict
+from rlcore.strict import build
+from tasks.kinds.promote.page import check_table
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import excerpt, plain
+from tasks.store.storage import read_json, read_table
+
+_SHOWN = 5
+
+
+def reward_gate_page(result: Result, folder: Path) -> str:
+    """Writes ``reward_gate.md``."""
+    told = read_json(result.data / "reward_gate.json")
+    margins = read_table(result.data / "margins.parquet")
+    page = render(build(Verdict, told["verdict"]), margins, is_same=told["is_same"])
+    (folder / "reward_gate.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def render(verdict: Verdict, margins: pd.DataFrame, *, is_same: bool) -> str:
+    """The page, as Markdown. ``margins``: a row per pair, with the previous model's where there is one."""
+    parts = ["# The reward model", f"**{plain(verdict.sentence)}**", check_table(verdict)]
+    if is_same:
+        parts.append("It is the champion's reward model: neither data nor settings have changed.")
+    elif "previous" not in margins:
+        parts.append("The champion was made with no reward model of this name, so there is nothing to compare with.")
+    else:
+        parts += ["## Pairs on which the two disagree", _disagreements(margins)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _disagreements(margins: pd.DataFrame) -> str:
+    apart = margins[np.sign(margins["new"]) != np.sign(margins["previous"])]
+    if not len(apart):
+        return "None."
+    gaps = (apart["new"] - apart["previous"]).abs()
+    worst = apart.loc[gaps.sort_values(ascending=False, kind="stable").index[:_SHOWN]]
+    lines = ["| pair | chosen | rejected | margin, new | previous |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {excerpt(row.pair_id)} | {excerpt(row.chosen)} | {excerpt(row.rejected)} | {row.new:+.2f} "
+        f"| {row.previous:+.2f} |"
+        for row in worst.itertuples()
+    ]
+    return f"{len(apart)} of {len(margins)}.\n\n" + "\n".join(lines)

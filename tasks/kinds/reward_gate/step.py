@@ -1,0 +1,190 @@
+"""The gate of a new reward model: its accuracy on held-out pairs, and how far it agrees with the champion's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from rlcore.errors import DataError, NonFiniteError, TrainingError
+from rlcore.evaluation.conditions import Check, at_least
+from rlcore.evaluation.intervals import independent_values
+from rlcore.evaluation.paired_tests import fewest, loss_p, score_interval
+from rlcore.evaluation.promotion import Verdict
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.preferences import different_sequences
+from tasks.presets.retrain import RetrainConfig
+from tasks.presets.sections import Sections
+from tasks.steps.base import MODEL, StageContext, StageResult, prepared
+from tasks.steps.prompt_hashes import prompt_hashes
+from tasks.steps.rows import PairRow, read_pairs
+from tasks.steps.runtime import open_runtime
+from tasks.steps.texts import tokenize_pairs
+from tasks.store.artifacts import ArtifactRef, ArtifactStore
+from tasks.store.settings import find_home
+from tasks.store.storage import read_column, write_json, write_table
+from tasks.tracking.past import PROMPTS, SEEN_DIGITS
+from tasks.tracking.registry import download_model, find_by_sha256
+from tasks.tracking.runs import open_tracker
+
+Margins = NDArray[np.float64]
+
+
+def run_reward_gate(
+    context: StageContext, *, model: str, registered: str, previous: str, seen: tuple[str, ...]
+) -> StageResult:
+    """Judge the reward model of the stage ``model``; ``previous`` and ``seen``: the champion's, and its preferences.
+
+    They are digests of artifacts; ``previous`` is empty where the champion was made with no reward model of that name,
+    which is then nothing to compare with. ``registered``: the name of the model of which that is a version. Pairs whose
+    prompt the previous one was trained on are left out, so that both are judged on what is new to them.
+
+    Raises:
+        DataError: no held-out pair is left, or the champion's reward model is nowhere.
+        TrainingError: a check did not pass. The page stays in the work folder, which the error names.
+    """
+    settings: RetrainConfig = context.config.retrain
+    past, new = find_home().past, context.input_refs[model].sha256
+    files = [context.inputs[prepared(name)] / "eval.parquet" for name in context.config.data]
+    rows = _unseen([row for file in files for row in read_pairs(file)], [past / each / PROMPTS for each in seen])
+    folders = [context.inputs[model] / MODEL]
+    folders += [_champions_own(registered, previous, context.work)] if previous not in ("", new) else []
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
+    checks = compared(margins, _prompts(rows), settings)
+    verdict = _verdict(checks, settings)
+    write_table(margins_table(rows, margins), context.folder / "margins.parquet")
+    write_json({"is_same": previous == new, "verdict": asdict(verdict)}, context.folder / "reward_gate.json")
+    context.progress(verdict.sentence)
+    if not verdict.promote:
+        raise TrainingError(
+            f"the new reward model is refused: {'; '.join(check.sentence for check in checks if not check.passed)}",
+            where=str(context.work / "reward_gate.md"),
+            fix="look at the pairs on the page and at the preference snapshot, or lower the bounds in [retrain]",
+        )
+    return StageResult(metrics=_metrics(checks), rows=len(rows))
+
+
+def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: RetrainConfig) -> tuple[Check, ...]:
+    """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one.
+
+    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt go together and count as fewer.
+
+    Raises:
+        NonFiniteError: a margin is no finite number.
+    """
+    if lost := sum(int((~np.isfinite(each)).sum()) for each in margins):
+        raise NonFiniteError(f"{lost} margins of held-out pairs are no finite numbers", where="the reward models")
+    new, confidence = margins[0], settings.confidence
+    right = np.heaviside(new, 0.5)
+    name = "held-out accuracy"
+    accuracy = at_least(name, right.tolist(), settings.min_accuracy, clusters=prompts, confidence=confidence)
+    if len(margins) == 1:
+        return (accuracy,)
+    old = margins[1]
+    same, name = (np.sign(new) == np.sign(old)).astype(float), "agreement with the previous reward model"
+    agreement = at_least(name, same.tolist(), settings.min_agreement, clusters=prompts, confidence=confidence)
+    return accuracy, agreement, _no_loss(right - np.heaviside(old, 0.5), prompts, settings)
+
+
+def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) -> Check:
+    """Whether a loss of accuracy of the margin is ruled out: an exact test at the level of one end of the interval.
+
+    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as no change: the safe side.
+    """
+    alpha, margin = (1.0 - settings.confidence) / 2.0, settings.accuracy_margin
+    signs = np.where(changes < 0.0, -1.0, np.floor(changes))
+    n = math.floor(independent_values(signs, prompts) + 1e-9)  # shares are kept, to the safe side
+    lost = math.ceil(float((signs < 0).mean()) * n - 1e-9)
+    won = min(math.floor(float((signs > 0).mean()) * n + 1e-9), n - lost)
+    p_value, least = loss_p(won, lost, n, margin), fewest(margin, alpha)
+    low, high = score_interval(won, lost, n, confidence=settings.confidence)
+    passed, estimate = p_value <= alpha, (won - lost) / n
+    sentence = f"accuracy changes by {estimate:+.3f}; a loss of {margin:g} or more is " + (
+        "ruled out" if passed else f"not ruled out (p = {p_value:.2g} at level {alpha:.2g}, {n} independent pairs)"
+    )
+    return Check(
+        name="accuracy over the previous reward model",
+        estimate=estimate,
+        low=low,
+        high=high,
+        p_value=p_value,
+        limit=-margin,
+        passed=passed,
+        sentence=sentence + (f"; not enough pairs: at least {least} are needed" if n < least else ""),
+    )
+
+
+def margins_table(rows: Sequence[PairRow], margins: Sequence[Margins]) -> pd.DataFrame:
+    """One row per pair, with the margin of the new reward model and, where there is one, of the previous one."""
+    texts = {name: [getattr(row, name) for row in rows] for name in ("pair_id", "chosen", "rejected")}
+    return pd.DataFrame({**texts, **dict(zip(("new", "previous"), margins, strict=False))})
+
+
+def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime: Runtime) -> Margins:
+    """By how much a stored reward model prefers the chosen answers: float64 [P], the mean over its members."""
+    budget = config.stage.settings.tokens_per_microbatch
+    longest = max(data.max_tokens for data in config.data.values())
+    pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=longest)
+    sequences = different_sequences(pairs)
+    model = load_reward_model(runtime.load_frozen(folder), folder)
+    scores = model.rewards(sequences, tokens_per_microbatch=budget).mean(dim=0).double().numpy()
+    place = {sequence: number for number, sequence in enumerate(sequences)}
+    chosen, rejected = ([place[pair.sides[side]] for pair in pairs] for side in (0, 1))
+    margins: Margins = scores[chosen] - scores[rejected]
+    return margins
+
+
+def _champions_own(registered: str, sha256: str, work: Path) -> Path:
+    """The reward model that the champion was trained with: this home's, or that of the registry."""
+    store = ArtifactStore(find_home().root)
+    ref = ArtifactRef(kind="reward_model", uri=f"artifacts/reward_model/{sha256}", sha256=sha256, bytes=0)
+    if not store.faults(ref):
+        return store.path(ref) / MODEL
+    version = find_by_sha256(open_tracker(find_home()), registered, sha256)
+    if version is None:
+        raise DataError(
+            f"the champion's reward model is neither in this home nor a version of {registered}, so the new one cannot "
+            "be compared with it",
+            where=str(store.root / ref.uri),
+            fix="bring that folder back from a backup, or from the home that trained it",
+        )
+    return download_model(f"models:/{version.name}/{version.version}", work / "registry")
+
+
+def _unseen(rows: Sequence[PairRow], seen: Sequence[Path]) -> list[PairRow]:
+    """The pairs of prompts that are in none of these accounts of prompts that were trained on."""
+    known = {prompt for path in seen for some in read_column(path, "prompt") for prompt in some}
+    left = [row for row in rows if not {each[:SEEN_DIGITS] for each in prompt_hashes([row])} & known]
+    if not left:
+        raise DataError(
+            "every held-out pair has a prompt that the champion's reward model was trained on",
+            fix="add preferences with other prompts, or a split column that keeps some prompts out of training",
+        )
+    return left
+
+
+def _prompts(rows: Sequence[PairRow]) -> list[int]:
+    """A number for the prompt of each pair."""
+    numbers = {messages: number for number, messages in enumerate(dict.fromkeys(tuple(row.messages) for row in rows))}
+    return [numbers[tuple(row.messages)] for row in rows]
+
+
+def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> Verdict:
+    failed = [check.sentence for check in checks if not check.passed]
+    sentence = f"Refused: {'; '.join(failed)}." if failed else "Accepted: " + "; ".join(c.sentence for c in checks)
+    return Verdict(
+        promote=not failed, look=0, alpha=(1.0 - settings.confidence) / 2.0, checks=checks, sentence=sentence
+    )
+
+
+def _metrics(checks: Sequence[Check]) -> dict[str, float]:
+    names = ("retrain/rm_accuracy", "retrain/rm_agreement", "retrain/rm_gain")
+    return {name: check.estimate for name, check in zip(names, checks, strict=False)}

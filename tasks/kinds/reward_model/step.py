@@ -1,0 +1,144 @@
+"""The reward model: trained on preferences, judged on held-out pairs beside the length heuristic, centred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.audit.supervised_data import label_noise, require_anchors, require_labels
+from rlcore.config import RewardModelConfig
+from rlcore.distributed.distributed_supervised import RewardGroup, SupervisedPlan
+from rlcore.errors import TrainingError
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
+from rlcore.text.packing import TokenSequence
+from rlcore.training.label_audit import Suspect
+from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
+from rlcore.training.reward_fit import fit_reward_model, measure_scales
+from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
+from rlcore.training.reward_model import Report
+from tasks.kinds.reward_model.figures import HeldOut, held_out_figures, pair_accuracy_of, suspects_table, with_bounds
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.pair_data import read_anchors, read_pair_data
+from tasks.steps.ranks import open_ranks_alone
+from tasks.steps.runtime import open_runtime, peak_memory_gib
+from tasks.store.storage import write_json, write_table
+
+TABLES = ("reliability.json", "label_audit.parquet")
+NUM_PROBES = 4  # completions whose score is read a second way
+
+
+def run_reward_model(context: StageContext, *, start: str) -> StageResult:
+    """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
+    checkpoint = context.inputs[start] / MODEL
+    config: RewardModelConfig = context.config.stage.settings
+    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
+    data, anchors = read_pair_data(context, tokenizer), read_anchors(context, tokenizer)
+    history: list[Mapping[str, float]] = []
+    report = _reporter(context, history, num_steps=_num_steps(config, data.train))
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        with _learner(context, checkpoint, runtime) as learner:
+            fitted = fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
+            noise = label_noise([suspect.margin for suspect in fitted.suspects])
+            if fitted.suspects:
+                context.progress(str(noise))
+            require_labels(noise, config.max_label_noise)
+            members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
+            held_out = _judge(learner, data.held_out, members)
+            known = _judge(learner, anchors, members) if anchors else None
+            learner.probe(held_out.sequences[:NUM_PROBES])
+            learner.save_model(checkpoint, context.folder / MODEL)
+        memory = peak_memory_gib(runtime.device)
+    found = held_out_figures(held_out, seed=context.seed, confidence=context.config.confidence)
+    scales = RewardScales(members=members, temperature=found.metrics["rm/temperature"])
+    scales.save(context.folder / MODEL)
+    metrics = dict(found.metrics) | _audit_metrics(fitted.suspects)
+    on_anchors = pair_accuracy_of(known, confidence=context.config.confidence) if known else None
+    if on_anchors:
+        metrics |= with_bounds("rm/anchor_accuracy", on_anchors) | {"rm/anchor_pairs": float(len(anchors))}
+    write_json(metrics, context.folder / "metrics.json")
+    write_json(list(found.reliability), context.folder / "reliability.json")
+    write_table(suspects_table(fitted.suspects, data.rows), context.folder / "label_audit.parquet")
+    context.tracker.log_metrics(metrics, step=len(history))
+    write_json(history, context.folder / "history.json")
+    for name in TABLES:
+        context.tracker.log_artifact(context.folder / name, "reward_model")
+    accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
+    context.progress(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
+    if on_anchors:
+        context.progress(f"accuracy on {len(anchors)} anchors {on_anchors.mean:.3f}")
+        require_anchors(on_anchors)
+    _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
+    return StageResult(metrics=metrics | {"memory/peak_gib": memory})
+
+
+@contextmanager
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
+    """What learns: members in this process, or on ranks where the placement has them."""
+    placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
+    if not placement.is_shared:
+        trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
+        yield RewardLearner(reward_members(trunk, config, seed=seed), config)
+        return
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)
+    with (
+        open_ranks_alone(placement, runtime, context.progress) as ranks,
+        closing(RewardGroup(plan, placement, runtime, ranks)) as group,
+    ):
+        yield group
+
+
+def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
+    """Steps of all members; with a frozen trunk each head is one step."""
+    steps = 1 if config.trunk.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
+    return config.ensemble * steps * (1 if config.trunk.trainable_layers == 0 else config.num_epochs)
+
+
+def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_steps: int) -> Report:
+    """Steps are counted on from member to member, so that curves of an ensemble follow one another."""
+
+    def report(_: int, metrics: Mapping[str, float]) -> None:
+        step = len(history) + 1
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % max(1, num_steps // 10) == 0 or step == num_steps:
+            context.progress(
+                f"step {step}/{num_steps}: loss {metrics['rm/loss']:.3f}, accuracy {metrics['rm/accuracy']:.3f}"
+            )
+
+    return report
+
+
+def _judge(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
+    """Scores of the completions of pairs, free of length where the members' scales are."""
+    sequences: list[TokenSequence] = different_sequences(pairs)
+    raw = learner.scores(sequences)
+    lengths = lengths_of([sequence.completion_ids for sequence in sequences])
+    own = list(zip(members, raw, strict=True))
+    scores = torch.stack([scale.centred(each, lengths) for scale, each in own])
+    rewards = torch.stack([scale.centred(each, lengths) / scale.scale for scale, each in own])
+    return HeldOut(pairs=pairs, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
+
+
+def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
+    if not suspects:
+        return {}
+    doubted = sum(one.margin < -2.0 for one in suspects)
+    return {
+        "rm/audit_accuracy": sum(one.margin > 0.0 for one in suspects) / len(suspects),
+        "rm/doubted_labels": doubted / len(suspects),
+        "rm/label_noise": label_noise([one.margin for one in suspects]).share,
+    }
+
+
+def _require_accuracy(found: float, wanted: float, *, where: str) -> None:
+    if not found >= wanted:  # what is no number reaches nothing
+        raise TrainingError(
+            f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
+            where=where,
+            fix="train longer, look at the pairs in the preference snapshot, or lower the bound",
+        )

@@ -1,0 +1,53 @@
+"""Prompts as often as an RL stage draws them: by the pass rates that a stage has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlcore.errors import DataError
+from rlcore.sampling.difficulty import Tried, drawn
+from rlcore.types import Prompt
+from tasks.presets.stages import DrawConfig, RlStage
+from tasks.steps.base import StageContext
+from tasks.steps.tokens import id_in_dataset
+from tasks.store.storage import read_table
+
+
+def drawn_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Of each data set the prompts that are drawn from, as often as each comes in an epoch.
+
+    It is a function of the recorded pass rates and the seed, so a resumed run draws the same.
+
+    Raises:
+        DataError: none of a data set's prompts is drawn.
+    """
+    stage: RlStage = context.config.stage
+    table = read_table(context.inputs[draw.difficulty] / "difficulty.parquet")
+    columns = (table[name].tolist() for name in ("dataset", "prompt_id", "passed", "answers"))
+    known = {
+        (dataset, prompt_id): Tried(passed=passed, answers=answers)
+        for dataset, prompt_id, passed, answers in zip(*columns, strict=True)
+    }
+    found: list[Prompt] = []
+    for name in stage.prompts:
+        own = [prompt for prompt in prompts if prompt.dataset == name]
+        tried = [known.get((name, id_in_dataset(each, is_one_of_several=len(stage.prompts) > 1))) for each in own]
+        some = drawn(own, tried, band=(draw.low, draw.high), weight=draw.weight, seed=context.seed)
+        if not some:
+            raise _none_left(context.stage, name, draw, tried)
+        found += some
+    kept = len({prompt.prompt_id for prompt in found})
+    context.progress(f"draws from {kept} of {len(prompts)} prompts, by the pass rates of {draw.difficulty}")
+    context.tracker.log_metrics({"draw/prompts": float(kept), "draw/share": kept / len(prompts)}, step=0)
+    return found
+
+
+def _none_left(stage: str, dataset: str, draw: DrawConfig, tried: Sequence[Tried | None]) -> DataError:
+    rates = [each.pass_rate for each in tried if each is not None]
+    measured = f"from {min(rates):.3f} to {max(rates):.3f}" if rates else "not measured"
+    return DataError(
+        f"no prompt of {dataset!r} has a pass rate from {draw.low} to {draw.high}: those of {len(rates)} prompts are "
+        f"{measured}",
+        where=f"stages.{stage}.draw",
+        fix="lower low or raise high; or measure more prompts, or a policy that solves some",
+    )

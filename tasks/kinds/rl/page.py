@@ -1,0 +1,38 @@
+"""The pages of training: a loss over steps, and the curves of an RL run with what a health rule said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.drawing import plots
+from tasks.drawing.over_optimisation import points, said
+from tasks.pipeline.pages import Result
+from tasks.store.storage import read_json
+
+
+def sft_page(result: Result, folder: Path) -> str:
+    """Writes ``loss.png``."""
+    plots.loss_curve(read_json(result.data / "history.json"), "sft/loss", folder / "loss.png", title=result.stage)
+    return ""
+
+
+def dpo_page(result: Result, folder: Path) -> str:
+    """Writes ``loss.png``."""
+    plots.loss_curve(read_json(result.data / "history.json"), "dpo/loss", folder / "loss.png", title=result.stage)
+    return ""
+
+
+def rl_page(result: Result, folder: Path) -> str:
+    """Writes ``curves.png``, and ``over_optimisation`` (``.png``, ``.md``) if the KL is measured and evaluations recur.
+
+    A run that a health rule has stopped says that first.
+    """
+    history = read_json(result.data / "history.json")
+    plots.training_curves(history, folder / "curves.png", title=result.stage, confidence=result.confidence)
+    stopped = read_json(result.data / "health.json")["stopped"]
+    lines = [] if stopped is None else [str(stopped["text"])]
+    if len(found := points(history)) > 1:
+        plots.paid_and_held_out(found, folder / "over_optimisation.png", title=result.stage)
+        lines.append(said(found, confidence=result.confidence))
+        (folder / "over_optimisation.md").write_text(lines[-1] + "\n", encoding="utf-8")
+    return "\n\n".join(lines)

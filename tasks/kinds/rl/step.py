@@ -1,0 +1,93 @@
+"""Online RL as a stage: the parts that the preset describes, the library's loop, and the files of the artifact."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.config import RlConfig
+from rlcore.errors import RewardError
+from rlcore.hardware.runtime import Runtime
+from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
+from rlcore.loop.update import SKIPPED
+from rlcore.seeding import derive_seed
+from tasks.kinds.rl.parts import START, open_parts, start_from
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.rl_records import StageRecorder
+from tasks.steps.runtime import open_runtime, peak_memory_gib
+from tasks.store.storage import write_json
+
+
+def run_online_rl(
+    context: StageContext, *, stage: str, start: str, reference: str, evaluated: tuple[str, ...], earlier: int = 0
+) -> StageResult:
+    """All iterations of one run, from the policy of the stage ``start`` or the run's newest checkpoint if there is one.
+
+    ``stage``: the name under which its progress is shown. ``reference``: the stage whose policy KL is measured to.
+    ``evaluated``: data sets whose held-out problems are asked. ``earlier``: how many RL stages came before it; one that
+    builds on another draws prompts in another order.
+
+    The artifact is the trained policy.
+    """
+    context = replace(context, seed=seed_after(context.seed, earlier))
+    for name in dict.fromkeys((start, reference)):
+        require_sealed(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        return _run(start_from(context, start, reference), stage, evaluated, runtime)
+
+
+def seed_after(seed: int, earlier: int) -> int:
+    """The seed of an RL stage that builds on so many others; the first one's is the run's own."""
+    return derive_seed(seed, "rl stage", earlier) if earlier else seed
+
+
+def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime: Runtime) -> StageResult:
+    rl: RlConfig = context.config.stage.settings
+    recorder = StageRecorder(context, rl.num_iterations)
+    try:
+        with open_parts(context, evaluated, runtime) as parts, open_run(parts, recorder) as run:
+            while not run.is_over:
+                context.turn("iteration", run.done + 1, partial(iterate, run))
+                context.advance(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
+            outcome = conclude(run)
+            recorder.flush()
+            recorder.keeper.require_intact()
+            return _artifact(context, parts, outcome, runtime)
+    except RewardError as error:
+        raise type(error)(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
+    finally:
+        recorder.keeper.write()  # also of a run that fails: its rollouts may say why
+
+
+def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Runtime) -> StageResult:
+    """The policy, every rollout, the history, what the health rules found, and batches of steps that were skipped."""
+    folder = context.folder
+    parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
+    write_seal(folder, stage=context.stage, model=folder / MODEL)
+    shutil.copytree(context.work / "rollouts", folder / "rollouts")
+    if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():
+        shutil.copytree(skipped, folder / SKIPPED)
+    (folder / "history.json").write_text(json.dumps(outcome.history, indent=1), encoding="utf-8")
+    write_json({"findings": outcome.findings, "stopped": _stopped(outcome)}, folder / "health.json")
+    context.tracker.log_artifacts(folder / "rollouts", "rollouts")
+    last = {name: value for name, value in outcome.history[-1].items() if name != "iteration"}
+    memory = {"memory/peak_gib": peak_memory_gib(runtime.device)}
+    return StageResult(metrics=last | memory, rows=len(outcome.history))
+
+
+def _stopped(outcome: Outcome) -> dict[str, Any] | None:
+    """Where a health rule ended the run, for ``health.json``."""
+    stop = outcome.stop
+    if stop is None:
+        return None
+    return {
+        "text": str(stop),
+        "iteration": stop.iteration,
+        "rule": stop.finding.rule,
+        "result_iteration": stop.sound,
+        "dropped": outcome.dropped,
+    }

@@ -1,0 +1,91 @@
+"""Supervised fine-tuning on the demonstrations: the cold start that gives RL something to sharpen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.checks.audit.shuffle_gap import mates_of, require_mates, require_pairing
+from rlcore.checks.audit.supervised_data import require_demonstrations
+from rlcore.config import SftConfig
+from rlcore.distributed.distributed_supervised import SftGroup, SupervisedPlan
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.logprob_check import check_model
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.sft import SftHandle, SftLearner, teach
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.ranks import open_ranks_alone
+from tasks.steps.rows import read_demonstrations
+from tasks.steps.runtime import open_runtime, peak_memory_gib
+from tasks.steps.texts import tokenize_demonstrations
+from tasks.store.storage import write_json
+
+
+def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> StageResult:
+    """Train the checkpoint of the stage ``start`` on the demonstrations of the stages ``data``.
+
+    The artifact is a checkpoint of the same form.
+    """
+    config: SftConfig = context.config.stage.settings
+    checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
+    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
+    train, held_out = (
+        [
+            demonstration
+            for folder in folders
+            for demonstration in _read(folder / f"{split}.parquet", tokenizer, min_mates=config.min_mates)
+        ]
+        for split in ("train", "eval")
+    )
+    history: list[Mapping[str, float]] = []
+    every = max(1, config.num_steps // 10)
+
+    def report(step: int, metrics: Mapping[str, float]) -> None:
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % every == 0 or step == config.num_steps:
+            context.progress(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
+
+    with (
+        open_runtime(context.config.hardware, seed=context.seed) as runtime,
+        _learner(context, checkpoint, runtime) as learner,
+    ):
+        teach(learner, train, held_out, config, seed=context.seed, report=report)
+        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        pairing = learner.pairing(held_out, seed=context.seed)
+        context.progress(str(pairing))
+        require_pairing(pairing, config.min_pairing)
+        memory = peak_memory_gib(runtime.device)
+    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_json(history, context.folder / "history.json")
+    result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
+    return StageResult(metrics=result | {"sft/pairing": pairing.gap, "memory/peak_gib": memory})
+
+
+def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
+    """The demonstrations of a split, each as its row says, and beside its own prompt."""
+    rows = read_demonstrations(path)
+    made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    require_demonstrations(said, made, tokenizer)
+    require_mates(mates_of(said), min_mates)
+    return made
+
+
+@contextmanager
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
+    """What is taught: a model of this process, or ranks where the placement has them."""
+    placement, config = context.config.placement, context.config.stage.settings
+    if not placement.is_shared:
+        model = runtime.load_trainable(checkpoint)
+        check_model(model, ChatTokenizer.load(checkpoint))
+        yield SftLearner(model, config)
+        return
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
+    with (
+        open_ranks_alone(placement, runtime, context.progress) as ranks,
+        closing(SftGroup(plan, placement, runtime, ranks)) as group,
+    ):
+        yield group

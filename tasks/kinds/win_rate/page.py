@@ -1,0 +1,82 @@
+"""The page of a win rate: the figure with its interval, what the judge is worth, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.drawing.levels import level
+from tasks.pipeline.pages import Result
+from tasks.store.markdown import plain
+from tasks.store.storage import read_json
+
+_AUDIT = {
+    "agreement": "agreement with people",
+    "order_dependent": "verdicts that depend on the order",
+    "length_bias": "preference for the longer answer beyond that of people",
+    "beyond_length": "agreement, less that of the rule that the longer answer is better",
+}
+
+
+def win_rate_page(result: Result, folder: Path) -> str:
+    """Writes ``win_rate.md``."""
+    page = render(read_json(result.data / "win_rate.json"), confidence=result.confidence)
+    (folder / "win_rate.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def headline(account: Mapping[str, Any]) -> str:
+    """One line: the win rate, whether it is trusted, and why not."""
+    rate = account["found"]["rate"]
+    said = f"win rate {_interval(rate)} of {account['policy']} over {account['reference']} on {rate['n']} prompts"
+    return f"{said}, judged by {account['judge']}{distrust(account)}"
+
+
+def distrust(account: Mapping[str, Any]) -> str:
+    """Why the judge is not trusted, as the end of a sentence; empty where it is."""
+    return f"; NOT TRUSTED: {'; '.join(account['distrust'])}" if account["distrust"] else ""
+
+
+def render(account: Mapping[str, Any], *, confidence: float) -> str:
+    """The page, as Markdown."""
+    found, audit, unjudged = account["found"], account["audit"], account["unjudged"]
+    rows = {
+        "win rate": found["rate"],
+        "at equal length": found["length_controlled"],
+        "verdicts that depend on the order": found["order_dependent"],
+    }
+    lines = [plain(headline(account)), "", f"| figure | {level(confidence)} interval |", "|---|---|"]
+    lines += [f"| {label} | {_interval(interval)} |" for label, interval in rows.items()]
+    lines += [
+        "",
+        f"{found['wins']} won, {found['ties']} tied ({account['identical']} of them with identical answers), "
+        f"{found['losses']} lost, {sum(unjudged.values())} unjudged. The answer in front won {found['first']:.3f}.",
+        "",
+    ]
+    lines += [f"Unjudged, {count} times: {plain(reason)}" for reason, count in unjudged.items()]
+    lines += ["", f"Judge: {plain(account['judge'])}.", ""]
+    if audit:
+        lines += [f"| on {audit['agreement']['n']} held-out human pairs | {level(confidence)} interval |", "|---|---|"]
+        lines += [f"| {label} | {_interval(audit[name])} |" for name, label in _AUDIT.items()]
+        lines += [
+            f"| agreement where people prefer the {name} answer | {_interval(part)} |"
+            for name, part in audit["agreement_when"].items()
+        ]
+        lines += [
+            "",
+            *(f"- {'passed' if check['passed'] else 'FAILED'}: {check['sentence']}" for check in audit["checks"]),
+        ]
+        if audit["beyond_length"]["low"] <= 0:
+            lines.append("- note: the judge is not shown to know more of these pairs than the lengths of the answers")
+    cost = f", cost {account['cost']:.4f}" if account["cost"] else ""
+    lines += [
+        "",
+        f"{account['calls']} verdicts were asked for, {account['failed_calls']} failed, "
+        f"{account['tokens']} tokens{cost}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _interval(interval: Mapping[str, float]) -> str:
+    return f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"

@@ -1,0 +1,188 @@
+"""A win rate: two checkpoints answer the same held-out prompts, a judge compares, and human pairs audit the judge."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rlcore.checks.audit.integrity import require_sealed
+from rlcore.config import WinRateConfig
+from rlcore.errors import ConfigError
+from rlcore.evaluation.win_rate import JudgeAudit, Verdicts, WinRate, audit_judge, win_rate
+from rlcore.hardware.runtime import Runtime
+from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
+from rlcore.rewards.pairs import Pair
+from rlcore.rewards.reward_model import token_scorer
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Prompt
+from tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
+from tasks.presets.stages import WinRateStage
+from tasks.steps.base import MODEL, StageContext, StageResult
+from tasks.steps.rewards import open_reward_models
+from tasks.steps.runtime import open_runtime
+from tasks.steps.tokens import read_prompt_sets
+from tasks.store.storage import write_json, write_table
+
+
+def run_win_rate(context: StageContext, *, policy: str, reference: str) -> StageResult:
+    """How often answers of the checkpoint of the stage ``policy`` are preferred to those of ``reference``.
+
+    The artifact has every verdict (``verdicts.parquet``, ``audit.parquet``) and the figures (``win_rate.json``).
+
+    Raises:
+        ConfigError: the checkpoints have different tokenizers.
+        RewardError: too many pairs are unjudged.
+    """
+    stage: WinRateStage = context.config.stage
+    config = stage.settings
+    tokenizer = _tokenizer(context, policy, reference)
+    prompts = read_prompt_sets(context, stage.data, "eval", tokenizer, limit=config.num_prompts or None)
+    with open_runtime(context.config.hardware, seed=context.seed) as runtime:
+        own = answer(context, policy, prompts, tokenizer, runtime, side="policy")
+        other = answer(context, reference, prompts, tokenizer, runtime, side="reference")
+        judge = _judge(context, config, runtime)
+        table = judge_pairs(context, judge, answer_pairs(prompts, own, other), name="verdicts")
+        audited = judge_pairs(context, judge, human_pairs(context, tokenizer), name="audit")
+    found = win_rate(verdicts_of(table), seed=context.seed, confidence=context.config.confidence)
+    audit = _audit(context, audited, config)
+    write_table(table, context.folder / "verdicts.parquet")
+    if len(audited):
+        write_table(audited, context.folder / "audit.parquet")
+    return give_account(context, found, audit, table, audited)
+
+
+def answer_pairs(
+    prompts: Sequence[Prompt], own: Sequence[Answer], other: Sequence[Answer]
+) -> list[tuple[str, Pair | None, str]]:
+    """For each prompt its id, the pair of answers, and why there is none where an engine gave no answer."""
+    pairs: list[tuple[str, Pair | None, str]] = []
+    for prompt, first, second in zip(prompts, own, other, strict=True):
+        if first.error or second.error:
+            pairs.append((prompt.prompt_id, None, f"no answer: {first.error or second.error}"))
+            continue
+        pair = Pair(
+            messages=prompt.messages,
+            first=first.text,
+            second=second.text,
+            reference=prompt.reference,
+            prompt_ids=prompt.token_ids,
+            first_ids=first.token_ids,
+            second_ids=second.token_ids,
+        )
+        pairs.append((prompt.prompt_id, pair, ""))
+    return pairs
+
+
+def verdicts_of(table: pd.DataFrame) -> Verdicts:
+    """The verdicts of a table of judged pairs."""
+    columns = {name: table[name].to_numpy(dtype=np.float64) for name in ("forward", "backward", "length")}
+    others = table["other_length"].to_numpy(dtype=np.float64)
+    return Verdicts(
+        forward=columns["forward"], backward=columns["backward"], lengths=columns["length"], other_lengths=others
+    )
+
+
+def give_account(
+    context: StageContext, found: WinRate, audit: JudgeAudit | None, table: pd.DataFrame, audited: pd.DataFrame
+) -> StageResult:
+    """``win_rate.json``, the stage's metrics, and a line for people."""
+    stage: WinRateStage = context.config.stage
+    both = pd.concat([table, audited], ignore_index=True)
+    reasons = ["the judge was not audited: name human_pairs"] if audit is None else []
+    reasons += [check.sentence for check in audit.checks if not check.passed] if audit else []
+    document: dict[str, Any] = {
+        "policy": stage.start,
+        "reference": stage.reference,
+        "judge": judge_name(stage),
+        "found": dataclasses.asdict(found),
+        "audit": dataclasses.asdict(audit) if audit else None,
+        "distrust": reasons,
+        "unjudged": dict(reasons_of(table)),
+        "prompts": len(table),
+        "identical": int((~table["asked"] & (table["error"] == "")).sum()),
+        "calls": int(both["calls"].sum()),
+        "failed_calls": int(both["failed_calls"].sum()),
+        "tokens": int(both["tokens"].sum()),
+        "cost": float(both["cost"].sum()),
+    }
+    write_json(document, context.folder / "win_rate.json")
+    metrics = figures(document, audited)
+    context.tracker.log_metrics(metrics, step=0)
+    context.tracker.log_artifact(context.folder / "win_rate.json", "win_rate")
+    rate, doubts = found.rate, f"; not trusted: {'; '.join(reasons)}" if reasons else ""
+    interval = f"{rate.mean:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
+    context.progress(f"win rate {interval} over {stage.reference} on {rate.n} prompts{doubts}")
+    return StageResult(metrics=metrics, rows=len(table))
+
+
+def judge_name(stage: WinRateStage) -> str:
+    """The judge in words, for people."""
+    judge = stage.settings.judge
+    model = judge.options.get("model", "")
+    return f"{judge.kind} {judge.stage or model}".strip()
+
+
+def figures(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]:
+    """The stage's metrics, by the glossary's names."""
+    found, audit = document["found"], document["audit"]
+    metrics = {
+        **_bounds("win_rate/rate", found["rate"]),
+        **_bounds("win_rate/length_controlled", found["length_controlled"]),
+        **_bounds("win_rate/order_dependent", found["order_dependent"]),
+        "win_rate/first": found["first"],
+        "win_rate/ties": found["ties"] / found["rate"]["n"],
+        "win_rate/prompts": float(document["prompts"]),
+        "win_rate/unjudged": 1.0 - found["rate"]["n"] / document["prompts"],
+        "win_rate/trusted": float(not document["distrust"]),
+        "win_rate/calls": float(document["calls"]),
+        "win_rate/failed_calls": float(document["failed_calls"]),
+        "win_rate/tokens": float(document["tokens"]),
+        "win_rate/cost": document["cost"],
+    }
+    if audit is None:
+        return metrics
+    for name in ("agreement", "order_dependent", "length_bias", "beyond_length"):
+        metrics |= _bounds(f"judge/{name}", audit[name])
+    metrics |= {f"judge/agreement_when_{name}": part["mean"] for name, part in audit["agreement_when"].items()}
+    return metrics | {"judge/first": audit["first"], "judge/pairs": float(len(audited))}
+
+
+def _bounds(name: str, interval: dict[str, float]) -> dict[str, float]:
+    return {name: interval["mean"], f"{name}_low": interval["low"], f"{name}_high": interval["high"]}
+
+
+def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokenizer:
+    """That of both checkpoints.
+
+    Raises:
+        ConfigError: they have different ones, so that their prompts are not the same.
+    """
+    own, other = (
+        require_sealed(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
+        for name in (policy, reference)
+    )
+    if not own.is_same_as(other):
+        raise ConfigError(
+            f"{policy} and {reference} have different tokenizers",
+            where=f"stages.{context.stage}.reference",
+            fix="compare checkpoints of one family",
+        )
+    return own
+
+
+def _judge(context: StageContext, config: WinRateConfig, runtime: Runtime) -> PairJudge:
+    models = open_reward_models(context, [config.judge.term], runtime)
+    scorers = {name: token_scorer(model, config.tokens_per_microbatch) for name, model in models.items()}
+    return make_pair_judge(config.judge, where=f"stages.{context.stage}.judge", score_tokens=scorers)
+
+
+def _audit(context: StageContext, table: pd.DataFrame, config: WinRateConfig) -> JudgeAudit | None:
+    if table.empty:
+        return None
+    prompts = np.unique(table["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
+    confidence = context.config.confidence
+    return audit_judge(verdicts_of(table), prompts, config.bounds, seed=context.seed, confidence=confidence)

@@ -1,0 +1,244 @@
+"""A preset: one run, whole; read from TOML and overrides, and checked before anything runs."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlcore.config.bounds import NonNegativeInt
+from rlcore.config.data import HardwareConfig, ModelConfig
+from rlcore.config.engine import EngineConfig
+from rlcore.config.health import HealthConfig
+from rlcore.config.placement import Learning, PlacementConfig, placement_faults
+from rlcore.config.rl import SamplingConfig
+from rlcore.errors import ConfigError
+from rlcore.strict import apply_override, build, refusal
+from tasks.presets.data import DatasetConfig, anchored
+from tasks.presets.evaluation import EvaluationConfig
+from tasks.presets.faults import graph_faults
+from tasks.presets.promotion import PromotionConfig
+from tasks.presets.report import ReportConfig
+from tasks.presets.retrain import RetrainConfig
+from tasks.presets.stages import AnyStage, DpoStage, RewardModelStage, RlStage, SftStage, StageConfig
+
+Section = TypeVar("Section")
+_PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A preset: one run, whole.
+
+    ``model`` is imported and then called ``base``. ``data`` and ``stages`` are named by the preset; stages name what
+    they start from and what they read, so that the order follows. ``engine`` samples everything that is sampled:
+    rollouts, evaluations, rejection sampling's answers, pairs of a policy's own answers. A section may name another
+    for itself.
+    """
+
+    name: str
+    seed: NonNegativeInt
+    model: ModelConfig
+    data: Mapping[str, DatasetConfig]
+    evaluation: EvaluationConfig
+    stages: Mapping[str, AnyStage] = field(default_factory=dict)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    promotion: PromotionConfig | None = None
+    retrain: RetrainConfig | None = None
+
+    @property
+    def faults(self) -> list[str]:
+        """What its sections cannot be together, a line each, with the full key."""
+        return [*graph_faults(self), *placement_faults(self.placement, _learners(self.stages), self.engine)]
+
+    def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
+        """The engine that a section names, or the run's."""
+        return section.engine or self.engine
+
+    def stage(self, name: str, kind: type[Section]) -> Section:
+        """The stage ``name``, where one of that kind is needed: ``config.stage("grpo", RlStage)``.
+
+        Raises:
+            ConfigError: the preset has none.
+        """
+        found = self.stages.get(name)
+        if not isinstance(found, kind):
+            known = [each for each, stage in self.stages.items() if isinstance(stage, kind)]
+            raise ConfigError(
+                f"the preset has no such stage {name!r}",
+                where=f"preset {self.name}",
+                fix=f"name one of {', '.join(known) or 'none: add one under [stages]'}",
+            )
+        return found
+
+    def section(self, name: str, kind: type[Section]) -> Section:
+        """A section that a preset may lack, where it is needed: ``config.section("promotion", PromotionConfig)``.
+
+        Raises:
+            ConfigError: the preset has none.
+        """
+        found = getattr(self, name)
+        if not isinstance(found, kind):
+            raise ConfigError(
+                f"the preset has no section [{name}]",
+                where=f"preset {self.name}",
+                fix=f"add [{name}]; presets that have it are in flows/presets",
+            )
+        return found
+
+
+def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
+    """The settings of the stages that learn where the preset places them."""
+    kinds = RlStage | SftStage | DpoStage | RewardModelStage
+    return {name: stage.settings for name, stage in stages.items() if isinstance(stage, kinds)}
+
+
+def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
+    """A preset as :func:`read_preset` gives it, and nothing in it is at fault.
+
+    Raises:
+        ConfigError: as :func:`read_preset`; a fault of its graph (every fault is named).
+    """
+    return without_faults(read_preset(path, overrides, library=library), str(path))
+
+
+def without_faults(config: RunConfig, source: str) -> RunConfig:
+    """``config``, which ``source`` describes, if its graph is sound.
+
+    Raises:
+        ConfigError: it is not; with every fault.
+    """
+    if faults := config.faults:
+        raise refusal(faults, source)
+    return config
+
+
+def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
+    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have faults.
+
+    A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
+    the folder ``library``: tables are merged key by key, everything else (lists too) is replaced. ``without`` lists
+    what the other has and this one does not: ``without = ["stages.ppo", "promotion"]``; as an
+    override it leaves out what this preset has.
+
+    Relative paths of files start at the preset that names them; those of the presets in ``library`` and of overrides
+    start at the current folder. A licence belongs to the model that it stands beside: a preset or an override that
+    names another model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
+
+    Raises:
+        ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds, a
+            required key that nothing sets.
+    """
+    document = _read_with_bases(path, library, ())
+    changed = copy.deepcopy(document)
+    for override in overrides:
+        apply_override(changed, override)
+    if not any(override.startswith("model.licence=") for override in overrides):
+        _drop_old_licence(document, changed)
+    document = changed
+    _leave_out(document, _key_list(document, "without", path), where=str(path))
+    _require(document, _key_list(document, "requires", path), where=str(path))
+    return build(RunConfig, document, source=str(path))
+
+
+def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
+    if path in above:
+        raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
+    document = _read_toml(path)
+    base = document.pop("extends", None)
+    if base is None:
+        return _located(document, path, library, document)
+    if not isinstance(base, str) or not _PRESET_NAME.fullmatch(base):
+        raise ConfigError(
+            f"extends = {base!r} is not the name of a preset",
+            where=str(path),
+            fix="name a committed preset, or one of the same folder, without .toml",
+        )
+    beside = path.with_name(f"{base}.toml")
+    base_path = beside if beside.is_file() or library is None else library / beside.name
+    inherited = _read_with_bases(base_path, library, (*above, path))
+    _leave_out(inherited, _key_list(document, "without", path), where=str(path))
+    merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
+    own = document.get("model")
+    if not isinstance(own, Mapping) or "licence" not in own:
+        _drop_old_licence(inherited, merged)
+    return merged
+
+
+def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
+    """Take the list of keys ``name`` out of a document; empty where there is none."""
+    found = document.pop(name, [])
+    if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
+        fix = f'write {name} = ["stages.ppo", "promotion"]'
+        raise ConfigError(f"{name} = {found!r} is not a list of keys", where=str(path), fix=fix)
+    return found
+
+
+def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
+    """Take the licence out of the document ``new`` where its model is another one than in ``old``."""
+    before, after = old.get("model"), new.get("model")
+    if not isinstance(before, Mapping) or not isinstance(after, dict):
+        return
+    if any(before.get(key) != after.get(key) for key in ("source", "path", "file")):
+        after.pop("licence", None)
+
+
+def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) -> None:
+    """Raises ConfigError with every key of a list that a document does not have."""
+    missing = []
+    for key in keys:
+        node: Any = document
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if node is None or node == "":
+            missing.append(f"{key}: required of a preset that extends this one, but missing")
+    if missing:
+        fix = "set each in the preset, or with --set"
+        raise ConfigError("the preset is not whole:\n    " + "\n    ".join(missing), where=where, fix=fix)
+
+
+def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its paths as they are from here; ``merged`` has the model's source, if a base names it."""
+    if library is not None and path.parent.resolve() == library.resolve():
+        return anchored(document, path.parent, source=None, is_shipped=True)
+    model = merged.get("model")
+    return anchored(document, path.parent, source=model.get("source") if isinstance(model, Mapping) else None)
+
+
+def _leave_out(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:
+    """Take keys such as ``stages.ppo`` out of a document."""
+    for key in keys:
+        *parents, leaf = key.split(".")
+        holder: Any = document
+        for parent in parents:
+            holder = holder.get(parent) if isinstance(holder, Mapping) else None
+        if not isinstance(holder, dict) or leaf not in holder:
+            text = f"without names {key!r}, which the extended preset does not have"
+            raise ConfigError(text, where=where, fix="leave it out of the list")
+        del holder[leaf]
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors write a byte order mark
+    except OSError as error:
+        raise ConfigError(f"cannot read the preset: {error.strerror}", where=str(path)) from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an integer of 5,000 digits, 1,000 brackets
+        raise ConfigError(f"the preset is not valid TOML: {error}", where=str(path)) from error
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both_tables = {
+        key: _merge(base[key], value)
+        for key, value in changes.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
+    return {**base, **changes, **both_tables}

@@ -1,0 +1,102 @@
+"""What a stage is given of a preset: the sections that it has declared, and no other.
+
+What a stage is given is also what its key counts, but for an engine: that counts by the numbers that it gives. Where
+an engine runs, how many servers share its work and how weights reach them change no result, so a run that goes on
+another machine finds what it computed. Files of data and models count by their names: what is in them, a digest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import EngineConfig, ModelConfig, PlacementConfig, to_dict
+from tasks.presets.data import DatasetConfig
+from tasks.presets.evaluation import EvaluationConfig
+from tasks.presets.run import RunConfig
+from tasks.presets.stages import STAGE_KINDS, StageConfig, sampling_of
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections of a preset that a stage has declared, by name; any other is an ``AttributeError``."""
+
+    declared: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "declared" and name in self.declared:
+            return self.declared[name]
+        raise AttributeError(
+            f"the stage has not declared the section {name!r}, so its key does not count it; declare it in its Stage"
+        )
+
+    def counted(self) -> dict[str, Any]:
+        """What a key counts of each section, as JSON values."""
+        return {name: _counted(value) for name, value in self.declared.items()}
+
+    def files(self) -> dict[str, str]:
+        """Where the files lie that the sections name, by the keys that name them: a key counts their names alone."""
+        return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
+
+
+def sections_of(config: RunConfig, *names: str) -> Sections:
+    """The named sections of a preset; an evaluation comes without its engine, as :func:`section_of` says."""
+    return Sections({name: section_of(config, name) for name in names})
+
+
+def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[str] = ()) -> Sections:
+    """The settings of a stage as ``stage``, with the engine that it samples with; ``data`` sets, and other sections."""
+    found = {name: section_of(config, name) for name in names} | {"stage": _with_engine(config, stage)}
+    return Sections(found | ({"data": {name: config.data[name] for name in data}} if data else {}))
+
+
+def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
+    """A data set as ``data``, a table of that one alone, and the named sections."""
+    data = config.data[name]
+    data = replace(data, system=data.system or config.model.system)
+    return Sections({"data": {name: data}, **{each: section_of(config, each) for each in names}})
+
+
+def section_of(config: RunConfig, name: str) -> Any:
+    """The section ``name``, whole.
+
+    An evaluation comes without its engine: the stages that evaluate declare ``engine`` beside it, and no others depend
+    on it. ``confidence`` is that of every interval, for stages that need no more of the evaluation.
+    """
+    section = config.evaluation.confidence if name == "confidence" else getattr(config, name)
+    return replace(section, engine=None) if isinstance(section, EvaluationConfig) else section
+
+
+def _with_engine(config: RunConfig, name: str) -> StageConfig:
+    stage: StageConfig = config.stages[name]
+    sampling = sampling_of(stage)
+    if sampling is None:
+        return stage
+    settings: Any = stage.settings  # of a kind that samples
+    named = replace(sampling, engine=config.engine_of(sampling))
+    return replace(stage, settings=replace(settings, sampling=named))
+
+
+def _files(name: str, section: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(section, Mapping):
+        for each, inner in section.items():
+            yield from _files(f"{name}.{each}", inner)
+    elif isinstance(section, DatasetConfig | ModelConfig):
+        yield from ((f"{name}.{key}", str(Path(path).absolute())) for key, path in section.files.items())
+
+
+def _counted(section: Any) -> Any:
+    if isinstance(section, Mapping):
+        return {name: _counted(each) for name, each in sorted(section.items())}
+    if isinstance(section, DatasetConfig | ModelConfig):
+        return to_dict(section.without_folders)
+    if isinstance(section, EngineConfig | PlacementConfig):
+        return to_dict(section.numbers)
+    if isinstance(section, EvaluationConfig):
+        return {key: value for key, value in to_dict(section).items() if key != "engine"}
+    values = to_dict(section)
+    if type(section) in STAGE_KINDS.values() and (sampling := sampling_of(section)):
+        return {**values, "sampling": {**values["sampling"], "engine": _counted(sampling.engine)}}
+    return values

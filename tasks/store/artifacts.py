@@ -1,0 +1,231 @@
+"""Results on disk, named by their content: ``artifacts/<kind>/<sha256>/`` with a manifest of every file.
+
+The digest of a folder is the SHA-256 over its sorted (path, SHA-256 of the file) pairs: times, owners and the place
+where it was made do not enter, so the same bytes are the same artifact on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import StorageError
+from tasks.store.disk import sync
+
+MANIFEST = "MANIFEST.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactRef:
+    """A small value that stands for a folder of files; it goes to caches, task results and tags as JSON.
+
+    ``uri`` is relative to the home, so that the home can be moved. ``bytes`` is the sum of the files' sizes,
+    ``rows`` the number of rows (0: not a table), ``contract`` the data contract that they passed
+    (``preference_pairs/v2``).
+    """
+
+    kind: str
+    uri: str
+    sha256: str
+    bytes: int
+    rows: int = 0
+    contract: str = ""
+    stage_key: str = ""
+    mlflow_run_id: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> ArtifactRef:
+        """The reference that a document holds.
+
+        Raises:
+            StorageError: it is no object, or a field is missing, unknown or of the wrong type.
+        """
+        if not isinstance(document, Mapping):
+            raise StorageError(f"not a reference to an artifact: {document!r}")
+        expected = {field.name: int if field.name in {"bytes", "rows"} else str for field in fields(cls)}
+        wrong = [name for name, kind in expected.items() if type(document.get(name)) is not kind]
+        if wrong or set(document) != set(expected):
+            raise StorageError(f"not a reference to an artifact: {dict(document)!r}")
+        return cls(**document)
+
+
+class ArtifactStore:
+    """The artifacts below one home; files are never changed once they are committed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def commit(self, folder: Path, *, kind: str, rows: int = 0, contract: str = "", stage_key: str = "") -> ArtifactRef:
+        """Seal a finished folder and place it in the store.
+
+        Raises:
+            StorageError: as :meth:`seal` and :meth:`place`.
+        """
+        ref = self.seal(folder, kind=kind, rows=rows, contract=contract, stage_key=stage_key)
+        self.place(folder, ref)
+        return ref
+
+    def seal(self, folder: Path, *, kind: str, rows: int = 0, contract: str = "", stage_key: str = "") -> ArtifactRef:
+        """Write the manifest of a finished folder, and have all of it on the disk; what it will be in the store.
+
+        Raises:
+            StorageError: an empty folder, a link, a special or a half-written file in it, or the disk refuses.
+        """
+        try:
+            digest, size = _seal(folder, kind)
+        except OSError as error:
+            raise _refusal(folder, error) from error
+        uri = f"artifacts/{kind}/{digest}"
+        return ArtifactRef(
+            kind=kind, uri=uri, sha256=digest, bytes=size, rows=rows, contract=contract, stage_key=stage_key
+        )
+
+    def place(self, folder: Path, ref: ArtifactRef) -> None:
+        """Move a sealed folder into the store; when the same content is there already, drop the new copy.
+
+        ``folder`` must lie on the same disk as the home. After the return it no longer exists.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        try:
+            self._place(folder, self.root / ref.uri, ref.sha256)
+        except OSError as error:
+            raise _refusal(folder, error) from error
+
+    def faults(self, ref: ArtifactRef) -> tuple[str, ...]:
+        """What is wrong with the files of ``ref``, found by hashing all of them; empty when they are intact."""
+        return _folder_faults(self.root / ref.uri, ref.sha256)
+
+    def path(self, ref: ArtifactRef) -> Path:
+        """The folder of ``ref``.
+
+        Raises:
+            StorageError: it is not there.
+        """
+        folder = self.root / ref.uri
+        if not (folder / MANIFEST).is_file():
+            raise StorageError(
+                f"the artifact {ref.kind} {ref.sha256[:12]} is missing",
+                where=str(folder),
+                fix="run the pipeline again: it recomputes what is missing",
+            )
+        return folder
+
+    def _place(self, folder: Path, target: Path, digest: str) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and _folder_faults(target, digest):
+            aside = target.with_name(f".damaged-{digest[:12]}-{uuid.uuid4().hex[:8]}")
+            target.rename(aside)
+            shutil.rmtree(aside)
+        try:
+            folder.rename(target)
+        except OSError:
+            # A folder that is not empty cannot be replaced: it holds this very content, perhaps since a moment ago.
+            if _folder_faults(target, digest):
+                raise
+            shutil.rmtree(folder)
+        sync(target.parent)
+
+
+def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
+    """The digests of an artifact's files by their paths, from a manifest that is that of the artifact ``sha256``.
+
+    Raises:
+        StorageError: it cannot be read, or is another artifact's.
+    """
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        listed, digest = {str(entry["path"]): str(entry["sha256"]) for entry in files}, _digest(files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"the manifest is damaged: {error}", where=str(manifest)) from error
+    if digest != sha256:
+        raise StorageError("the manifest is not that of the reference", where=str(manifest))
+    return listed
+
+
+def file_faults(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
+    """Errors of the files of a folder, whose digests are listed by path; its manifest counts for none."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not _is_folder(path)}
+    found.pop(MANIFEST, None)
+    missing = [f"{name} is missing" for name in sorted(listed.keys() - found.keys())]
+    extra = [f"{name} does not belong to it" for name in sorted(found.keys() - listed.keys())]
+    common = sorted(listed.keys() & found.keys())
+    damaged = [f"{name} is damaged" for name in common if not _is_intact(found[name], listed[name])]
+    return (*missing, *extra, *damaged)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(folder: Path, kind: str) -> tuple[str, int]:
+    files = [_describe(folder, path) for path in sorted(folder.rglob("*")) if not _is_folder(path)]
+    files = [entry for entry in files if entry["path"] != MANIFEST]
+    if not files:
+        raise StorageError("the stage wrote no file, so there is nothing to store", where=str(folder))
+    digest = _digest(files)
+    manifest = {"format": _FORMAT, "kind": kind, "sha256": digest, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    for path in [folder / MANIFEST, *(folder / entry["path"] for entry in files)]:
+        sync(path)
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync(path)
+    return digest, sum(entry["bytes"] for entry in files)
+
+
+def _refusal(folder: Path, error: OSError) -> StorageError:
+    return StorageError(f"cannot store the artifact: {error.strerror}", where=str(folder))
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _describe(folder: Path, path: Path) -> dict[str, Any]:
+    if path.is_symlink() or not path.is_file():
+        raise StorageError(
+            "an artifact holds plain files alone, and this is a link or a special file",
+            where=str(path),
+            fix="copy the file instead of linking to it",
+        )
+    if path.name.startswith(".") and path.suffix == ".tmp":
+        raise StorageError(
+            "a file that was never finished is about to become part of a result",
+            where=str(path),
+            fix="remove it, then start the same command again",
+        )
+    return {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _digest(files: list[dict[str, Any]]) -> str:
+    pairs = sorted((entry["path"], entry["sha256"]) for entry in files)
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def _folder_faults(folder: Path, digest: str) -> tuple[str, ...]:
+    if not (folder / MANIFEST).exists():
+        return ("the artifact is missing",)
+    try:
+        return file_faults(folder, listed_files(folder / MANIFEST, digest))
+    except StorageError as error:
+        return (error.what,)
+
+
+def _is_intact(path: Path, sha256: str) -> bool:
+    try:
+        return path.is_file() and file_sha256(path) == sha256
+    except OSError:  # a file that cannot be read is as good as lost, and is computed again
+        return False

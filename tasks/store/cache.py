@@ -1,0 +1,91 @@
+"""Which key gave which result: a record for each finished stage, with everything that the result was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import StorageError
+from tasks.store.artifacts import ArtifactRef
+from tasks.store.storage import read_json, write_json
+
+Ingredients = Mapping[str, Any]
+
+_FORMAT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A finished stage in the cache: its result, what that was made from, by what code and in what environment.
+
+    ``files``: where the files lay that the preset names, by its keys, since ingredients have their names alone.
+    ``created``: ISO 8601, UTC. ``environment``: digest of all installed packages. ``metrics`` sum the stage up.
+    """
+
+    key: str
+    ref: ArtifactRef
+    ingredients: Ingredients
+    metrics: Mapping[str, float]
+    code: str
+    environment: str
+    created: str
+    seconds: float
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe_machine(machine: Mapping[str, object]) -> str:
+    """A machine in a line: ``device cpu, precision float32, instructions AVX512, threads 1, …``.
+
+    It is the ingredient of that name, as records keep it; empty for a stage that computes with no model.
+    """
+    return ", ".join(f"{name} {value}" for name, value in machine.items() if value)
+
+
+class StageCache:
+    """``cache/<stage>/<key>.json``: which key gave which artifact."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, stage: str, key: str) -> Record | None:
+        """The record of a key; one that is damaged, or that is about another stage or key, counts as absent."""
+        return _read(self.folder / stage / f"{key}.json")
+
+    def records(self, stage: str) -> tuple[Record, ...]:
+        """All records of a stage; one that cannot be read counts as absent, so its stage is computed again."""
+        read = (_read(path) for path in sorted((self.folder / stage).glob("*.json")))
+        return tuple(record for record in read if record is not None)
+
+    def write(self, stage: str, record: Record) -> None:
+        values = {field.name: getattr(record, field.name) for field in fields(record)}
+        document = {"format": _FORMAT, "stage": stage, **values, "ref": record.ref.to_json()}
+        write_json({**document, "seal": _seal(document)}, self.folder / stage / f"{record.key}.json")
+
+
+def now() -> str:
+    """The time, as records keep it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        document = read_json(path)
+        seal = document.pop("seal")
+        is_ours = (document["format"], document["stage"], document["key"]) == (_FORMAT, path.parent.name, path.stem)
+        if not is_ours or seal != _seal(document):
+            return None
+        values = {field.name: document[field.name] for field in fields(Record)}
+        return Record(**{**values, "ref": ArtifactRef.from_json(values["ref"])})
+    except (KeyError, TypeError, AttributeError, StorageError):
+        return None
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    """A digest of everything else that a record says: no byte of it is believed that was not written so."""
+    as_read = json.loads(json.dumps(document))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,239 @@
+"""Which of our code a stage runs, and a digest of it that formatting and comments do not change.
+
+The closure of a module is found without importing it: every import statement is followed, at the top of a file or
+inside a function, as long as it leads into the same top-level packages.
+
+A user's module (a reward of one's own) is followed into everything that it imports which is neither the standard
+library's nor an installed distribution's: the helpers beside it, the packages of a source tree.
+
+Limits: ``importlib.import_module`` is followed only for a literal name, and files that are not Python (presets,
+templates) are not code: they enter a stage's key through its configuration or its ``external`` digest.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from rlcore.errors import StorageError
+
+PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
+
+# The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
+# values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
+# (rlcore.checks.audit): no figure of the audit is in an artifact.
+NEUTRAL = (
+    "rlcore.checks.audit",
+    "rlcore.config",
+    "rlcore.metrics",
+    "tasks.store",
+    "tasks.pipeline",
+    "tasks.presets",
+    "tasks.report",
+    "tasks.tracking",
+)
+_ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
+_MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
+_ROOT = Path(__file__).resolve().parents[2]
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
+
+
+def closure(module: str, *, without: Collection[str] = (), root: Path | None = None) -> frozenset[str]:
+    """The modules of our packages that ``module`` imports, directly or not, and itself.
+
+    ``without``: modules and packages where the search stops, because they are not run. ``root`` is the folder that
+    holds the packages (default: that of this installation). A module outside our packages (a user's reward) is followed
+    into all of the user's own code, by :func:`is_own`. Of a module that draws, the room of drawings counts.
+
+    Raises:
+        StorageError: the source of ``module`` cannot be found.
+    """
+    return frozenset(_reach(module, without, root))
+
+
+def closure_digests(module: str, *, without: Collection[str] = (), root: Path | None = None) -> Mapping[str, str]:
+    """The digest of each module of the closure, by name."""
+    found = sorted(_reach(module, without, root).items())
+    return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
+
+
+def libraries(module: str, *, without: Collection[str] = ()) -> frozenset[str]:
+    """The packages of others that the closure of ``module`` imports, at the top of a file or inside a function.
+
+    ``without`` may name such packages too. What is imported for type checkers alone is not run.
+    """
+    reached = _reach(module, without, None)
+    found = {name for path in reached.values() for name in _foreign_names(path.read_text(encoding="utf-8"))}
+    own = {name.partition(".")[0] for name in reached}
+    return frozenset(name for name in found - own - {*_MEASURES, *without} if not is_own(name))
+
+
+def closure_digest(module: str, *, root: Path | None = None) -> str:
+    """One SHA-256 over the names and digests of the whole closure."""
+    pairs = "\n".join(f"{name} {digest}" for name, digest in closure_digests(module, root=root).items())
+    return hashlib.sha256(pairs.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The commit of this checkout (``+dirty`` with uncommitted changes), else what ``RLCORE_CODE_VERSION`` says of an
+    image that was built from one, else the version of the package.
+    """
+    # An installation may lie inside somebody else's repository: only our own has this file tracked.
+    if _git("ls-files", "--error-unmatch", __file__):
+        commit = _git("rev-parse", "HEAD")
+        return f"{commit}+dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
+    if os.environ.get("RLCORE_CODE_VERSION"):
+        return os.environ["RLCORE_CODE_VERSION"]
+    try:
+        return f"rlcore {metadata.version('rlcore')}"
+    except metadata.PackageNotFoundError:  # run from a copy of the sources
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    top = module.partition(".")[0]
+    stops = [each for each in (*NEUTRAL, *without) if not _lies_in(module, (each,))]  # its own room counts
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = None if name in found or _lies_in(name, stops) else _source(name, root)
+        if path is None:
+            continue
+        source = path.read_text(encoding="utf-8")
+        if name == module or _digest(source) != _digest(""):  # a package without code says nothing
+            found[name] = path
+        # A package's __init__ runs first. That of the library only says where names are, to those who ask it for one.
+        parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", "rlcore") else []
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        imported = _imports(source, package)
+        is_users = name.partition(".")[0] not in PACKAGES
+        tops = {target: target.partition(".")[0] for target in (*parents, *imported)}
+        waiting += [t for t, own in tops.items() if own in (*PACKAGES, top) or (is_users and is_own(own))]
+    if module not in found:
+        raise StorageError(
+            f"the source of {module!r} cannot be found, so its results cannot be cached",
+            fix="define the stage's function in a module that can be imported",
+        )
+    return found
+
+
+def is_own(top: str) -> bool:
+    """Whether a top-level module or package is the user's own: neither Python's nor an installed distribution's."""
+    if top in sys.stdlib_module_names or top in PACKAGES:
+        return False
+    path = _foreign(top)
+    return path is not None and not _INSTALLED & set(path.parts)
+
+
+def _lies_in(module: str, packages: Collection[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _source(module: str, root: Path | None) -> Path | None:
+    """The file of a module, or None when the name is not a module (``from x import a_function``)."""
+    top, *rest = module.split(".")
+    folder = (root or _ROOT) / top if top in PACKAGES else _foreign(top)
+    if folder is None:
+        return None
+    base = folder.joinpath(*rest)
+    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
+
+
+def _foreign(top: str) -> Path | None:
+    """Where a top-level module or package outside ours lies, without its suffix."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # __main__ of an interactive session
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin).with_suffix("") if spec.has_location and spec.origin else None
+
+
+# Cached by the text itself and not by time of change, which is too coarse for two edits in one tick.
+@lru_cache(maxsize=1024)
+def _imports(source: str, package: str) -> frozenset[str]:
+    return frozenset(target for node in ast.walk(_tree(source)) for target in _targets(node, package))
+
+
+def _tree(source: str) -> ast.Module:
+    """The syntax tree of a file. Two threads that make one at once disturb each other in CPython (gh-106905)."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            time.sleep(_MOMENT)
+    return ast.parse(source)
+
+
+@lru_cache(maxsize=1024)
+def _foreign_names(source: str) -> frozenset[str]:
+    """The top-level names that are imported and are neither ours nor Python's."""
+    tree = _WithoutTypeChecking().visit(_tree(source))
+    relative = (node for node in ast.walk(tree) if not (isinstance(node, ast.ImportFrom) and node.level))
+    tops = {target.partition(".")[0] for node in relative for target in _targets(node, "")}
+    return frozenset(tops - sys.stdlib_module_names - {*PACKAGES, ""})
+
+
+def _targets(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        base = ".".join(part for part in (parent, node.module) if part)
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Call) and _called_name(node) == "import_module" and node.args:
+        argument = node.args[0]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield argument.value
+
+
+def _called_name(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+@lru_cache(maxsize=1024)
+def _digest(source: str) -> str:
+    return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(_tree(source))).encode()).hexdigest()
+
+
+class _WithoutTypeChecking(ast.NodeTransformer):
+    """Drops what stands below ``if TYPE_CHECKING``."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        kept = ast.If(test=node.test, body=[ast.Pass()], orelse=node.orelse) if is_for_types else node
+        return self.generic_visit(kept)
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops every statement that is a bare string; such a tree is for comparison, it need not compile."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node

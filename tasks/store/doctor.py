@@ -1,0 +1,242 @@
+"""What this machine can do, line by line, and what to do where something is missing: ``rlcore doctor``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from rlcore.config import HardwareConfig, to_dict
+from rlcore.errors import ConfigError, RlcoreError, SandboxError
+from tasks.store.cache import describe_machine
+from tasks.store.settings import Home, engine_name
+
+GIB = 2**30
+# Of all recipes on the tiny model no stage takes more than 1.1 GiB, and their results 0.1 GiB; the rest is for the
+# embedded server, graders and MLflow.
+MEMORY_GIB, DISK_GIB = 2.0, 1.0
+_SECONDS = 3.0  # that a server has to answer in
+_INSTALL = "run make setup, or: uv pip install --constraint infra/locks/pipeline.txt ."
+_MARKS = {"ok": "ok  ", "absent": "-   ", "fault": "FAULT"}
+_PAGES = {"Prefect": "version", "MLflow": "api/2.0/mlflow/experiments/search?max_results=1"}
+State = Literal["ok", "absent", "fault"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line. ``absent``: some recipes need it, the demo does not; ``fault``: the demo needs it."""
+
+    subject: str
+    state: State
+    text: str
+    fix: str = ""
+
+
+def examine(home: Home) -> Iterator[Finding]:
+    """Every finding, as it is found; what is needed for the demo first."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        python,
+        packages,
+        device,
+        cores,
+        memory,
+        lambda: disk(home),
+        flow_engine,
+        lambda: server("Prefect", "PREFECT_API_URL", "embedded: started with a run, ended with it"),
+        lambda: server("MLflow", "MLFLOW_TRACKING_URI", f"embedded: {home.root / 'mlflow.db'}"),
+        sandbox,
+        rollout_engine,
+        extras,
+    )
+    return map(_tried, checks)
+
+
+def _tried(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except (ImportError, RlcoreError) as error:
+        return Finding(subject="this environment", state="fault", text=str(error), fix=_INSTALL)
+
+
+def lines(finding: Finding) -> str:
+    """A finding for a terminal: one line, and what to do in a second."""
+    fix = f"\n{'':<26}{finding.fix}" if finding.fix and finding.state != "ok" else ""
+    return f"{_MARKS[finding.state]:<6}{finding.subject:<20}{finding.text}{fix}"
+
+
+def python() -> Finding:
+    """The interpreter and the operating system."""
+    text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {sys.executable}"
+    is_old = sys.version_info < (3, 11)
+    return Finding(subject="python", state="fault" if is_old else "ok", text=text, fix="take Python 3.11 or newer")
+
+
+def packages() -> Finding:
+    """The libraries that everything needs, against what rlcore asks for."""
+    faults = [fault for text in _required() if (fault := _fault_of(Requirement(text)))]
+    if faults:
+        return Finding(subject="packages", state="fault", text="; ".join(faults), fix=_INSTALL)
+    shown = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "prefect", "mlflow"))
+    return Finding(subject="packages", state="ok", text=shown)
+
+
+def device(config: HardwareConfig | None = None) -> Finding:
+    """What computes with ``device = "auto"``, in which precision, with which instructions."""
+    import torch
+
+    from rlcore.hardware.machine import find_machine
+
+    try:
+        found = find_machine(config or HardwareConfig())
+    except ConfigError as error:
+        return Finding(subject="device", state="fault", text=error.what, fix=error.fix)
+    text = describe_machine(to_dict(found))
+    if found.device == "cuda":
+        sizes = [torch.cuda.get_device_properties(card).total_memory for card in range(torch.cuda.device_count())]
+        return Finding(subject="device", state="ok", text=f"{text}; {len(sizes)} x {min(sizes) / GIB:.0f} GiB")
+    return Finding(subject="device", state="ok", text=f"{text}; {_half_precision()}")
+
+
+def cores() -> Finding:
+    """Processor cores that this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Finding(subject="cores", state="ok", text=f"{usable} usable of {os.cpu_count()}")
+
+
+def memory() -> Finding:
+    """Memory that is free, as far as kernel and container let us."""
+    import torch
+
+    from rlcore.hardware.free_memory import free_bytes
+
+    free = free_bytes(torch.device("cpu"))
+    if free is None:
+        return Finding(subject="memory", state="ok", text="unknown on this system")
+    is_short = free < MEMORY_GIB * GIB
+    fix = f"the demo takes up to {MEMORY_GIB:g} GiB: end other programs, or raise the container's limit"
+    return Finding(subject="memory", state="fault" if is_short else "ok", text=f"{free / GIB:.1f} GiB free", fix=fix)
+
+
+def disk(home: Home) -> Finding:
+    """Whether the state folder can be written, and how much room there is."""
+    place = next(path for path in (home.root, *home.root.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    text = f"{free / GIB:.1f} GiB free in {home.root}"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return Finding(
+            subject="disk", state="fault", text=f"{place} cannot be written", fix="set RLCORE_HOME to another folder"
+        )
+    is_short = free < DISK_GIB * GIB
+    fix = f"the demo writes up to {DISK_GIB:g} GiB: make room, or set RLCORE_HOME to a larger disk"
+    return Finding(subject="disk", state="fault" if is_short else "ok", text=text, fix=fix)
+
+
+def flow_engine() -> Finding:
+    """What runs the flows."""
+    try:
+        return Finding(subject="flow engine", state="ok", text=f"{engine_name()} (RLCORE_ENGINE=prefect|inline)")
+    except ConfigError as error:
+        return Finding(subject="flow engine", state="fault", text=error.what, fix=f"{error.where}: {error.fix}")
+
+
+def server(name: str, variable: str, without: str) -> Finding:
+    """Whether the server that a variable of the environment names answers; ``without`` says what there is else."""
+    url = os.environ.get(variable, "")
+    if not url.startswith("http"):
+        return Finding(subject=f"{name} server", state="ok", text=url or without)
+    import httpx
+
+    fix = f"start it (make services), or unset {variable} for the embedded one"
+    base = url.rstrip("/")
+    try:
+        # MLflow's is beside its pages, Prefect's below its API. Only the second page asks who we are.
+        answer = httpx.get(f"{base}/health", timeout=_SECONDS)
+        if answer.is_success:
+            answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=_user(name))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Finding(subject=f"{name} server", state="fault", text=f"{url} does not answer: {error}", fix=fix)
+    if answer.status_code in (401, 403):
+        text, fix = f"{url} does not let us in ({answer.status_code})", "source clients.env, which make services names"
+        return Finding(subject=f"{name} server", state="fault", text=text, fix=fix)
+    state: State = "ok" if answer.is_success else "fault"
+    return Finding(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
+
+
+def _user(name: str) -> tuple[str, str]:
+    """User and password for a server, as its own client takes them from the environment."""
+    if name == "Prefect":
+        user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
+        return user, password
+    return os.environ.get("MLFLOW_TRACKING_USERNAME", ""), os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+
+
+def sandbox() -> Finding:
+    """Whether untrusted programs can be isolated: boxes are started, and their walls attacked."""
+    from rlcore.sandbox.pool import SandboxPool
+
+    try:
+        with SandboxPool(num_workers=1) as pool:
+            pool.run("pass")
+    except SandboxError as error:
+        text = f"{error.what}; rewards that run programs and the Python tool need it"
+        return Finding(subject="sandbox", state="absent", text=text, fix=error.fix)
+    return Finding(subject="sandbox", state="ok", text="bubblewrap; its self-test has passed")
+
+
+def rollout_engine() -> Finding:
+    """Where vLLM would be started from; the native sampler is always there."""
+    own = Path(".venv-engine/bin/python")
+    if importlib.util.find_spec("vllm"):
+        return Finding(subject="rollout engines", state="ok", text="native; vLLM in this environment")
+    if own.exists():
+        return Finding(subject="rollout engines", state="ok", text=f"native; vLLM by engine.python = {str(own)!r}")
+    text = "native alone; engine.kind = 'vllm' needs vLLM in an environment of its own"
+    return Finding(subject="rollout engines", state="absent", text=text, fix="make engine, then engine.python names it")
+
+
+def extras() -> Finding:
+    """The optional libraries of pyproject.toml that recipes ask for."""
+    known: Mapping[str, str] = {"peft": "lora", "bitsandbytes": "bnb", "gguf": "gguf"}
+    missing = [name for name in known if importlib.util.find_spec(name) is None]
+    there = ", ".join(name for name in known if name not in missing)
+    if not missing:
+        return Finding(subject="extras", state="ok", text=there)
+    fix = f"pip install 'rlcore[{','.join(known[name] for name in missing)}]'"
+    return Finding(subject="extras", state="absent", text=f"{', '.join(missing)} not installed", fix=fix)
+
+
+def _half_precision() -> str:
+    """Which half precisions this processor computes at a usual speed."""
+    from rlcore.hardware.machine import find_machine, why_slow
+
+    fast = [
+        name for name in ("bfloat16", "float16") if not why_slow(find_machine(HardwareConfig(device="cpu", dtype=name)))
+    ]
+    return f"fast in {', '.join(['float32', *fast])}"
+
+
+def _required() -> list[str]:
+    try:
+        return [text for text in metadata.requires("rlcore") or [] if not re.search(r";.*\bextra\b", text)]
+    except metadata.PackageNotFoundError as error:
+        raise RlcoreError("rlcore is not installed in this environment") from error
+
+
+def _fault_of(requirement: Requirement) -> str:
+    if requirement.marker and not requirement.marker.evaluate():
+        return ""
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return f"{requirement.name} is missing"
+    return "" if version in requirement.specifier else f"{requirement.name} is {version}, not {requirement.specifier}"

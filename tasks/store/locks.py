@@ -1,0 +1,127 @@
+"""Exclusive file locks that the kernel releases when their holder dies, however it dies.
+
+``flock`` and not process ids: an id is reused, and means nothing in another container that shares the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.store.disk import refusal
+
+logger = logging.getLogger(__name__)
+
+_held: set[int] = set()
+
+
+def _forget_in_child() -> None:
+    # A forked worker inherits the descriptor and would keep the lock alive after its parent's death.
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = True, spare: bool = False) -> Iterator[bool]:
+    """Hold the lock file ``path``; the file is gone afterwards. With ``spare`` it stays if the block fails.
+
+    Yields True while the lock is held, or False, at once, when another holds it and ``wait`` is off.
+
+    Raises:
+        StorageError: the file cannot be made.
+    """
+    descriptor = _acquire(path, wait=wait)
+    if descriptor is None:
+        yield False
+        return
+    stays = spare
+    try:
+        yield True
+        stays = False
+    finally:
+        # Removed while still held: a waiter notices that its file is no longer the one at this path.
+        if not stays:
+            path.unlink(missing_ok=True)
+        _release(descriptor)
+
+
+@contextmanager
+def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """A new file that is locked from the moment on which it can be seen, and gone afterwards, where ``goes`` says so.
+
+    Raises:
+        StorageError: the file cannot be made.
+    """
+    hidden = path.with_name(f".{path.name}.new")
+    try:
+        with hidden.open("x", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            descriptor = os.dup(file.fileno())  # keeps the lock when the file is closed
+        hidden.rename(path)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise refusal("write", path, error) from error
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        if goes():
+            path.unlink(missing_ok=True)
+        _release(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """True if a process holds the lock of a file, which stays as it is; where there is no file, nobody does."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _acquire(path: Path, *, wait: bool) -> int | None:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise refusal("make", path, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                os.close(descriptor)
+                return None
+            logger.info("waiting for another process that holds %s", path.name)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(path, descriptor):
+            _held.add(descriptor)
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        there, ours = path.stat(), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _release(descriptor: int) -> None:
+    if descriptor in _held:  # not in a forked child, where it is closed already
+        _held.discard(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,40 @@
+"""What the logs of Prefect and MLflow say of an error that a user can mend."""
+
+from __future__ import annotations
+
+import logging
+
+from rlcore.errors import RlcoreError
+from tasks.store.disk import is_full_disk
+
+_STORE = "mlflow.store.db.utils"
+_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", _STORE)
+
+
+class UserErrors(logging.Filter):
+    """An error of ours is one clear message, so its traceback is left out of the log, on the console as in the API.
+
+    Prefect logs it for the task and again for the flow, with the whole traceback, and MLflow's store does so for a full
+    disk. Errors that are not a user's keep theirs.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, RlcoreError):
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"{type(error).__name__}: {error}", ()
+        elif record.name == _STORE and "database is locked" in str(error):
+            return False  # who waits for it says so (tasks.tracking.patience)
+        elif error is not None and is_full_disk(error):
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"the disk is full ({type(error).__name__})", ()
+        return True
+
+
+_USER_ERRORS = UserErrors()
+
+
+def shorten_user_errors() -> None:
+    """Let those loggers pass through :class:`UserErrors`; a second call changes nothing."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_USER_ERRORS)

@@ -1,0 +1,214 @@
+"""Which versions wrote a home's state, and whether those that are installed can go on with it.
+
+MLflow and Prefect bring an older database up to their own schema by themselves, and no older version opens it any more.
+So a home notes in ``versions.json`` what wrote it, and is opened only with databases of the installed schema. An older
+one is brought up on demand (:func:`upgrade`), and copied before; a newer one is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcore.errors import StorageError
+from tasks.store.disk import sync
+from tasks.store.locks import is_held
+
+if TYPE_CHECKING:
+    from tasks.store.settings import Home
+
+STATE = 1
+"""Of everything in a home that is rlcore's own; raised when an older version could not read it any more."""
+_NOTE = "versions.json"
+_REVISION = re.compile(r"^(down_)?revision(?:\s*:[^=\n]+)?\s*=\s*(.+)$", re.MULTILINE)
+_QUOTED = re.compile(r"""["']([^"']+)["']""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Database:
+    """A tool's database in a home. ``migrations``: below the tool's package; ``command`` brings it up to the schema."""
+
+    tool: str
+    path: Path
+    migrations: str
+    command: Sequence[str]
+
+    @property
+    def installed(self) -> str:
+        """The installed version of the tool."""
+        return metadata.version(self.tool)
+
+    @property
+    def schema(self) -> str:
+        """The schema of the database; empty where there is none yet."""
+        if not self.path.is_file():
+            return ""
+        with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
+            try:
+                row = database.execute("SELECT version_num FROM alembic_version").fetchone()
+            except sqlite3.OperationalError:  # no table yet: it is being made
+                return ""
+            except sqlite3.DatabaseError as error:
+                raise StorageError(
+                    f"not a database: {error}", where=str(self.path), fix="bring it back from a backup"
+                ) from error
+        return str(row[0]) if row else ""
+
+    def schemas(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The schemas that the installed version knows, and the newest of them."""
+        spec = find_spec(self.tool)
+        folders = spec.submodule_search_locations if spec else None
+        known, followed = set[str](), set[str]()
+        for path in (Path(folder) / self.migrations for folder in folders or ()):
+            for script in path.glob("*.py"):
+                for is_before, names in _REVISION.findall(script.read_text(encoding="utf-8")):
+                    (followed if is_before else known).update(_QUOTED.findall(names))
+        return frozenset(known), frozenset(known - followed)
+
+
+def require_readable(home: Home) -> None:
+    """Note what writes in the home from now on, unless what lies there needs other versions.
+
+    Raises:
+        StorageError: a newer version wrote it, or a database has to be brought up first.
+    """
+    note = home.root / _NOTE
+    known = _read(note)
+    if known.get("state", STATE) > STATE:
+        raise StorageError(
+            f"the home was written by a newer rlcore (state {known['state']}, this one knows {STATE})",
+            where=str(home.root),
+            fix="install that version again, or set RLCORE_HOME to another folder",
+        )
+    found, older = {"state": STATE, **known}, list[Database]()
+    for each in databases(home):
+        before = known.get(each.tool, {})
+        found[each.tool] = {"version": each.installed, "schema": each.schema}
+        if found[each.tool] != before and each.schema and _needs_upgrade(each, before):
+            older.append(each)
+    if older:
+        names = ", ".join(f"{each.path.name} ({each.tool} {each.installed})" for each in older)
+        raise StorageError(
+            f"the home's databases have the schema of an older version: {names}",
+            where=str(home.root),
+            fix="run `rlcore upgrade`, which copies them first; or install the versions again that wrote them",
+        )
+    if found != known:
+        from tasks.store.storage import write_json  # brings pandas: most commands begin without it
+
+        with _alone(home.root):
+            for left in home.root.glob(f".{_NOTE}.*.tmp"):  # by a process that was killed here, before it had a lease
+                left.unlink()
+            write_json(found, note)
+
+
+def databases(home: Home) -> tuple[Database, ...]:
+    """The databases in the home that this process uses: a server elsewhere has its own."""
+    mlflow = Database(
+        tool="mlflow",
+        path=home.root / "mlflow.db",
+        migrations="store/db_migrations/versions",
+        command=("db", "upgrade", home.tracking_uri),
+    )
+    prefect = Database(
+        tool="prefect",
+        path=home.prefect / "prefect.db",
+        migrations="server/database/_migrations/versions/sqlite",
+        command=("server", "database", "upgrade", "-y"),
+    )
+    is_embedded = os.environ.get("MLFLOW_TRACKING_URI", home.tracking_uri) == home.tracking_uri
+    is_asked = os.environ.get("RLCORE_ENGINE") != "inline" and not os.environ.get("PREFECT_API_URL")
+    return (mlflow,) * is_embedded + (prefect,) * is_asked
+
+
+def upgrade(home: Home) -> tuple[str, ...]:
+    """Bring the home's databases up to the installed versions, each after a copy; a line for each that was older.
+
+    Nothing may run in the home meanwhile.
+
+    Raises:
+        StorageError: a run is under way, a newer version wrote a database, or it cannot be brought up; then it is as it
+            was.
+    """
+    if any(map(is_held, home.leases.glob("*.json"))):
+        raise StorageError("a run is under way in this home", where=str(home.leases), fix="wait until it has ended")
+    known, told = _read(home.root / _NOTE), []
+    for each in databases(home):
+        before = each.schema
+        if before and _needs_upgrade(each, known.get(each.tool, {})):
+            copy = home.root / "backups" / f"{each.path.stem}-{before}.db"
+            copy.parent.mkdir(exist_ok=True)
+            _copy(each.path, copy)
+            done = subprocess.run(
+                [sys.executable, "-m", each.tool, *each.command], capture_output=True, text=True, check=False
+            )
+            if done.returncode or _needs_upgrade(each, {}):
+                _copy(copy, each.path)
+                last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+                raise StorageError(
+                    f"{each.tool} could not bring its database up, which is as it was: {last}",
+                    where=str(each.path),
+                    fix="install the version again that wrote it",
+                )
+            told.append(f"{each.path.name}: now of {each.tool} {each.installed}; as it was: {copy}")
+    require_readable(home)
+    return tuple(told)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's own lock, which leaves no file: a kill at this place would leave that too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(note: Path) -> dict[str, Any]:
+    """What is noted in a home; nothing where that is damaged, so that its databases are looked at."""
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
+    """True if another version than the one that is installed wrote the database, and in an older schema.
+
+    A schema on the way to the newest is none of another version where the same version was at work: it was killed as
+    it made the tables.
+
+    Raises:
+        StorageError: a newer version wrote it.
+    """
+    known, newest = each.schemas()
+    if each.schema not in known:
+        said = f", {before['version']}" if before.get("version", each.installed) != each.installed else ""
+        raise StorageError(
+            f"the database was written by a newer {each.tool}{said}; {each.installed} is installed and cannot read it",
+            where=str(each.path),
+            fix=f"install that version of {each.tool} again, or bring back a copy from the home's folder backups",
+        )
+    return each.schema not in newest and before.get("version") != each.installed
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A copy of a database that is whole, also where its last changes still lie in a log beside it."""
+    with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(target)) as write:
+        read.backup(write)
+    sync(target)

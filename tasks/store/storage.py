@@ -1,0 +1,205 @@
+"""The one reader and writer of tables and JSON files. Every write is whole or absent: temporary, fsync, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlcore.errors import StorageError
+from tasks.store.artifacts import file_sha256
+from tasks.store.disk import refusal, sync
+
+GROUP_ROWS = 16_384  # of a table that is written in parts
+
+
+def write_table(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame as Parquet, without its index; lists and {name: value} objects become nested columns.
+
+    Raises:
+        StorageError: a column mixes types, or the disk refuses.
+    """
+    buffer = pa.BufferOutputStream()
+    pq.write_table(_arrow(frame, path), buffer)
+    write_bytes(buffer.getvalue().to_pybytes(), path)
+
+
+@contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
+    """A function that takes a table's frames one after another; the file is there when the block ends without an error.
+
+    Memory holds one group of rows. A table of one group has the bytes of :func:`write_table`.
+
+    Raises:
+        StorageError: a column mixes types, or the disk refuses.
+    """
+    with _whole_file(path) as file, ExitStack() as stack:
+        waiting: list[pd.DataFrame] = []
+        writer: pq.ParquetWriter | None = None
+
+        def flush() -> None:
+            nonlocal writer
+            table = _arrow(pd.concat(waiting, ignore_index=True), path, writer.schema if writer else None)
+            writer = writer or stack.enter_context(pq.ParquetWriter(file, table.schema))
+            writer.write_table(table)
+            waiting.clear()
+
+        def add(frame: pd.DataFrame) -> None:
+            waiting.append(frame)
+            if sum(map(len, waiting)) >= GROUP_ROWS:
+                flush()
+
+        yield add
+        if waiting:
+            flush()
+
+
+def read_column(path: Path, name: str) -> Iterator[list[Any]]:
+    """The values of one column of a Parquet file, some thousands at a time.
+
+    Raises:
+        StorageError: missing, not permitted, or damaged.
+    """
+    with _readable(path), path.open("rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
+            yield batch.column(0).to_pylist()
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a Parquet file; nested columns hold plain lists and dicts (pandas' own reader gives arrays).
+
+    Raises:
+        StorageError: missing, not permitted, or damaged.
+    """
+    with _readable(path), path.open("rb") as file:
+        table = pq.read_table(file)
+    columns = {
+        name: pd.Series(column.to_pylist(), dtype=object)
+        if pa.types.is_nested(column.type)
+        else column.to_pandas(ignore_metadata=True)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return pd.DataFrame(columns, columns=table.column_names)
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write a JSON value, indented, with a line end.
+
+    Raises:
+        StorageError: the disk refuses, or the value has what JSON has not (NaN included).
+    """
+    try:
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"the value is no JSON: {error}", where=str(path)) from error
+    write_bytes(f"{text}\n".encode(), path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON value.
+
+    Raises:
+        StorageError: missing, not permitted, or damaged.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise refusal("read", path, error) from error
+    except ValueError as error:
+        raise StorageError(f"not a JSON file: {error}", where=str(path), fix="run the stage that wrote it") from error
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write a file so that a reader, or a crash at any moment, sees the old content or the new one.
+
+    Raises:
+        StorageError: the disk refuses; the old file, if any, is untouched and no temporary file is left.
+    """
+    with _whole_file(path) as file:
+        file.write(content)
+
+
+def note_digest(path: Path) -> None:
+    """Note beside a folder, in ``<folder>-digests``, what one of its files is: it has to be the same when it is used.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    write_bytes(file_sha256(path).encode(), _digest_file(path))
+
+
+def is_as_noted(path: Path) -> bool:
+    """Whether a file is there and still what :func:`note_digest` has noted."""
+    try:
+        return _digest_file(path).read_text(encoding="utf-8") == file_sha256(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_file(path: Path) -> Path:
+    return path.parent.with_name(f"{path.parent.name}-digests") / path.name
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file that nobody changes a second name; where the disk has no hard links, or is another one, copy it.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    try:
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copyfile(source, target)
+    except OSError as error:
+        raise refusal("write", target, error) from error
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A temporary file that takes the place of ``path`` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+    except OSError as error:
+        raise refusal("write", path, error) from error
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise refusal("read", path, error) from error
+        # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
+        raise StorageError(
+            f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"
+        ) from error
+
+
+def _arrow(frame: pd.DataFrame, path: Path, schema: pa.Schema | None = None) -> pa.Table:
+    try:
+        return pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise StorageError(
+            f"the table cannot be stored: {error}", where=str(path), fix="give each column values of one type"
+        ) from error

@@ -1,0 +1,284 @@
+"""The graph of a preset: what follows from it, and every fault with its full key before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import ConfigError
+from tasks.presets.graph import (
+    asked_for,
+    checkpoints,
+    contrasts,
+    needed_stages,
+    num_earlier_rl,
+    opponents,
+    registered_starts,
+    stage_order,
+)
+from tasks.presets.run import RunConfig, load_preset
+from tasks.presets.stages import STAGE_KINDS, RlStage
+
+PRESET = """
+name = "test"
+seed = 0
+model = { source = "scratch" }
+
+[data.sums]
+contract = "prompts"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
+num_train = 10
+num_eval = 5
+max_tokens = 64
+
+[data.code]
+contract = "code_tasks"
+adapter = "rlcore.examples.programs:ADAPTER"
+num_train = 10
+num_eval = 5
+max_tokens = 64
+
+[data.pairs]
+contract = "preference_pairs"
+adapter = "rlcore.examples.arithmetic:ADAPTER"
+num_train = 10
+num_eval = 5
+max_tokens = 64
+
+[stages.second]
+kind = "rl"
+start = "first"
+prompts = { sums = 1.0 }
+algorithm = "grpo"
+num_iterations = 2
+prompts_per_iteration = 2
+group_size = 4
+learning_rate = 1e-3
+rewards = [{ kind = "math" }]
+sampling = { max_new_tokens = 8 }
+
+[stages.first]
+kind = "rl"
+start = "base"
+prompts = { sums = 0.7, code = 0.3 }
+algorithm = "grpo"
+num_iterations = 2
+prompts_per_iteration = 2
+group_size = 4
+learning_rate = 1e-3
+rewards = [
+  { kind = "math", data = ["sums"] },
+  { kind = "code", data = ["code"] },
+  { kind = "reward_model", stage = "taste", weight = 0.1 },
+]
+sampling = { max_new_tokens = 8 }
+
+[stages.taste]
+kind = "reward_model"
+start = "base"
+data = ["pairs"]
+num_epochs = 1
+batch_size = 2
+learning_rate = 1e-3
+head_learning_rate = 1e-2
+
+[stages.kept]
+kind = "rejection"
+start = "second"
+data = ["sums"]
+num_samples = 2
+rewards = [{ kind = "math" }]
+sampling = { max_new_tokens = 8 }
+
+[stages.copied]
+kind = "sft"
+start = "base"
+data = ["kept"]
+num_steps = 3
+batch_size = 2
+learning_rate = 1e-3
+
+[evaluation]
+num_problems = 5
+max_new_tokens = 8
+verifiers = [{ kind = "math", data = ["sums"] }, { kind = "code", data = ["code"] }]
+"""
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "test.toml"
+    path.write_text(PRESET, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(preset: Path) -> RunConfig:
+    return load_preset(preset)
+
+
+def test_stages_come_after_those_that_they_need_whatever_their_order_in_the_file(config: RunConfig) -> None:
+    order = stage_order(config)
+    for name, needed in needed_stages(config).items():
+        assert all(order.index(each) < order.index(name) for each in needed)
+    assert needed_stages(config)["first"] == ("taste",)
+    assert needed_stages(config)["copied"] == ("kept",)
+
+
+def test_every_policy_is_a_checkpoint_and_is_held_against_its_start_its_teacher_and_its_siblings(
+    config: RunConfig,
+) -> None:
+    assert list(checkpoints(config)) == ["base", "first", "second", "copied"]
+    assert contrasts(config) == (
+        ("first", "base"),
+        ("second", "first"),
+        ("copied", "base"),
+        ("copied", "second"),
+        ("copied", "first"),  # which started from the same
+    )
+    assert opponents(config) == ()
+
+
+def test_an_rl_stage_counts_those_that_it_builds_on_however_far_and_siblings_count_the_same(preset: Path) -> None:
+    config = load_preset(preset)
+    assert {name: num_earlier_rl(config, name) for name in ("first", "second", "copied")} == {
+        "first": 0,
+        "second": 1,
+        "copied": 2,  # by what second answered
+    }
+    siblings = load_preset(preset, ["stages.second.start=base"])
+    assert num_earlier_rl(siblings, "first") == num_earlier_rl(siblings, "second") == 0
+
+
+def test_what_targets_need_are_their_stages_with_all_before_them_and_their_data(config: RunConfig) -> None:
+    assert asked_for(config, ["taste"]) == (("taste",), ("pairs",))
+    assert asked_for(config, ["prepare_sums"]) == ((), ("sums",))
+    assert asked_for(config, ["second"]) == (("second", "first", "taste"), ("sums", "code", "pairs"))
+    assert asked_for(config, ["evaluate_base"]) == ((), ("sums", "code"))
+    assert asked_for(config, ["compare"]) == (tuple(config.stages), tuple(config.data))
+
+
+def test_stages_of_one_start_are_opponents_and_compared_with_each_other(preset: Path) -> None:
+    config = load_preset(preset, ["stages.second.start=base"])
+    assert [sorted(names) for names in opponents(config)] == [["first", "second"]]
+    assert {("second", "first"), ("first", "second")} & set(contrasts(config))
+
+
+def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Path) -> None:
+    config = load_preset(preset, ["stages.first.start=models:/mine@champion"])
+    assert registered_starts(config) == {"start_first": "models:/mine@champion"}
+    assert list(checkpoints(config))[:3] == ["base", "start_first", "first"]
+    assert ("first", "start_first") in contrasts(config)
+    assert isinstance(checkpoints(config)["first"], RlStage)
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("stages.first.start=second", "the stages form a cycle: "),
+        ("stages.first.start=fist", "stages.first.start = 'fist': no such checkpoint; choose one of base, second"),
+        ("stages.first.start=taste", "stages.first.start = 'taste': this stage makes a reward model, no policy"),
+        ("stages.first.start=models:/mine", "stages.first.start = 'models:/mine': not a registered model; write"),
+        ("stages.first.prompts.cods=1.0", "stages.first.prompts.cods: no such data; choose among sums, code"),
+        ("stages.first.prompts.pairs=1.0", "stages.first.prompts.pairs: holds no prompts; choose among sums, code"),
+        ("stages.first.prompts.code=0.0", "stages.first.prompts.code = 0.0: must be greater than 0.0"),
+        ("stages.first.prompts.code=0.0001", "stages.first.prompts.code = 0.0001: below a thousandth of all"),
+        ("stages.first.rewards=[]", "stages.first.rewards: names no reward; add one, such as { kind = 'math' }"),
+        ("stages.kept.rewards=[]", "stages.kept.rewards: names no reward"),
+        (
+            "stages.kept.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
+            "stages.kept.sampling.episodes differs from stages.first.sampling.episodes",
+        ),
+        ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: only a function of one's own"),
+        ("stages.first.prompts={}", "stages.first.prompts: names no data"),
+        ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
+        ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),
+        (
+            "stages.taste.anchors=['sums']",
+            "stages.taste.anchors = 'sums': holds no preference pairs; choose among pairs",
+        ),
+        (
+            "stages.taste.anchors=['pairs']",
+            "stages.taste.anchors = 'pairs': stands in stages.taste.data too; pairs that",
+        ),
+        ("stages.first.rewards.1.data=['cod']", "stages.first.rewards.1.data = 'cod': the stage draws no prompts from"),
+        ("stages.second.prompts.code=1.0", ""),
+        ("stages.first.rewards.2.data=['sums']", ""),
+        ("stages.first.rewards.2.stage=first", "stages.first.rewards.2.stage = 'first': not a stage of the kind"),
+        ("stages.first.rewards.2.stage=''", "stages.first.rewards.2.stage = '': not a stage of the kind reward_model"),
+        ("stages.first.rewards.0.stage=taste", "stages.first.rewards.0: only a reward of kind reward_model"),
+        (
+            "stages.first.critic.initialise_from=tast",
+            "stages.first.critic.initialise_from = 'tast': not a stage of the",
+        ),
+        (
+            "stages.first.kind=rel",
+            f"stages.first.kind = 'rel': must be one of {', '.join(map(repr, STAGE_KINDS))}",
+        ),
+        ("stages.first.strat=base", "stages.first.strat: unknown key; did you mean stages.first.start?"),
+        ("stages.first.lerning_rate=1.0", "unknown key; did you mean stages.first.learning_rate?"),
+        ("stages.first.learning_rate=-1.0", "stages.first.learning_rate = -1.0: must be greater than 0.0"),
+        ("data.pairs.adapter=policy", "data.pairs.policy: required by the adapter 'policy'; name one of base, "),
+        ("data.pairs.policy=second", "data.pairs.policy = 'second': neither adapter nor fallback is 'policy'"),
+        ("data.sums.contract=prompt", "data.sums.contract = 'prompt': must be one of 'prompts'"),
+        ("evaluation.data=['pairs']", "evaluation.data = 'pairs': no data set of prompts; choose among sums, code"),
+        ("evaluation.verifiers=[{kind='math',data=['sums']}]", "evaluation.verifiers: 0 decide on the data set 'code'"),
+        ("evaluation.verifiers.0.data=[]", "evaluation.verifiers: 2 decide on the data set 'code'"),
+        (
+            "promotion={challenger='taste'}",
+            "promotion.challenger = 'taste': no checkpoint of this preset; choose one of",
+        ),
+        ("promotion={challenger='second',max_kl=0.1}", "promotion.max_kl: stages.second.kl.coefficient is 0, so no KL"),
+        ("promotion={challenger='copied',max_kl=0.1}", "promotion.max_kl: the challenger 'copied' has no KL"),
+        ("retrain={}", "retrain: needs [promotion] with a challenger among the RL stages first, second"),
+    ],
+)
+def test_a_fault_of_the_graph_is_named_with_its_full_key(preset: Path, override: str, fault: str) -> None:
+    if not fault:
+        assert load_preset(preset, [override])
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_preset(preset, [override])
+    assert fault in caught.value.what
+    assert caught.value.where == str(preset)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a\nb"])
+def test_a_preset_whose_name_is_no_name_of_a_folder_or_a_model_is_refused(preset: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="names folders and models"):
+        load_preset(preset, [f"name={json.dumps(name)}"])
+    assert load_preset(preset, ["name=My run-1.5"]).name == "My run-1.5"
+
+
+def test_a_data_set_that_no_reward_is_on_is_refused(preset: Path) -> None:
+    with pytest.raises(ConfigError, match=r"stages\.first\.rewards: no reward is on the data set 'code'"):
+        load_preset(preset, ["stages.first.rewards=[{kind='math',data=['sums']}]"])
+
+
+def test_names_that_the_pipeline_uses_or_that_are_used_twice_are_refused(tmp_path: Path) -> None:
+    for name, fault in (
+        ("compare", "not a name"),
+        ("evaluate_x", "not a name"),
+        ("pairs", "a data set has this name too"),
+    ):
+        path = tmp_path / "test.toml"
+        path.write_text(PRESET.replace("[stages.copied]", f"[stages.{name}]"))
+        with pytest.raises(ConfigError, match=rf"stages\.{name}: {fault}"):
+            load_preset(path)
+
+
+def test_all_faults_of_a_graph_are_listed_at_once_with_their_full_keys(preset: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_preset(preset, ["stages.first.start=no", "stages.taste.data=[]", "stages.kept.start=taste"])
+    lines = [line.strip().partition(" ")[0].rstrip(":") for line in caught.value.what.splitlines()[1:]]
+    assert sorted(lines) == ["stages.first.start", "stages.kept.start", "stages.taste.data"]
+
+
+def test_pairs_cannot_be_sampled_from_policies_that_call_tools(preset: Path) -> None:
+    tools = "sampling.episodes={tools=['calculator'],max_turn_tokens=8}"
+    sampled = ["data.pairs.adapter=policy", "data.pairs.policy=base"]
+    assert load_preset(preset, sampled)
+    with pytest.raises(ConfigError, match=r"data\.pairs\.adapter = 'policy': a pair holds two answers and no calls"):
+        load_preset(preset, [*sampled, *(f"stages.{name}.{tools}" for name in ("first", "second", "kept"))])

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import StorageError
+from tasks.store.code_hash import NEUTRAL, closure, closure_digest, closure_digests, code_version
+
+# tasks.steps.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
+# tasks.steps.score -> rlcore.grade ("from rlcore import grade") and, through import_module, rlcore.late
+SOURCES = {
+    "rlcore/__init__.py": "",
+    "rlcore/learn.py": "def f():\n    from .maths import deep\n    return deep.g()\n",
+    "rlcore/maths/__init__.py": '"""Maths."""\n',
+    "rlcore/maths/deep.py": "import math\n\n\ndef g():\n    return math.pi\n",
+    "rlcore/grade.py": "def h():\n    return 1\n",
+    "rlcore/late.py": "X = 1\n",
+    "rlcore/unused.py": "Y = 1\n",
+    "rlcore/config/__init__.py": "Z = 1\n",
+    "rlcore/config/rl.py": "Z = 1\n",
+    "tasks/__init__.py": "",
+    "tasks/steps/__init__.py": "",
+    "tasks/pipeline/stages.py": "from rlcore import unused\n",
+    "tasks/steps/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
+    "from rlcore.config.rl import Z\nfrom tasks.pipeline.stages import unused\n",
+    "tasks/steps/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
+    '    return importlib.import_module("rlcore.late")\n',
+}
+STAGES = ("tasks.steps.train", "tasks.steps.score")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def digests(tree: Path) -> dict[str, str]:
+    return {stage: closure_digest(stage, root=tree) for stage in STAGES}
+
+
+def changed(tree: Path, name: str, text: str) -> set[str]:
+    before = digests(tree)
+    (tree / name).write_text(text)
+    after = digests(tree)
+    return {stage for stage in STAGES if before[stage] != after[stage]}
+
+
+def test_a_closure_follows_imports_at_the_top_in_functions_and_by_name(tree: Path) -> None:
+    assert closure("tasks.steps.train", root=tree) == {
+        "tasks.steps.train",
+        "rlcore.learn",
+        "rlcore.maths.deep",
+    }
+    assert closure("tasks.steps.score", root=tree) == {"tasks.steps.score", "rlcore.grade", "rlcore.late"}
+
+
+def test_a_package_counts_from_its_first_line_of_code_on(tree: Path) -> None:
+    assert changed(tree, "rlcore/maths/__init__.py", '"""Nothing but mathematics."""\n') == set()
+    assert changed(tree, "rlcore/maths/__init__.py", "X = 1\n") == {"tasks.steps.train"}
+
+
+def test_an_edit_deep_inside_changes_exactly_the_stages_that_reach_it(tree: Path) -> None:
+    assert changed(tree, "rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n") == {
+        "tasks.steps.train"
+    }
+    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"tasks.steps.score"}
+    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"tasks.steps.score"}
+
+
+def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree: Path) -> None:
+    assert changed(tree, "rlcore/__init__.py", "import os\n") == set(STAGES)
+
+
+def test_the_public_names_of_the_library_change_no_stage_that_imports_its_modules(tree: Path) -> None:
+    (tree / "tasks/steps/train.py").write_text("from rlcore.learn import f\nimport rlcore.maths.deep\n")
+    assert "rlcore" not in closure("tasks.steps.train", root=tree)
+    assert changed(tree, "rlcore/__init__.py", "import os\n") == {"tasks.steps.score"}
+    assert changed(tree, "rlcore/maths/__init__.py", "import os\n") == {"tasks.steps.train"}
+
+
+def test_an_edit_of_a_module_that_no_stage_reaches_changes_nothing(tree: Path) -> None:
+    assert changed(tree, "rlcore/unused.py", "Y = 2\n") == set()
+
+
+@pytest.mark.parametrize("name", ["tasks/pipeline/stages.py", "rlcore/config/__init__.py", "rlcore/config/rl.py"])
+def test_orchestration_and_configuration_types_are_no_part_of_a_closure(tree: Path, name: str) -> None:
+    assert changed(tree, name, "import os\n") == set()
+
+
+def test_comments_docstrings_and_layout_change_nothing(tree: Path) -> None:
+    text = '"""Deep."""\n\nimport math  # for pi\n\n\ndef g():\n    """Pi."""\n    return (\n        math.pi\n    )\n'
+    assert changed(tree, "rlcore/maths/deep.py", text) == set()
+
+
+def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    before, parse, calls = digests(tree), ast.parse, itertools.count()
+    for name in SOURCES:
+        (tree / name).write_text((tree / name).read_text() + "# a text of which no tree is kept yet\n")
+
+    def disturbed(source: str) -> ast.Module:
+        if next(calls) % 2 == 0:
+            raise SystemError("AST constructor recursion depth mismatch (before=54, after=77)")
+        return parse(source)
+
+    monkeypatch.setattr("tasks.store.code_hash._MOMENT", 0.0)
+    monkeypatch.setattr("tasks.store.code_hash.ast.parse", disturbed)
+    assert digests(tree) == before
+    assert next(calls) > 1
+
+
+def test_a_default_argument_is_code(tree: Path) -> None:
+    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"tasks.steps.score"}
+
+
+def test_an_edit_is_seen_at_once_even_when_the_file_keeps_its_time(tree: Path) -> None:
+    before = closure_digest("tasks.steps.train", root=tree)
+    path = tree / "rlcore/maths/deep.py"
+    stamp = path.stat()
+    path.write_text("import math\n\n\ndef g():\n    return math.ex\n")
+    import os
+
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert closure_digest("tasks.steps.train", root=tree) != before
+
+
+def test_a_module_without_source_is_refused(tree: Path) -> None:
+    with pytest.raises(StorageError, match=r"tasks\.nothing"):
+        closure("tasks.nothing", root=tree)
+
+
+def test_a_users_package_is_followed_too(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tree / "elsewhere" / "rlcore_user_stage"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "stage.py").write_text("from rlcore_user_stage import helper\nfrom rlcore.types import Prompt\n")
+    (package / "helper.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert closure("rlcore_user_stage.stage") == {
+        "rlcore_user_stage.stage",
+        "rlcore_user_stage.helper",
+        "rlcore.types",
+    }
+
+
+def test_the_digests_of_our_own_code_name_modules_that_exist() -> None:
+    found = closure_digests("rlcore.loop.run")
+    assert {"rlcore.loop.run", "rlcore.loop.iteration", "rlcore.types"} <= set(found)
+    assert not set(found) & set(NEUTRAL)
+
+
+def test_every_neutral_folder_or_module_exists_so_that_a_rename_is_noticed() -> None:
+    root = Path(__file__).resolve().parents[3]
+    paths = {name: root / name.replace(".", "/") for name in NEUTRAL}
+    files = {name: (path / "__init__.py", path.with_suffix(".py")) for name, path in paths.items()}
+    assert [name for name, either in files.items() if not any(map(Path.is_file, either))] == []
+
+
+def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
+    assert closure("tasks.steps.train", without=["rlcore.maths"], root=tree) == {
+        "tasks.steps.train",
+        "rlcore.learn",
+    }
+
+
+def test_the_code_version_is_never_empty() -> None:
+    assert code_version()
+
+
+# A function's module -> a package of the user's -> a module beside it; numpy and json are not the user's.
+USERS = {
+    "followed_rewards.py": "import json\nimport numpy\nfrom followed_helpers import words\ndef brief(rollouts): ...\n",
+    "followed_helpers/__init__.py": "",
+    "followed_helpers/words.py": "def f():\n    import followed_deep\n    return followed_deep.X\n",
+    "followed_deep.py": "X = 1\n",
+    "followed_alone.py": "Y = 1\n",
+}
+
+
+def test_a_users_module_is_followed_into_the_users_own_code_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in USERS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert closure("followed_rewards") == {
+        "followed_rewards",
+        "followed_helpers.words",
+        "followed_deep",
+    }
+    before = closure_digest("followed_rewards")
+    (tmp_path / "followed_alone.py").write_text("Y = 2\n")
+    assert closure_digest("followed_rewards") == before
+    (tmp_path / "followed_deep.py").write_text("X = 2\n")
+    assert closure_digest("followed_rewards") != before
+
+
+def test_our_own_modules_are_not_followed_into_what_lies_beside_the_user(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tree / "rlcore/learn.py").write_text("import beside\n")
+    assert "beside" not in closure("tasks.steps.train", root=tree)

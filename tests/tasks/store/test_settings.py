@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import ConfigError, StorageError
+from tasks.store import settings
+from tasks.store.settings import Home, configure_environment, engine_name, find_home
+from tasks.tracking.runs import open_tracker
+
+
+def test_the_home_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLCORE_HOME", str(tmp_path / "state"))
+    assert find_home() == Home(tmp_path / "state")
+
+
+def test_the_home_is_below_the_current_folder_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RLCORE_HOME")
+    monkeypatch.chdir(tmp_path)
+    assert find_home() == Home(tmp_path / ".rlcore")
+
+
+def test_configuring_makes_the_folders_and_places_both_tools_inside(home: Home) -> None:
+    assert {path.name for path in home.root.iterdir()} == {
+        "artifacts", "cache", "leases", "mlartifacts", "prefect", "versions.json", "work",
+    }  # fmt: skip
+    assert os.environ["RLCORE_HOME"] == str(home.root)
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{home.root}/mlflow.db"
+
+
+def modes(home: Home) -> dict[str, int]:
+    paths = (home.root, home.root / "mlflow.db", home.prefect / "prefect.db")
+    return {path.name: path.stat().st_mode & 0o777 for path in paths}
+
+
+def test_a_home_and_its_databases_are_for_their_owner_alone(home: Home) -> None:
+    open_tracker(home)
+    assert modes(home) == {"home": 0o700, "mlflow.db": 0o600, "prefect.db": 0o600}
+
+
+def test_a_home_that_everybody_may_read_is_closed_by_the_next_command(home: Home) -> None:
+    (home.root / "mlflow.db").touch()
+    (home.root / "interfaces").mkdir()
+    users = home.root / "interfaces" / "basic_auth.db"
+    users.touch()
+    for path in (home.root, home.root / "mlflow.db", home.prefect / "prefect.db", users):
+        path.chmod(0o777 if path.is_dir() else 0o644)
+    configure_environment(home)
+    assert modes(home) == {"home": 0o700, "mlflow.db": 0o600, "prefect.db": 0o600}
+    assert users.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_somebody_else_owns_is_used_as_it_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.root.chmod(0o770)
+
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(f"{path} {mode}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "chmod", refuse)
+        configure_environment(home)
+    assert home.root.stat().st_mode & 0o777 == 0o770
+
+
+def test_nothing_calls_home_and_nothing_is_unpickled(home: Home) -> None:
+    expected = {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    }
+    assert {name: os.environ[name] for name in expected} == expected
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example")
+    monkeypatch.setenv("RLCORE_HOME", "")
+    configure_environment(Home(tmp_path / "state"))
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://tracking.example"
+
+
+def test_a_home_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="RLCORE_HOME") as raised:
+        configure_environment(Home(tmp_path / "file" / "state"))
+    assert raised.value.where == str(tmp_path / "file" / "state")
+
+
+def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_ENGINE", "airflow")
+    with pytest.raises(ConfigError, match="airflow"):
+        engine_name()
+
+
+def test_prefect_is_the_engine_when_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCORE_ENGINE", "")
+    assert engine_name() == "prefect"
+
+
+def test_stages_and_engine_import_neither_prefect_nor_mlflow() -> None:
+    # Both read their settings when they are imported, and cost seconds: no inline run may pay for Prefect.
+    heavy = "('prefect', 'mlflow', 'torch')"
+    code = f"import sys, tasks.pipeline.run; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_where_postgresql_has_a_user_of_its_own_others_pass_through_a_home_and_see_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "_is_passed", lambda _: True)
+    folders = (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts)
+    for folder in (home.root, *folders):
+        folder.chmod(0o755)
+    configure_environment(home)
+    assert home.root.stat().st_mode & 0o777 == 0o701
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
