@@ -10,14 +10,16 @@ from tasks.kinds.benchmark.page import benchmark_page
 from tasks.kinds.benchmark.step import run_benchmark, task_files
 from tasks.kinds.difficulty.page import difficulty_page
 from tasks.kinds.difficulty.step import run_difficulty
+from tasks.kinds.dpo.page import dpo_page
 from tasks.kinds.dpo.step import run_dpo
 from tasks.kinds.rejection.page import rejection_page
 from tasks.kinds.rejection.step import run_rejection
 from tasks.kinds.reward_model.page import reward_page
 from tasks.kinds.reward_model.step import run_reward_model
-from tasks.kinds.rl.page import dpo_page, rl_page, sft_page
+from tasks.kinds.rl.page import rl_page
 from tasks.kinds.rl.parts import needed_reward_models, outside
 from tasks.kinds.rl.step import run_online_rl
+from tasks.kinds.sft.page import sft_page
 from tasks.kinds.sft.step import run_sft
 from tasks.kinds.win_rate.page import win_rate_page
 from tasks.kinds.win_rate.step import run_win_rate

@@ -32,7 +32,7 @@ _SERVER = "prefect.server.api.server:create_app"
 _LAUNCHER = "RLCORE_LAUNCHER"
 LEASE_TAG = "lease"  # of an MLflow run
 _UNSWEPT = "unswept"  # a file that says: a process died while others lived, so what it has left may still be there
-# Of tasks.store.storage, rlcore.models.saving, tasks.pipeline.pages and tasks.store.locks, tasks.store.artifacts, MLflow.
+# Of storage, rlcore.models.saving, pipeline.pages and locks, artifacts, MLflow.
 _HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 

@@ -1,4 +1,4 @@
-"""Pages and plots of stages: drawn from their artifacts by functions of the report room, after the stage.
+"""Pages and plots of stages: drawn from their artifacts by the page functions of their kinds, after the stage.
 
 No key counts how a page is drawn. It lies beside the artifacts, in ``pages/<preset>/<stage>/<digest>/``, and is drawn
 when it is not there yet, also for a stage that came from the cache under another preset's name; and drawn anew when
@@ -8,10 +8,9 @@ the code that draws or an artifact that the stage was made from has changed: a c
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.drawing.result import Draw, Result
 from tasks.pipeline.bridge import report_markdown
 from tasks.store.artifacts import ArtifactRef
 from tasks.store.code_hash import closure_digest
@@ -20,24 +19,6 @@ from tasks.store.storage import write_bytes
 from tasks.tracking.runs import RunTracker
 
 _DIGITS = 12  # of the artifact's digest, in the name of a page's folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a page is drawn from: the stage's files in ``data``, and those of its inputs, by the stage's name.
-
-    ``confidence``: the level of every interval in these files.
-    """
-
-    preset: str
-    stage: str
-    confidence: float
-    data: Path
-    inputs: Mapping[str, Path]
-
-
-Draw = Callable[[Result, Path], str]
-"""Writes pages and plots into a folder; gives the Markdown for the flow run's page, or an empty text."""
 
 
 def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:

@@ -20,12 +20,13 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, RlcoreError, StorageError
+from tasks.drawing.result import Draw, Result
 from tasks.pipeline.bridge import as_task, report_progress, said_by
 from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from tasks.pipeline.exporter import exported
 from tasks.pipeline.interrupts import under_way
 from tasks.pipeline.keys import function_of, key_of
-from tasks.pipeline.pages import Draw, Result, show_refusal
+from tasks.pipeline.pages import show_refusal
 from tasks.pipeline.stage_runs import (
     Finished,
     PipelineRun,

@@ -16,6 +16,7 @@ import ast
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,17 +31,20 @@ PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
 
 # The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
 # values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
-# (rlcore.checks.audit): no figure of the audit is in an artifact.
+# (rlcore.checks.audit): no figure of the audit is in an artifact. Of a stage kind only its step and its parts compute.
 NEUTRAL = (
     "rlcore.checks.audit",
     "rlcore.config",
     "rlcore.metrics",
-    "tasks.store",
+    "tasks.drawing",
     "tasks.pipeline",
     "tasks.presets",
     "tasks.report",
+    "tasks.store",
     "tasks.tracking",
 )
+_KIND = re.compile(r"tasks\.kinds(\.\w+)?")  # says where its parts are
+_NOT_COMPUTED = re.compile(r"tasks\.kinds\.\w+\.(settings|page)")
 _ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
 _MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
 _ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +56,7 @@ def closure(module: str, *, without: Collection[str] = (), root: Path | None = N
 
     ``without``: modules and packages where the search stops, because they are not run. ``root`` is the folder that
     holds the packages (default: that of this installation). A module outside our packages (a user's reward) is followed
-    into all of the user's own code, by :func:`is_own`. Of a module that draws, the room of drawings counts.
+    into all of the user's own code, by :func:`is_own`. Of a module that draws, the room of drawing counts.
 
     Raises:
         StorageError: the source of ``module`` cannot be found.
@@ -111,12 +115,14 @@ def _git(*arguments: str) -> str:
 
 def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    top = module.partition(".")[0]
-    stops = [each for each in (*NEUTRAL, *without) if not _lies_in(module, (each,))]  # its own room counts
+    top, draws = module.partition(".")[0], module.endswith(".page")
+    own = (module, "tasks.drawing") if draws else (module,)
+    stops = [each for each in (*NEUTRAL, *without) if not any(_lies_in(name, (each,)) for name in own)]
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = None if name in found or _lies_in(name, stops) else _source(name, root)
+        is_neutral = _KIND.fullmatch(name) or (not draws and _NOT_COMPUTED.fullmatch(name)) or _lies_in(name, stops)
+        path = None if name in found or is_neutral else _source(name, root)
         if path is None:
             continue
         source = path.read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 from prefect import flow
 
+from tasks.drawing.result import Result
 from tasks.pipeline.bridge import call_flow
-from tasks.pipeline.pages import Result
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import MODEL, StageContext, StageResult

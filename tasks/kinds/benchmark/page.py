@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.drawing.levels import level
-from tasks.pipeline.pages import Result
+from tasks.drawing.result import Result
 from tasks.store.markdown import plain
 from tasks.store.storage import read_json
 

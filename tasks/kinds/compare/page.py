@@ -15,10 +15,10 @@ from tasks.drawing import plots
 from tasks.drawing.found import benchmarks, rejections, reward_models, rl_runs, win_rates
 from tasks.drawing.head_to_head import History, head_to_head_curves, head_to_head_table, standings
 from tasks.drawing.levels import level
+from tasks.drawing.result import Result
 from tasks.kinds.benchmark.page import render as benchmark_text
 from tasks.kinds.compare.step import evaluations_in, greedy_answers
 from tasks.kinds.win_rate.page import render as win_rate_text
-from tasks.pipeline.pages import Result
 from tasks.store.markdown import excerpt, plain
 from tasks.store.storage import read_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_contracts.gate.report import GateReport, RuleResult
-from tasks.pipeline.pages import Result
+from tasks.drawing.result import Result
 from tasks.store.markdown import code, plain
 from tasks.store.storage import read_json
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.drawing import plots
 from tasks.drawing.levels import level
-from tasks.pipeline.pages import Result
+from tasks.drawing.result import Result
 from tasks.store.markdown import plain
 from tasks.store.storage import read_json
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data_contracts.drift.comparison import ColumnDrift, Move
+from tasks.drawing.result import Result
 from tasks.kinds.drift.step import DatasetDrift, moves_of, sentence_of
-from tasks.pipeline.pages import Result
 from tasks.store.markdown import plain
 from tasks.store.storage import read_json
 

@@ -11,10 +11,10 @@ from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
 from tasks.drawing.levels import level
+from tasks.drawing.result import Result
 from tasks.kinds.compare.step import greedy_answers
 from tasks.kinds.promote.step import WINS, evaluations
 from tasks.kinds.win_rate.page import headline
-from tasks.pipeline.pages import Result
 from tasks.store.markdown import excerpt, plain
 from tasks.store.storage import read_json
 

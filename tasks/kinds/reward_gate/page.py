@@ -9,8 +9,8 @@ import pandas as pd
 
 from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
+from tasks.drawing.result import Result
 from tasks.kinds.promote.page import check_table
-from tasks.pipeline.pages import Result
 from tasks.store.markdown import excerpt, plain
 from tasks.store.storage import read_json, read_table
 

@@ -9,7 +9,7 @@ from rlcore.strict import build
 from rlcore.training.reward_calibration import ReliabilityBin
 from tasks.drawing import plots
 from tasks.drawing.levels import level
-from tasks.pipeline.pages import Result
+from tasks.drawing.result import Result
 from tasks.store.storage import read_json
 
 LENGTHS = ("longer", "shorter", "equal")

@@ -1,4 +1,4 @@
-"""The pages of training: a loss over steps, and the curves of an RL run with what a health rule said of it."""
+"""The page of online RL: the curves of a run, with what a health rule said of it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from pathlib import Path
 
 from tasks.drawing import plots
 from tasks.drawing.over_optimisation import points, said
-from tasks.pipeline.pages import Result
+from tasks.drawing.result import Result
 from tasks.store.storage import read_json
 
 
-def sft_page(result: Result, folder: Path) -> str:
-    """Writes ``loss.png``."""
-    plots.loss_curve(read_json(result.data / "history.json"), "sft/loss", folder / "loss.png", title=result.stage)
-    return ""
-
-
-def dpo_page(result: Result, folder: Path) -> str:
-    """Writes ``loss.png``."""
-    plots.loss_curve(read_json(result.data / "history.json"), "dpo/loss", folder / "loss.png", title=result.stage)
-    return ""
-
-
 def rl_page(result: Result, folder: Path) -> str:
-    """Writes ``curves.png``, and ``over_optimisation`` (``.png``, ``.md``) if the KL is measured and evaluations recur.
+    """Write ``curves.png``, and ``over_optimisation`` (``.png``, ``.md``) if the KL is measured and evaluations recur.
 
     A run that a health rule has stopped says that first.
     """

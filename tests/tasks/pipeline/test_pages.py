@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import DataError
-from tasks.pipeline.pages import Result, page_folder
+from tasks.drawing.result import Result
+from tasks.pipeline.pages import page_folder
 from tasks.pipeline.run import run_pipeline
 from tasks.pipeline.stages import Stage
 from tasks.steps.base import StageContext, StageResult

@@ -19,8 +19,10 @@ from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
+from tasks.kinds.data import sampled_pairs
+from tasks.kinds.evaluate import step as evaluate
 from tasks.presets.run import RunConfig
-from tasks.steps import evaluate, sampled_answers, sampled_pairs
+from tasks.steps import sampled_answers
 from tasks.steps.base import MODEL, StageContext
 from tasks.steps.rows import read_demonstrations
 from tasks.store.storage import read_json, read_table, write_table

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_contracts.gate.reading import source_of
+from tasks.drawing.result import Result
 from tasks.kinds.data.page import data_page
-from tasks.pipeline.pages import Result
 from tasks.store.storage import write_json
 from tests.data_contracts.gate.gating import gate_source
 

@@ -20,7 +20,7 @@ from tasks.steps.data import prepare_dataset
 from tasks.store.storage import read_json, write_json
 from tests.tasks.steps.token_views import words_view
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 CALM, MOVED = "a" * 64, "b" * 64
 
 

@@ -1,0 +1,25 @@
+"""The result of a stage, as its page is drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The stage's files in ``data``, and those of its inputs, by the stage's name.
+
+    ``confidence``: the level of every interval in these files.
+    """
+
+    preset: str
+    stage: str
+    confidence: float
+    data: Path
+    inputs: Mapping[str, Path]
+
+
+Draw = Callable[[Result, Path], str]
+"""Writes pages and plots into a folder; gives the Markdown for the flow run's page, or an empty text."""

@@ -1,0 +1,15 @@
+"""The page of supervised fine-tuning: its loss over steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.drawing import plots
+from tasks.drawing.result import Result
+from tasks.store.storage import read_json
+
+
+def sft_page(result: Result, folder: Path) -> str:
+    """Write ``loss.png``."""
+    plots.loss_curve(read_json(result.data / "history.json"), "sft/loss", folder / "loss.png", title=result.stage)
+    return ""
