@@ -54,10 +54,10 @@ $(VENV)/.extra-%: $(VENV)/.installed
 	@touch $@
 
 demo: setup  ## the whole pipeline on PRESET (tiny: 5 minutes)
-	@$(BIN)/python -m flows run --preset "$$PRESET" --set "$$SET"
+	@$(BIN)/python -m rlcore.flows run --preset "$$PRESET" --set "$$SET"
 
 ui: setup  ## Prefect's and MLflow's pages over what runs wrote (until interrupted): MLFLOW_PORT=5000 PREFECT_PORT=4200
-	@$(BIN)/python -m flows ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)
+	@$(BIN)/python -m rlcore.flows ui --mlflow-port $(MLFLOW_PORT) --prefect-port $(PREFECT_PORT)
 
 services: $(VENV)/.extra-services  ## PostgreSQL, Prefect, MLflow and a worker on this machine, with every deployment (2 minutes)
 	@infra/install_postgres.sh

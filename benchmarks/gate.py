@@ -50,10 +50,10 @@ def main() -> None:
 
 def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
     """Processor seconds and memory of one gate over ``rows`` rows."""
+    from rlcore.tasks.kinds.data.step import DATASET_KINDS, token_view
+    from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
+    from rlcore.tasks.steps.data import prepare_dataset
     from rlcore.text.tokenization import ChatTokenizer
-    from tasks.kinds.data.step import DATASET_KINDS, token_view
-    from tasks.presets.data import ComparisonConfig, DatasetConfig
-    from tasks.steps.data import prepare_dataset
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

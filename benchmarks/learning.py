@@ -20,8 +20,8 @@ from typing import Any
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
-from flows.run import every_target, run_targets
-from tasks.store.settings import configure_environment, find_home
+from rlcore.flows.run import every_target, run_targets
+from rlcore.tasks.store.settings import configure_environment, find_home
 
 COLUMNS = ("base", "sft", "grpo", "ppo")
 

@@ -14,9 +14,9 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from data_contracts.characters import folded, latin_looks, without_invisible
-from data_contracts.gate.near_duplicates import packed
-from data_contracts.memo import Remembered
+from rlcore.data_contracts.characters import folded, latin_looks, without_invisible
+from rlcore.data_contracts.gate.near_duplicates import packed
+from rlcore.data_contracts.memo import Remembered
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")

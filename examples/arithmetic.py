@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from data_contracts.adapters.table import Adapter, Generator, Option
-from data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.adapters.table import Adapter, Generator, Option
+from rlcore.data_contracts.contracts.preference_pairs import single
 from rlcore.examples.generated import different_problems, rows_of_problems
 
 NUM_TERMS = 5

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from data_contracts.adapters.fields import ask
-from data_contracts.gate.splits import is_held_out
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.gate.splits import is_held_out
+from rlcore.data_contracts.text import prompt_hash
 
 _MAX_MISSES = 10_000
 

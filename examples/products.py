@@ -15,8 +15,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_contracts.adapters.table import Adapter, Generator
-from data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.adapters.table import Adapter, Generator
+from rlcore.data_contracts.contracts.preference_pairs import single
 from rlcore.examples.generated import different_problems, rows_of_problems
 from rlcore.examples.tool_task import ToolTask
 

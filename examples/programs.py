@@ -21,8 +21,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from data_contracts.adapters.table import Adapter, Generator, Option
-from data_contracts.contracts import code_tasks
+from rlcore.data_contracts.adapters.table import Adapter, Generator, Option
+from rlcore.data_contracts.contracts import code_tasks
 from rlcore.examples.generated import different_problems, rows_of_problems
 
 TASK = "programs"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 
-from data_contracts.adapters.table import Adapter
+from rlcore.data_contracts.adapters.table import Adapter
 from rlcore.examples.tool_task import ToolTask
 
 TASK = "stock"

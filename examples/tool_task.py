@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from data_contracts.adapters.fields import ask
-from data_contracts.adapters.table import Generator, Kind, Option
+from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.adapters.table import Generator, Kind, Option
 from rlcore.examples.generated import different_problems, rows_of_problems
 
 

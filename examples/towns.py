@@ -19,8 +19,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from data_contracts.adapters.table import Adapter
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.adapters.table import Adapter
+from rlcore.data_contracts.errors import ContractError
 from rlcore.examples.tool_task import ToolTask
 
 TASK = "towns"

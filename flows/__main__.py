@@ -1,10 +1,10 @@
-"""``python -m flows``: the command ``rlcore``, where the console script is not installed."""
+"""``python -m rlcore.flows``: the command ``rlcore``, where the console script is not installed."""
 
 from __future__ import annotations
 
 import sys
 
-from flows.command.app import main
+from rlcore.flows.command.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

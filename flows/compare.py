@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
-from flows.run import run_targets
-from tasks.store.artifacts import ArtifactRef
+from rlcore.flows.parameters import Overrides, Preset
+from rlcore.flows.run import run_targets
+from rlcore.tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="compare", flow_run_name="compare {preset}", persist_result=False)

@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from tasks.kinds.benchmark.page import benchmark_page
-from tasks.kinds.benchmark.step import run_benchmark, task_files
-from tasks.kinds.difficulty.page import difficulty_page
-from tasks.kinds.difficulty.step import run_difficulty
-from tasks.kinds.dpo.page import dpo_page
-from tasks.kinds.dpo.step import run_dpo
-from tasks.kinds.rejection.page import rejection_page
-from tasks.kinds.rejection.step import run_rejection
-from tasks.kinds.reward_model.page import reward_page
-from tasks.kinds.reward_model.step import run_reward_model
-from tasks.kinds.rl.page import rl_page
-from tasks.kinds.rl.parts import needed_reward_models, outside
-from tasks.kinds.rl.step import run_online_rl
-from tasks.kinds.sft.page import sft_page
-from tasks.kinds.sft.step import run_sft
-from tasks.kinds.win_rate.page import win_rate_page
-from tasks.kinds.win_rate.step import run_win_rate
-from tasks.pipeline.stages import Stage
-from tasks.presets.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections, stage_sections
-from tasks.presets.stages import (
+from rlcore.tasks.kinds.benchmark.page import benchmark_page
+from rlcore.tasks.kinds.benchmark.step import run_benchmark, task_files
+from rlcore.tasks.kinds.difficulty.page import difficulty_page
+from rlcore.tasks.kinds.difficulty.step import run_difficulty
+from rlcore.tasks.kinds.dpo.page import dpo_page
+from rlcore.tasks.kinds.dpo.step import run_dpo
+from rlcore.tasks.kinds.rejection.page import rejection_page
+from rlcore.tasks.kinds.rejection.step import run_rejection
+from rlcore.tasks.kinds.reward_model.page import reward_page
+from rlcore.tasks.kinds.reward_model.step import run_reward_model
+from rlcore.tasks.kinds.rl.page import rl_page
+from rlcore.tasks.kinds.rl.parts import needed_reward_models, outside
+from rlcore.tasks.kinds.rl.step import run_online_rl
+from rlcore.tasks.kinds.sft.page import sft_page
+from rlcore.tasks.kinds.sft.step import run_sft
+from rlcore.tasks.kinds.win_rate.page import win_rate_page
+from rlcore.tasks.kinds.win_rate.step import run_win_rate
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, prompt_data, start_of, teacher_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, stage_sections
+from rlcore.tasks.presets.stages import (
     BASE,
     BenchmarkStage,
     DifficultyStage,
@@ -40,8 +40,8 @@ from tasks.presets.stages import (
     draw_of,
     reward_models_of,
 )
-from tasks.steps.base import prepared
-from tasks.steps.recipe import unused_by_stage, unused_by_training
+from rlcore.tasks.steps.base import prepared
+from rlcore.tasks.steps.recipe import unused_by_stage, unused_by_training
 
 IMPORT = "import_sft"
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.presets.run import RunConfig
+from rlcore.tasks.presets.run import RunConfig
 
 _PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
 _SECTIONS = sorted((*(each.name for each in fields(RunConfig)), "without"))

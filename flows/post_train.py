@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
-from flows.run import every_target, run_targets
-from tasks.store.artifacts import ArtifactRef
+from rlcore.flows.parameters import Overrides, Preset
+from rlcore.flows.run import every_target, run_targets
+from rlcore.tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)

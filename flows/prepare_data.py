@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
-from flows.presets import open_preset
-from flows.run import run_targets
-from flows.stages import datasets
-from tasks.store.artifacts import ArtifactRef
+from rlcore.flows.parameters import Overrides, Preset
+from rlcore.flows.presets import open_preset
+from rlcore.flows.run import run_targets
+from rlcore.flows.stages import datasets
+from rlcore.tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.errors import ConfigError
-from tasks.presets.run import RunConfig, load_preset, read_preset
+from rlcore.tasks.presets.run import RunConfig, load_preset, read_preset
 
 FOLDER = Path(__file__).parent / "presets"
 

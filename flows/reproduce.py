@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from flows.presets import open_preset
-from flows.stages import retrain_stages, stages
-from tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
-from tasks.pipeline.run import run_pipeline
-from tasks.store.settings import find_home
-from tasks.tracking.past import Past
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import retrain_stages, stages
+from rlcore.tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.tracking.past import Past
 
 
 @dataclass(frozen=True, kw_only=True)

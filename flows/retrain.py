@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import Overrides, Preset
-from flows.run import run_retrain
-from tasks.pipeline.retrain import Retraining
+from rlcore.flows.parameters import Overrides, Preset
+from rlcore.flows.run import run_retrain
+from rlcore.tasks.pipeline.retrain import Retraining
 
 
 @flow(name="retrain", flow_run_name="retrain {preset}", persist_result=False)

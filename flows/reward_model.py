@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import Name, Overrides, Preset
-from flows.run import run_targets
-from tasks.store.artifacts import ArtifactRef
+from rlcore.flows.parameters import Name, Overrides, Preset
+from rlcore.flows.run import run_targets
+from rlcore.tasks.store.artifacts import ArtifactRef
 
 
 @flow(name="reward-model", flow_run_name="reward-model {preset}", persist_result=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from flows.run import run_roll_back
+from rlcore.flows.run import run_roll_back
 
 
 @flow(name="rollback", flow_run_name="rollback {model} {version}", persist_result=False)

@@ -9,31 +9,31 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from flows.presets import FOLDER, draft_of, open_preset
-from flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.errors import ConfigError, RlcoreError
-from tasks.pipeline.bridge import report_markdown
-from tasks.pipeline.opening import is_unfinished
-from tasks.pipeline.preflight import preflight
-from tasks.pipeline.promotion import current_champion, settle
-from tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
-from tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
-from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.presets.promotion import PromotionConfig
-from tasks.presets.retrain import RetrainConfig
-from tasks.presets.run import RunConfig
-from tasks.report.run_facts import Origin
-from tasks.report.run_page import publish_report
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.disk import full_disk_named
-from tasks.store.markdown import plain
-from tasks.store.settings import Home, configure_environment, configure_logging, find_home
-from tasks.tracking.described import refresh_cards
-from tasks.tracking.registry import ModelVersion, find_number, roll_back
-from tasks.tracking.runs import open_tracker
+from rlcore.flows.presets import FOLDER, draft_of, open_preset
+from rlcore.flows.stages import promotion_stages, retrain_stages, stages
+from rlcore.tasks.pipeline.bridge import report_markdown
+from rlcore.tasks.pipeline.opening import is_unfinished
+from rlcore.tasks.pipeline.preflight import preflight
+from rlcore.tasks.pipeline.promotion import current_champion, settle
+from rlcore.tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
+from rlcore.tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
+from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.retrain import RetrainConfig
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.report.run_facts import Origin
+from rlcore.tasks.report.run_page import publish_report
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.disk import full_disk_named
+from rlcore.tasks.store.markdown import plain
+from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
+from rlcore.tasks.tracking.described import refresh_cards
+from rlcore.tasks.tracking.registry import ModelVersion, find_number, roll_back
+from rlcore.tasks.tracking.runs import open_tracker
 
-logger = logging.getLogger("tasks.promotion")  # below "tasks", whose lines are shown
-plan_logger = logging.getLogger("tasks.plan")
+logger = logging.getLogger("rlcore.promotion")
+plan_logger = logging.getLogger("rlcore.plan")
 
 
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:

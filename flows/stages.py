@@ -6,24 +6,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
-from tasks.kinds.base.step import import_sections, registered_version, run_import_sft, run_start, source_files
-from tasks.kinds.compare.page import comparison_page
-from tasks.kinds.compare.step import run_compare
-from tasks.kinds.data.page import data_page
-from tasks.kinds.data.sampled_step import run_prepare_sampled
-from tasks.kinds.data.step import data_source, run_prepare
-from tasks.kinds.drift.page import drift_page
-from tasks.kinds.drift.step import run_drift
-from tasks.kinds.evaluate.step import run_evaluate
-from tasks.kinds.promote.page import promotion_page
-from tasks.kinds.promote.step import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS, run_champion, run_promote
-from tasks.kinds.reward_gate.page import reward_gate_page
-from tasks.kinds.reward_gate.step import run_reward_gate
-from tasks.kinds.rl.parts import needed_reward_models
-from tasks.pipeline.stages import Stage
-from tasks.presets.data import POLICY, DatasetConfig
-from tasks.presets.graph import (
+from rlcore.flows.kinds import IMPORT, KINDS, rl_stage, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.base.step import import_sections, registered_version, run_import_sft, run_start, source_files
+from rlcore.tasks.kinds.compare.page import comparison_page
+from rlcore.tasks.kinds.compare.step import run_compare
+from rlcore.tasks.kinds.data.page import data_page
+from rlcore.tasks.kinds.data.sampled_step import run_prepare_sampled
+from rlcore.tasks.kinds.data.step import data_source, run_prepare
+from rlcore.tasks.kinds.drift.page import drift_page
+from rlcore.tasks.kinds.drift.step import run_drift
+from rlcore.tasks.kinds.evaluate.step import run_evaluate
+from rlcore.tasks.kinds.promote.page import promotion_page
+from rlcore.tasks.kinds.promote.step import (
+    CHALLENGER_ASKED,
+    CHAMPION_ASKED,
+    CHAMPION_STAGE,
+    WINS,
+    run_champion,
+    run_promote,
+)
+from rlcore.tasks.kinds.reward_gate.page import reward_gate_page
+from rlcore.tasks.kinds.reward_gate.step import run_reward_gate
+from rlcore.tasks.kinds.rl.parts import needed_reward_models
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.presets.data import POLICY, DatasetConfig
+from rlcore.tasks.presets.graph import (
     checkpoints,
     contrasts,
     evaluated_data,
@@ -33,16 +40,16 @@ from tasks.presets.graph import (
     registered_starts,
     stage_order,
 )
-from tasks.presets.promotion import PromotionConfig
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections, data_sections, sections_of, stage_sections
-from tasks.presets.stages import BenchmarkStage, RlStage, WinRateStage, data_of
-from tasks.steps.base import prepared
-from tasks.steps.data import resolve_adapter
-from tasks.steps.episodes import evaluation_episodes, evaluation_sections
-from tasks.steps.recipe import unused_by_evaluation, unused_by_import, unused_by_pairs, unused_by_preparing
-from tasks.tracking.past import Past
-from tasks.tracking.registry import ModelVersion
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, data_sections, sections_of, stage_sections
+from rlcore.tasks.presets.stages import BenchmarkStage, RlStage, WinRateStage, data_of
+from rlcore.tasks.steps.base import prepared
+from rlcore.tasks.steps.data import resolve_adapter
+from rlcore.tasks.steps.episodes import evaluation_episodes, evaluation_sections
+from rlcore.tasks.steps.recipe import unused_by_evaluation, unused_by_import, unused_by_pairs, unused_by_preparing
+from rlcore.tasks.tracking.past import Past
+from rlcore.tasks.tracking.registry import ModelVersion
 
 
 def stages(config: RunConfig) -> tuple[Stage, ...]:

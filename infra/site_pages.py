@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.presets import FOLDER, draft_of
+from rlcore.flows.presets import FOLDER, draft_of
 from rlcore.metrics import render
-from tasks.presets.pages import as_markdown
+from rlcore.tasks.presets.pages import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"

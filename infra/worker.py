@@ -1,8 +1,8 @@
 """A worker of Prefect that also keeps Prefect's records true: ``python -m infra.worker`` with ``PREFECT_API_URL`` set.
 
-It takes the options of ``prefect worker start``. Beside it, :func:`tasks.pipeline.reconciliation.watch` finds runs that
+It takes the options of ``prefect worker start``. Beside it, ``watch`` finds runs that
 died and queues them again. It judges the runs that a worker of its ``--name`` has taken, so each machine needs its own,
-which stays the same (default: the machine's). The runs that it starts outlive it (:mod:`tasks.pipeline.worker_output`).
+which stays the same (default: the machine's). The runs that it starts outlive it (``worker_output``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or Ctrl-C."""
     from prefect.cli import app
 
-    from tasks.pipeline.reconciliation import watch
-    from tasks.store.settings import find_home
+    from rlcore.tasks.pipeline.reconciliation import watch
+    from rlcore.tasks.store.settings import find_home
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--pool", default=POOL)
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     known, others = parser.parse_known_args(arguments)
     options = {"pool": known.pool, "worker": known.name}
     threading.Thread(target=watch, args=(find_home(),), kwargs=options, name="reconciliation", daemon=True).start()
-    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS"] = "tasks.pipeline.worker_output.WorkerOutput"
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS"] = "rlcore.tasks.pipeline.worker_output.WorkerOutput"
     sys.argv[1:] = ["worker", "start", "--pool", known.pool, "--name", known.name, "--install-policy", "never", *others]
     app()
 

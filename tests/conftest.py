@@ -17,7 +17,7 @@ from tests import shapes
 
 shapes.install()  # before anything imports rlcore
 
-from tasks.store.settings import Home, configure_environment  # noqa: E402 — imports rlcore
+from rlcore.tasks.store.settings import Home, configure_environment  # noqa: E402 — imports rlcore
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30  # bytes; all tests together write a tenth of it
@@ -112,7 +112,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 @pytest.fixture(scope="session")
 def _empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with MLflow's tables: to make them takes two seconds, to copy them none."""
-    from tasks.tracking.runs import open_tracker
+    from rlcore.tasks.tracking.runs import open_tracker
 
     home = Home(tmp_path_factory.mktemp("mlflow"))
     previous = os.environ.pop("MLFLOW_TRACKING_URI")

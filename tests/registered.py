@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import cast
 
 from rlcore.config import HardwareConfig
-from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
-from tasks.store.settings import Home
-from tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.packaged import Cards, Package
 from tests.chat_models import make_checkpoint
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rlcore.config import HardwareConfig
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections
 
 
 @dataclass(frozen=True, kw_only=True)

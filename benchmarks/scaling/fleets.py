@@ -15,7 +15,7 @@ from functools import partial
 
 from benchmarks.scaling.layouts import RUN, size_of
 from benchmarks.scaling.simulation import Costs, Course, Failures, Fleet, Load, course_of, draw_batches
-from tasks.pipeline.layouts import GPUS, REACHED, Work, sync_seconds, update_seconds
+from rlcore.tasks.pipeline.layouts import GPUS, REACHED, Work, sync_seconds, update_seconds
 
 CARDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 STALENESS = (0, 1, 4)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from rlcore.config import EngineConfig, KlConfig, RewardTerm, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.memory_plan import ModelSize, readable
-from tasks.pipeline.layouts import GPUS, Work, best_layout
+from rlcore.tasks.pipeline.layouts import GPUS, Work, best_layout
 
 CARD, COUNTS = "h100", (1, 8, 64, 512)
 # Width of the stream, layers, widths of keys and of the feed-forward layer, vocabulary, whether the head is tied.

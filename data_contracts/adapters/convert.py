@@ -8,11 +8,11 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from data_contracts.adapters.table import ADAPTERS, CONTRACTS, OWN_ROWS, Adapter, Generator, Kind, Option, Scalar
-from data_contracts.contracts.contract import Contract
-from data_contracts.errors import ContractError
-from data_contracts.gate.reading import Source, source_of
-from data_contracts.gate.stream import RowFn, RowStream
+from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, OWN_ROWS, Adapter, Generator, Kind, Option, Scalar
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import Source, source_of
+from rlcore.data_contracts.gate.stream import RowFn, RowStream
 
 Options = Mapping[str, Scalar]
 
@@ -117,7 +117,7 @@ def _imported(name: str) -> Adapter:
             f"the adapter {name!r} cannot be imported: {error}", fix="name it as module:NAME, as Python imports it"
         ) from error
     if not isinstance(found, Adapter):
-        raise ContractError(f"{name!r} is no adapter", fix="make it a data_contracts.adapters.table.Adapter")
+        raise ContractError(f"{name!r} is no adapter", fix="make it a rlcore.data_contracts.adapters.table.Adapter")
     return found
 
 

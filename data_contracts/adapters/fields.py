@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-from data_contracts.contracts.column_checks import SPLITS
-from data_contracts.errors import RowFault
+from rlcore.data_contracts.contracts.column_checks import SPLITS
+from rlcore.data_contracts.errors import RowFault
 
 Row = Mapping[str, Any]
 Messages = list[dict[str, str]]

@@ -11,8 +11,8 @@ import pickletools
 import zlib
 from typing import Any
 
-from data_contracts.adapters.fields import Row, ask, text
-from data_contracts.errors import RowFault
+from rlcore.data_contracts.adapters.fields import Row, ask, text
+from rlcore.data_contracts.errors import RowFault
 
 _SCRIPT = (
     "Write a Python program for this. It reads the standard input and prints the answer. Put it in one fenced block."

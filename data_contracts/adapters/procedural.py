@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from data_contracts.adapters.fields import ask
-from data_contracts.errors import ContractError
-from data_contracts.gate.records import canonical_json
-from data_contracts.gate.splits import is_held_out
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.records import canonical_json
+from rlcore.data_contracts.gate.splits import is_held_out
+from rlcore.data_contracts.text import prompt_hash
 
 WORKED_TASK = "chain_sum"
 _ENTRY_FIELDS = ("question", "answer", "metadata")

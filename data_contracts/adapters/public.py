@@ -12,10 +12,10 @@ import json
 import re
 from typing import Any
 
-from data_contracts.adapters.fields import Messages, Row, ask, items, messages, number, text
-from data_contracts.contracts.preference_pairs import single
-from data_contracts.contracts.ranked_sets import expand
-from data_contracts.errors import RowFault
+from rlcore.data_contracts.adapters.fields import Messages, Row, ask, items, messages, number, text
+from rlcore.data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.contracts.ranked_sets import expand
+from rlcore.data_contracts.errors import RowFault
 
 _COMPLETE = "Complete this Python function. Answer with the whole function in one fenced block of Python."
 _CALCULATOR = re.compile(r"<<[^<>]*>>")

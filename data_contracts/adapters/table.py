@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from data_contracts.adapters import livecodebench, procedural, public
-from data_contracts.adapters.fields import (
+from rlcore.data_contracts.adapters import livecodebench, procedural, public
+from rlcore.data_contracts.adapters.fields import (
     Row,
     items,
     messages,
@@ -17,12 +17,12 @@ from data_contracts.adapters.fields import (
     refuse_other_contract,
     text,
 )
-from data_contracts.characters import has_visible
-from data_contracts.contracts import code_tasks, demonstrations, preference_pairs, prompts, ranked_sets
-from data_contracts.contracts.contract import Contract
-from data_contracts.contracts.preference_pairs import single
-from data_contracts.errors import RowFault
-from data_contracts.gate.stream import RowFn
+from rlcore.data_contracts.characters import has_visible
+from rlcore.data_contracts.contracts import code_tasks, demonstrations, preference_pairs, prompts, ranked_sets
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.gate.stream import RowFn
 
 _NUMBERS = ("margin", "probability", "weight")
 Kind = Literal["prompts", "demonstrations", "preferences"]

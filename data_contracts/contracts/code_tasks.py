@@ -31,8 +31,8 @@ from typing import Any
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.contracts.contract import Contract
-from data_contracts.contracts.prompts import Prompts
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.contracts.prompts import Prompts
 
 _TEXTS = ("style", "entry_point", "prelude", "solution", "checker")
 _CHOICE = re.compile(r"[A-Za-z]{1,10}")

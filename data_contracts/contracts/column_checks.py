@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from data_contracts.characters import has_visible
+from rlcore.data_contracts.characters import has_visible
 
 SPLITS = ("train", "eval")
 ROLES = ("system", "user", "assistant")

@@ -16,7 +16,7 @@ import pandas as pd
 import pandera.pandas as pa
 from pandera.engines.pandas_engine import Engine
 
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.errors import ContractError
 
 WHOLE_FRAME = -1
 # What a schema may ask for beside types, nulls and checks; none of our contracts does.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.contracts import column_checks
-from data_contracts.contracts.contract import Contract, require
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.contract import Contract, require
+from rlcore.data_contracts.errors import ContractError
 
 NAME = "difficulties/v1"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.contracts import column_checks
-from data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.contract import Contract
 
 MAX_MARGIN = 100.0  # rewards of pairs are some units apart; a larger number is another scale, or a mistake
 

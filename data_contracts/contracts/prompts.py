@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.contracts import column_checks
-from data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.contract import Contract
 
 
 class Prompts(pa.DataFrameModel):

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts import column_checks
-from data_contracts.contracts.contract import Contract
-from data_contracts.errors import RowFault
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.errors import RowFault
 
 MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the pairs grow with the square
 

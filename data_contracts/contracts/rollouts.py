@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.contracts import column_checks
-from data_contracts.contracts.contract import Contract, require
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.contract import Contract, require
+from rlcore.data_contracts.errors import ContractError
 
 KEYS = ("iteration", "prompt_id", "sample_index")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pandera.pandas as pa
 
-from data_contracts.contracts import column_checks
-from data_contracts.contracts.contract import Contract, require
-from data_contracts.errors import ContractError
-from data_contracts.gate.reading import read_source
+from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.contract import Contract, require
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import read_source
 
 
 class SearchCorpus(pa.DataFrameModel):

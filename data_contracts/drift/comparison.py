@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_contracts.drift.sketches import NUM_BUCKETS, Sketch, bucket_of
+from rlcore.data_contracts.drift.sketches import NUM_BUCKETS, Sketch, bucket_of
 
 Level = Literal["calm", "warn", "refuse"]
 Floats = NDArray[np.float64]

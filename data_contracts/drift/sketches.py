@@ -2,8 +2,8 @@
 
 Every prompt weighs 1: what describes it is counted once, and its rows (the pairs of a ranked list, say) share the
 weight between them, so counts may be fractions. Prompts that come in documents were not drawn one by one: each sketch
-has its *design effect* (:func:`data_contracts.drift.documents.design_effect`), with which the bounds of chance in
-:mod:`data_contracts.drift.comparison` count.
+has its *design effect* (``design_effect``), with which the bounds of chance in
+:mod:`rlcore.data_contracts.drift.comparison` count.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.drift.documents import design_effect
-from data_contracts.memo import Remembered
-from data_contracts.text import normalise, words_of
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.drift.documents import design_effect
+from rlcore.data_contracts.memo import Remembered
+from rlcore.data_contracts.text import normalise, words_of
 
 Sketch = Mapping[str, Any]
 Floats = NDArray[np.float64]

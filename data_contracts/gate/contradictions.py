@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_contracts.contracts import preference_pairs, prompts
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows, is_repeated
-from data_contracts.gate.row_summary import Detail
+from rlcore.data_contracts.contracts import preference_pairs, prompts
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows, is_repeated
+from rlcore.data_contracts.gate.row_summary import Detail
 
 
 @dataclass(frozen=True, kw_only=True)

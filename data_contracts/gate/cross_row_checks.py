@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.contradictions import Flagged, contradictions
-from data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Close, Evaluated, close_to
-from data_contracts.gate.kept_rows import kept_evaluations
-from data_contracts.gate.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
-from data_contracts.gate.lookup import look_up
-from data_contracts.gate.overlap import Overlap, SharedWords, texts_of
-from data_contracts.gate.row_summary import Detail
-from data_contracts.gate.rules import Judgement
-from data_contracts.gate.splits import assign, held_out_prompts, representatives, select
-from data_contracts.gate.stream import RowStream
-from data_contracts.text import asked, question_text
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.contradictions import Flagged, contradictions
+from rlcore.data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Close, Evaluated, close_to
+from rlcore.data_contracts.gate.kept_rows import kept_evaluations
+from rlcore.data_contracts.gate.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
+from rlcore.data_contracts.gate.lookup import look_up
+from rlcore.data_contracts.gate.overlap import Overlap, SharedWords, texts_of
+from rlcore.data_contracts.gate.row_summary import Detail
+from rlcore.data_contracts.gate.rules import Judgement
+from rlcore.data_contracts.gate.splits import assign, held_out_prompts, representatives, select
+from rlcore.data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.text import asked, question_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.cross_row_checks import Settled, settle, without_shared
-from data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
-from data_contracts.gate.kept_rows import KeptRows, kept_evaluations
-from data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN
-from data_contracts.gate.lookup import Found, changed, look_up
-from data_contracts.gate.overlap import Overlap, SharedWords
-from data_contracts.gate.records import Origin, Quarantined, excerpt
-from data_contracts.gate.report import GateReport, RuleResult
-from data_contracts.gate.row_rules import Screen, Terms
-from data_contracts.gate.row_summary import Details, detail_of, foreign
-from data_contracts.gate.rules import DatasetRule, Judgement, Outcome, dataset_rules
-from data_contracts.gate.scan import MAX_LISTED, Surveyed, survey
-from data_contracts.gate.stream import RowStream
-from data_contracts.gate.token_budget import TokenMeter
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.cross_row_checks import Settled, settle, without_shared
+from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
+from rlcore.data_contracts.gate.kept_rows import KeptRows, kept_evaluations
+from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN
+from rlcore.data_contracts.gate.lookup import Found, changed, look_up
+from rlcore.data_contracts.gate.overlap import Overlap, SharedWords
+from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
+from rlcore.data_contracts.gate.report import GateReport, RuleResult
+from rlcore.data_contracts.gate.row_rules import Screen, Terms
+from rlcore.data_contracts.gate.row_summary import Details, detail_of, foreign
+from rlcore.data_contracts.gate.rules import DatasetRule, Judgement, Outcome, dataset_rules
+from rlcore.data_contracts.gate.scan import MAX_LISTED, Surveyed, survey
+from rlcore.data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 
 __all__ = ["GateLimits", "GateReport", "GateResult", "check"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows
-from data_contracts.gate.near_duplicates import BANDS, bands_of, candidates, is_near, numbers_of
-from data_contracts.gate.row_hashes import prompt_of
-from data_contracts.gate.row_rules import Terms
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows
+from rlcore.data_contracts.gate.near_duplicates import BANDS, bands_of, candidates, is_near, numbers_of
+from rlcore.data_contracts.gate.row_hashes import prompt_of
+from rlcore.data_contracts.gate.row_rules import Terms
 
 NEAR = "is nearly a prompt that is evaluated on"
 IN_HISTORY = "holds in its history a prompt that is evaluated on"

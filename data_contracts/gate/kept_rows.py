@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_contracts.drift.sketches import Sketch, sketch
-from data_contracts.gate.ledger import EVAL, SPLITS, TRAIN, Mask, Rows
-from data_contracts.gate.lookup import Found
-from data_contracts.gate.overlap import Overlap, texts_of
-from data_contracts.gate.records import canonical_row
-from data_contracts.gate.report import RuleResult
-from data_contracts.gate.rules import Judgement
-from data_contracts.gate.token_budget import TokenMeter, completed_lengths
+from rlcore.data_contracts.drift.sketches import Sketch, sketch
+from rlcore.data_contracts.gate.ledger import EVAL, SPLITS, TRAIN, Mask, Rows
+from rlcore.data_contracts.gate.lookup import Found
+from rlcore.data_contracts.gate.overlap import Overlap, texts_of
+from rlcore.data_contracts.gate.records import canonical_row
+from rlcore.data_contracts.gate.report import RuleResult
+from rlcore.data_contracts.gate.rules import Judgement
+from rlcore.data_contracts.gate.token_budget import TokenMeter, completed_lengths
 
 MAX_SKETCHED = 50_000  # rows, those of whole prompts: their sketches are those of all, but for chance
 
@@ -48,7 +48,7 @@ class KeptRows:
         return self._digest.hexdigest()
 
     def sketches(self) -> dict[str, Sketch]:
-        """Sketches of the columns; see :func:`data_contracts.drift.sketches.sketch`."""
+        """Sketches of the columns; see :func:`rlcore.data_contracts.drift.sketches.sketch`."""
         return sketch(pd.concat(self._sketched, ignore_index=True)) if self._sketched else {}
 
     def overlap(self) -> RuleResult:

@@ -28,7 +28,7 @@ class Ledger:
     same. ``question``: by which a question is looked for in the history of others, 0 where it is too short.
     ``reference``, ``answers``: as they look. ``set_name``, ``weight``, ``longer`` (1 where the chosen side has more
     characters): of pairs. ``lengths``: numbers of tokens, where they are known. ``bands``: see
-    :func:`data_contracts.gate.near_duplicates.bands_of`.
+    :func:`rlcore.data_contracts.gate.near_duplicates.bands_of`.
 
     ``turn_row``, ``turn_key``: of conversations with several turns, the keys of each turn by itself, and of each
     beginning that ends with a user's turn.

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from data_contracts.errors import ContractError
-from data_contracts.gate.ledger import Column, Ledger, Mask, Rows
-from data_contracts.gate.records import Origin
-from data_contracts.gate.row_hashes import parts_of
-from data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.ledger import Column, Ledger, Mask, Rows
+from rlcore.data_contracts.gate.records import Origin
+from rlcore.data_contracts.gate.row_hashes import parts_of
+from rlcore.data_contracts.gate.stream import RowStream
 
 _PARTS = 2**16  # rows that a line may make, by far
 

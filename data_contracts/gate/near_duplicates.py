@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from data_contracts.memo import Remembered
+from rlcore.data_contracts.memo import Remembered
 
 Numbers = NDArray[np.uint64]
 Rows = NDArray[np.int64]

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.ledger import Column, Numbers, Rows
-from data_contracts.gate.near_duplicates import unpacked
-from data_contracts.text import hashes_of_words
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.ledger import Column, Numbers, Rows
+from rlcore.data_contracts.gate.near_duplicates import unpacked
+from rlcore.data_contracts.text import hashes_of_words
 
 NGRAM_WORDS = 13  # the usual length for contamination (GPT-3, appendix C)
 FEWEST_WORDS = 8  # as there: so many words of a shorter prompt are a phrase, and no sign of it

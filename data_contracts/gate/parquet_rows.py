@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.errors import ContractError
 
 _ROWS, _READ_BYTES = 1_024, 2**20  # at a time
 _BATCH_VALUES, _PLAIN_BYTES = 4_000_000, 2**26

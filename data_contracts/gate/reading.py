@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data_contracts.errors import ContractError
-from data_contracts.gate.parquet_rows import read_batches
-from data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
-from data_contracts.gate.strict_json import parse_object
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.parquet_rows import read_batches
+from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
+from rlcore.data_contracts.gate.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
 _READERS = "a JSONL file (one JSON object a line, ending .jsonl) or a Parquet file (ending .parquet)"

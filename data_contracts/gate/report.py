@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from data_contracts.drift.sketches import Sketch
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.drift.sketches import Sketch
+from rlcore.data_contracts.errors import ContractError
 
 _WARNINGS = {
     "eval_prompts_are_apart": "training rows are nearly prompts that are evaluated on",

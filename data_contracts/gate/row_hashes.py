@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.ledger import SPLITS, Column, Numbers
-from data_contracts.gate.near_duplicates import bands_of, numbers_of
-from data_contracts.gate.records import canonical_row
-from data_contracts.gate.row_rules import Terms
-from data_contracts.gate.stream import Batch
-from data_contracts.text import asked, exact_text, looks, prompt_hash, question_and_hashes, question_text
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.ledger import SPLITS, Column, Numbers
+from rlcore.data_contracts.gate.near_duplicates import bands_of, numbers_of
+from rlcore.data_contracts.gate.records import canonical_row
+from rlcore.data_contracts.gate.row_rules import Terms
+from rlcore.data_contracts.gate.stream import Batch
+from rlcore.data_contracts.text import asked, exact_text, looks, prompt_hash, question_and_hashes, question_text
 
 MIN_TOKENS = 3  # of a question that may stand in the history of another conversation: "Why?" is in many
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
-from data_contracts.errors import ContractError
-from data_contracts.gate.records import Origin, Quarantined, excerpt
-from data_contracts.gate.stream import Batch
-from data_contracts.gate.token_budget import UNKNOWN, Lengths, TokenMeter, measure
-from data_contracts.text import looks
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
+from rlcore.data_contracts.gate.stream import Batch
+from rlcore.data_contracts.gate.token_budget import UNKNOWN, Lengths, TokenMeter, measure
+from rlcore.data_contracts.text import looks
 
 Screen = Callable[[Sequence[str]], Mapping[int, str]]
 

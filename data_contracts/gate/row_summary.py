@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.records import Origin
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.records import Origin
 
 _CHARACTERS = 120
 

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledger, Mask, Numbers, Rows
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledger, Mask, Numbers, Rows
 
 
 class Outcome(NamedTuple):

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_contracts.contracts.contract import Contract
-from data_contracts.gate.ledger import Ledger, LedgerBuilder
-from data_contracts.gate.records import Quarantined
-from data_contracts.gate.row_hashes import entries_of
-from data_contracts.gate.row_rules import Terms, judge
-from data_contracts.gate.stream import RowStream
-from data_contracts.gate.token_budget import TokenMeter
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.gate.ledger import Ledger, LedgerBuilder
+from rlcore.data_contracts.gate.records import Quarantined
+from rlcore.data_contracts.gate.row_hashes import entries_of
+from rlcore.data_contracts.gate.row_rules import Terms, judge
+from rlcore.data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 
 MAX_LISTED = 100_000  # refused rows that are listed one by one; all of them are counted
 

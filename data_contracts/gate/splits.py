@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_contracts.errors import ContractError
-from data_contracts.gate.ledger import EVAL, TRAIN, Column, Mask, Numbers, Rows
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.ledger import EVAL, TRAIN, Column, Mask, Numbers, Rows
 
 HELD_OUT_TENTH = 16**8 // 10
 

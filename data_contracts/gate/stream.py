@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_contracts.adapters.fields import Row
-from data_contracts.errors import RowFault
-from data_contracts.gate.reading import Source, Wanted
-from data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
+from rlcore.data_contracts.adapters.fields import Row
+from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.gate.reading import Source, Wanted
+from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
 
 BATCH_ROWS, BATCH_CHARACTERS = 4_096, 2**24
 RowFn = Callable[[Row], list[dict[str, Any]]]

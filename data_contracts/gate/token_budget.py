@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.contracts.contract import Contract, RowComplaint
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.contracts.contract import Contract, RowComplaint
 
 UNKNOWN = -1
 _END = (-1,)  # stands for the tokens that end a turn: no token of a text

@@ -1,4 +1,4 @@
-"""The command ``rlcore``: one parser for the console script, for ``python -m flows`` and for the Makefile.
+"""The command ``rlcore``: one parser for the console script, for ``python -m rlcore.flows`` and for the Makefile.
 
 A command is a function of this folder: its signature is what it takes, its docstring is its help. What it works with is
 imported when it runs, so that ``--help`` and completion are quick.
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from flows.command import data, delivery, machine, models, runs, servers, settings, show
 from rlcore.errors import ConfigError, RlcoreError
+from rlcore.flows.command import data, delivery, machine, models, runs, servers, settings, show
 
 USAGE_ERROR, FAILURE = 2, 1
 _MAX_NAME = 200  # characters of a path in a message
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = f": {str(error.filename)[:_MAX_NAME]}" if error.filename else ""
         return _refuse("the operating system", f"{error.strerror or error}{named}", FAILURE)
     except KeyboardInterrupt as error:
-        from tasks.pipeline.interrupts import end_interrupted
+        from rlcore.tasks.pipeline.interrupts import end_interrupted
 
         return end_interrupted(error)
 
@@ -87,12 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _see_modules_here() -> None:
     """Let presets name functions of modules in the current folder: a console script, unlike ``python -m``, sees none.
 
-    It is the last place where modules are looked for, and our own packages are known by then: a folder ``tasks`` there
-    hides nothing.
+    It is the last place where modules are looked for.
     """
-    import data_contracts  # noqa: F401
-    import tasks  # noqa: F401
-
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from flows.command.parameters import Overrides, open_home
 from rlcore.errors import ConfigError
+from rlcore.flows.command.parameters import Overrides, open_home
 
 if TYPE_CHECKING:
-    from tasks.pipeline.data_check import References
-    from tasks.presets.data import DatasetConfig
+    from rlcore.tasks.pipeline.data_check import References
+    from rlcore.tasks.presets.data import DatasetConfig
 
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
 
@@ -40,7 +40,7 @@ def data(
     ```
     """
     home = open_home()
-    from tasks.pipeline.data_check import check_data
+    from rlcore.tasks.pipeline.data_check import check_data
 
     sets, seed, references = _data_sets(source, contract, adapter, overrides)
     passed = True
@@ -55,9 +55,9 @@ def _data_sets(
     source: str, contract: Contract, adapter: str, overrides: Overrides
 ) -> tuple[Mapping[str, DatasetConfig], int, Callable[[str], References]]:
     """The data sets of a preset, its seed, and what becomes of a data set's references; or the one file."""
-    from flows.presets import open_preset
-    from tasks.pipeline.data_check import whole_file
-    from tasks.presets.graph import math_data
+    from rlcore.flows.presets import open_preset
+    from rlcore.tasks.pipeline.data_check import whole_file
+    from rlcore.tasks.presets.graph import math_data
 
     if not source.endswith((".jsonl", ".parquet")):
         config = open_preset(source, overrides)

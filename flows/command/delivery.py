@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from flows.command.parameters import Model, open_home
 from rlcore.errors import ConfigError
+from rlcore.flows.command.parameters import Model, open_home
 
 _DAY = 86_400  # seconds
 
@@ -38,7 +38,7 @@ def export(
     Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`.
     """
     home = open_home()
-    from tasks.pipeline.delivery import export_model
+    from rlcore.tasks.pipeline.delivery import export_model
 
     written = export_model(home, model, folder, dtype=dtype, gguf=gguf)
     sys.stdout.write(f"{model} is in {written.absolute()}\n")
@@ -77,8 +77,8 @@ def serve(
     ```
     """
     home = open_home()
-    from tasks.pipeline.serving import serve_model
-    from tasks.serving.guard import Limits
+    from rlcore.tasks.pipeline.serving import serve_model
+    from rlcore.tasks.serving.guard import Limits
 
     if not 0 < timeout <= _DAY or max_concurrent < 1:
         raise ConfigError(f"--timeout has to be above 0 and at most {_DAY}, --max-concurrent 1 or more")

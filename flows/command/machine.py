@@ -15,8 +15,8 @@ def upgrade() -> int:
     rlcore upgrade
     ```
     """
-    from tasks.store.settings import find_home, prepare_environment
-    from tasks.store.state import upgrade as bring_up
+    from rlcore.tasks.store.settings import find_home, prepare_environment
+    from rlcore.tasks.store.state import upgrade as bring_up
 
     home = find_home()
     prepare_environment(home)
@@ -35,8 +35,8 @@ def doctor() -> int:
     rlcore doctor
     ```
     """
-    from tasks.store.doctor import examine, lines
-    from tasks.store.settings import find_home
+    from rlcore.tasks.store.doctor import examine, lines
+    from rlcore.tasks.store.settings import find_home
 
     faults = 0
     for finding in examine(find_home()):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.parameters import Model, open_home
+from rlcore.flows.command.parameters import Model, open_home
 
 
 def rollback(
@@ -24,8 +24,8 @@ def rollback(
     ```
     """
     open_home()
-    from flows.rollback import rollback as rollback_flow
-    from tasks.pipeline.bridge import call_flow
+    from rlcore.flows.rollback import rollback as rollback_flow
+    from rlcore.tasks.pipeline.bridge import call_flow
 
     sys.stdout.write(call_flow(rollback_flow, model, version, reason) + "\n")
     return 0
@@ -39,8 +39,8 @@ def lineage(model: Model, /) -> int:
     ```
     """
     home = open_home()
-    from tasks.report.lineage_picture import draw
-    from tasks.tracking.lineage import find_lineage, tree_text
+    from rlcore.tasks.report.lineage_picture import draw
+    from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 
     tags, root = find_lineage(home, model)
     sys.stdout.write(tree_text(tags, root))
@@ -60,7 +60,7 @@ def remember(model: Model, /) -> int:
     ```
     """
     home = open_home()
-    from tasks.pipeline.retrain import remember as write_account
+    from rlcore.tasks.pipeline.retrain import remember as write_account
 
     kept = write_account(home, model)
     sys.stdout.write(f"{model}: MLflow has an account of {', '.join(kept) or 'no data'}\n")
@@ -81,7 +81,7 @@ def reproduce(
     ```
     """
     open_home()
-    from flows.reproduce import run_reproduce
+    from rlcore.flows.reproduce import run_reproduce
 
     done = run_reproduce(model, preset, anyway=anyway)
     sys.stdout.write("\n".join(done.lines) + "\n")

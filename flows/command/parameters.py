@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from tasks.store.settings import Home, configure_environment, configure_logging, find_home
+from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
 
 _NEXT = re.compile(r"\s+(?=[A-Za-z_][\w.]*=(?!=)|$)")  # before the key of another override, or at the end
 _NESTED = re.compile(r"""("(?:[^"\\]|\\.)*")|('[^']*')|([\[{(])|([\])}])""")

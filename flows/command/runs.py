@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from flows.command.parameters import Gpu, Gpus, Overrides, Preset, open_home
+from rlcore.flows.command.parameters import Gpu, Gpus, Overrides, Preset, open_home
 
 
 def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
@@ -19,14 +19,14 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     home = open_home()
-    from flows.presets import draft_of
+    from rlcore.flows.presets import draft_of
 
     config = draft_of(preset, overrides)  # refused here, before anything is imported: what cannot be read
-    from flows.post_train import post_train
-    from flows.run import every_target
-    from tasks.pipeline.bridge import call_flow
-    from tasks.pipeline.live_view import live_view
-    from tasks.report.summary import summarise
+    from rlcore.flows.post_train import post_train
+    from rlcore.flows.run import every_target
+    from rlcore.tasks.pipeline.bridge import call_flow
+    from rlcore.tasks.pipeline.live_view import live_view
+    from rlcore.tasks.report.summary import summarise
 
     every_target(preset, overrides)  # refused here, before anything is started: what cannot be run
     started = time.perf_counter()
@@ -44,8 +44,8 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     open_home()
-    from flows.run import every_target, plan_memory, plan_targets
-    from tasks.pipeline.run import format_plan
+    from rlcore.flows.run import every_target, plan_memory, plan_targets
+    from rlcore.tasks.pipeline.run import format_plan
 
     targets = every_target(preset, overrides)
     sys.stdout.write(format_plan(plan_targets(preset, overrides, targets)) + "\n")
@@ -67,12 +67,12 @@ def size(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, 
     ```
     """
     home = open_home()
-    from flows.presets import open_preset
-    from flows.stages import stages
-    from tasks.pipeline.layouts import layout_lines
-    from tasks.pipeline.memory_plan import memory_lines, model_of
-    from tasks.pipeline.run import cached_refs
-    from tasks.pipeline.sizes import disk_account
+    from rlcore.flows.presets import open_preset
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.layouts import layout_lines
+    from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
+    from rlcore.tasks.pipeline.run import cached_refs
+    from rlcore.tasks.pipeline.sizes import disk_account
 
     config = open_preset(preset, overrides)
     refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
@@ -94,13 +94,13 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     home = open_home()
-    from flows.presets import open_preset
+    from rlcore.flows.presets import open_preset
 
     config = open_preset(preset, overrides)  # refused here, before anything is started
-    from flows.promote import promote as promote_flow
-    from tasks.pipeline.bridge import call_flow
-    from tasks.pipeline.pages import page_folder
-    from tasks.store.markdown import on_terminal
+    from rlcore.flows.promote import promote as promote_flow
+    from rlcore.tasks.pipeline.bridge import call_flow
+    from rlcore.tasks.pipeline.pages import page_folder
+    from rlcore.tasks.store.markdown import on_terminal
 
     refs = call_flow(promote_flow, preset=preset, overrides=overrides)
     page = page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md"
@@ -116,14 +116,14 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     ```
     """
     open_home()
-    from flows.presets import open_preset
-    from tasks.presets.retrain import RetrainConfig
+    from rlcore.flows.presets import open_preset
+    from rlcore.tasks.presets.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused here, before anything is started
-    from flows.retrain import retrain as retrain_flow
-    from tasks.pipeline.bridge import call_flow
-    from tasks.store.markdown import on_terminal
+    from rlcore.flows.retrain import retrain as retrain_flow
+    from rlcore.tasks.pipeline.bridge import call_flow
+    from rlcore.tasks.store.markdown import on_terminal
 
     done = call_flow(retrain_flow, preset=preset, overrides=overrides)
     sys.stdout.write(f"{on_terminal(done.page)}\n{done.outcome}\n")

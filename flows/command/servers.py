@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.parameters import open_home
+from rlcore.flows.command.parameters import open_home
 
 
 def ui(
@@ -21,6 +21,6 @@ def ui(
     ```
     """
     home = open_home()
-    from tasks.pipeline.interfaces import serve
+    from rlcore.tasks.pipeline.interfaces import serve
 
     return serve(home, mlflow_port=mlflow_port, prefect_port=prefect_port)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.parameters import Overrides, Preset
 from rlcore.errors import ConfigError
+from rlcore.flows.command.parameters import Overrides, Preset
 
 
 def config(
@@ -29,8 +29,8 @@ def config(
     rlcore config --schema > preset.schema.json      # first line of a preset: #:schema ./preset.schema.json
     ```
     """
-    from tasks.presets.pages import as_markdown
-    from tasks.presets.schema import preset_schema
+    from rlcore.tasks.presets.pages import as_markdown
+    from rlcore.tasks.presets.schema import preset_schema
 
     if schema:
         sys.stdout.write(json.dumps(preset_schema(), indent=1) + "\n")
@@ -40,9 +40,9 @@ def config(
 
 
 def _described(preset: str, key: str, overrides: Overrides) -> str:
-    from flows.presets import FOLDER, open_preset, preset_path
-    from tasks.presets.described import chosen, describe, origins
-    from tasks.presets.pages import as_toml
+    from rlcore.flows.presets import FOLDER, open_preset, preset_path
+    from rlcore.tasks.presets.described import chosen, describe, origins
+    from rlcore.tasks.presets.pages import as_toml
 
     sections = describe(open_preset(preset, overrides))
     found = chosen(sections, key)

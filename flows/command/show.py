@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.command.parameters import Overrides, open_home
+from rlcore.flows.command.parameters import Overrides, open_home
 
 
 def show(
@@ -28,14 +28,14 @@ def show(
     ```
     """
     home = open_home()
-    from tasks.report.summary import show_model, show_preset
+    from rlcore.tasks.report.summary import show_model, show_preset
 
     if not what.endswith(".toml") and ("@" in what or "/" in what):
         sys.stdout.write(show_model(home, what))
         return 0
-    from flows.presets import open_preset
-    from flows.stages import stages
-    from tasks.pipeline.run import cached_refs
+    from rlcore.flows.presets import open_preset
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.run import cached_refs
 
     config = open_preset(what, overrides)
     table = stages(config)

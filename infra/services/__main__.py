@@ -12,7 +12,7 @@ from infra.services.migrate import migrate
 from infra.services.provision import tell
 from infra.services.supervisor import supervise
 from rlcore.errors import RlcoreError
-from tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.store.settings import configure_environment, find_home
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,8 +19,8 @@ from infra.services.leftovers import end_leftovers
 from infra.services.provision import is_told, missing, provision
 from infra.services.table import SERVICES
 from rlcore.errors import ServiceError
-from tasks.pipeline.server_access import HOST, USER
-from tasks.store.locks import file_lock
+from rlcore.tasks.pipeline.server_access import HOST, USER
+from rlcore.tasks.store.locks import file_lock
 
 _START_SECONDS = 420.0  # a busy machine takes its time
 _STOP_SECONDS = 180.0

@@ -9,9 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlcore.errors import ConfigError, StorageError
-from tasks.pipeline.server_access import HOST, SESSIONS, WEB, client_variables, mlflow_variables, prefect_variables
-from tasks.store.passwords import passwords as drawn
-from tasks.store.passwords import write_private
+from rlcore.tasks.pipeline.server_access import (
+    HOST,
+    SESSIONS,
+    WEB,
+    client_variables,
+    mlflow_variables,
+    prefect_variables,
+)
+from rlcore.tasks.store.passwords import passwords as drawn
+from rlcore.tasks.store.passwords import write_private
 
 POOL, QUEUE = "rlcore", "gpu"
 FOLDER = "RLCORE_SERVICES"  # what a user sets

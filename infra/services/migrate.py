@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from infra.services.layout import Layout, database
 from rlcore.errors import ServiceError
-from tasks.store.settings import Home
-from tasks.tracking.moved import follow_move
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.moved import follow_move
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flows.presets import FOLDER, draft_of
 from rlcore.errors import ConfigError
-from tasks.presets.graph import checkpoints
+from rlcore.flows.presets import FOLDER, draft_of
+from rlcore.tasks.presets.graph import checkpoints
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient

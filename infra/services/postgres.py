@@ -14,8 +14,8 @@ from typing import Any
 
 from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
-from tasks.pipeline.server_access import HOST
-from tasks.store.passwords import write_private
+from rlcore.tasks.pipeline.server_access import HOST
+from rlcore.tasks.store.passwords import write_private
 
 _USER = "postgres"  # the distribution's; used when we are root, as which PostgreSQL does not run
 

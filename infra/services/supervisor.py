@@ -17,7 +17,7 @@ from infra.services import postgres
 from infra.services.layout import Layout, environment
 from infra.services.leftovers import end_flow_runs, end_leftovers
 from infra.services.table import SERVICES, Service
-from tasks.store.locks import file_lock
+from rlcore.tasks.store.locks import file_lock
 
 logger = logging.getLogger("services")
 

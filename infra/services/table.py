@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.services import postgres
 from infra.services.layout import POOL, Layout, passwords
-from tasks.pipeline.server_access import USER, WEB, mlflow_command, prefect_command
+from rlcore.tasks.pipeline.server_access import USER, WEB, mlflow_command, prefect_command
 
 _SECONDS = 5.0  # of patience with an answer
 _WORKER_SILENCE = 90.0  # seconds; a worker is heard of every 30

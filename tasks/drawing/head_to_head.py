@@ -9,8 +9,8 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from tasks.drawing.levels import level
-from tasks.drawing.plots import COLOURS
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.plots import COLOURS
 
 History = Sequence[Mapping[str, float]]
 Budget = Literal["samples", "tokens", "seconds"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcore.checks.health import GamedReward
-from tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import level
 
 History = Sequence[Mapping[str, float]]
 _SMOOTHED = 5  # iterations that a paid reward is the mean of

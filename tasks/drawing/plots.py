@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.drawing.levels import level
-from tasks.drawing.over_optimisation import Point
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.over_optimisation import Point
 
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from rlcore.errors import RlcoreError
-from tasks.pipeline.interrupts import interruptible, start_prefect_server
-from tasks.pipeline.leases import end_orphaned_servers, mark_launcher
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import engine_name, find_home
+from rlcore.tasks.pipeline.interrupts import interruptible, start_prefect_server
+from rlcore.tasks.pipeline.leases import end_orphaned_servers, mark_launcher
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import engine_name, find_home
 
 if TYPE_CHECKING:
     from prefect import Flow, Task
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PROGRESS_LOGGER = "tasks.progress"  # its records are below the level that other handlers take
+PROGRESS_LOGGER = "rlcore.progress"  # its records are below the level that other handlers take
 _PROGRESS_SECONDS = 5.0  # an update costs 15 to 300 ms, so a fast loop must not pay for it at every turn
 
 
@@ -66,7 +66,7 @@ def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callabl
     """Make a function a task. ``run_name`` is a template over its arguments: ``"iteration {iteration}"``.
 
     Arguments and results are not stored, hashed, copied or searched by Prefect, so they may be live objects or large
-    batches: stages keep their own results (:mod:`tasks.pipeline.stages`). There are no retries, because a failed
+    batches: stages keep their own results (:mod:`rlcore.tasks.pipeline.stages`). There are no retries, because a failed
     attempt may have changed what it was given.
     """
 

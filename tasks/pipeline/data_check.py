@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.errors import DataError
-from tasks.kinds.data.step import DATASET_KINDS
-from tasks.presets.data import DatasetConfig
-from tasks.steps.data import TokenView, Use, prepare_dataset
-from tasks.steps.references import unusable
-from tasks.store.storage import read_column, read_json
+from rlcore.tasks.kinds.data.step import DATASET_KINDS
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
+from rlcore.tasks.steps.references import unusable
+from rlcore.tasks.store.storage import read_column, read_json
 
 References = Literal["compared", "unused", "unknown"]
 ContractName = Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]

@@ -3,7 +3,7 @@
     export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
 
-Both want :func:`tasks.store.settings.configure_environment` to be called before.
+Both want :func:`rlcore.tasks.store.settings.configure_environment` to be called before.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from rlcore.errors import ConfigError
 from rlcore.models.exporting import ExportDtype, export_checkpoint
 from rlcore.models.saving import unfinished_prefix
-from tasks.steps.base import MODEL
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.scratch import announced, scratch_folder
-from tasks.store.settings import Home
-from tasks.tracking.card import write_cards
-from tasks.tracking.lineage import read_records
-from tasks.tracking.packaged import CARD
-from tasks.tracking.registry import download_model, read_version
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.scratch import announced, scratch_folder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.card import write_cards
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.packaged import CARD
+from rlcore.tasks.tracking.registry import download_model, read_version
 
 
 @dataclass(frozen=True, kw_only=True)

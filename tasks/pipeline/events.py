@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.errors import ConfigError, RlcoreError
-from tasks.pipeline.bridge import announce
-from tasks.presets.run import RunConfig
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.storage import read_json
+from rlcore.tasks.pipeline.bridge import announce
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.storage import read_json
 
 SNAPSHOT = "rlcore.snapshot.made"
 FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.evaluation.promotion.refused"

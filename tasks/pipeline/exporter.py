@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from rlcore.errors import ConfigError
 from rlcore.metrics import find_metric
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import RlStage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import RlStage
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import GaugeMetricFamily

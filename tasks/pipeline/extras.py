@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import BenchmarkStage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import BenchmarkStage
 
 
 def extra_faults(config: RunConfig, stages: Iterable[str]) -> Iterator[str]:

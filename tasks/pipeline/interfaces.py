@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlcore.errors import ConfigError, ServiceError, StorageError
-from tasks.pipeline.server_access import (
+from rlcore.tasks.pipeline.server_access import (
     HOST,
     SESSIONS,
     USER,
@@ -22,9 +22,9 @@ from tasks.pipeline.server_access import (
     prefect_command,
     prefect_variables,
 )
-from tasks.store.passwords import passwords
-from tasks.store.settings import Home
-from tasks.tracking.moved import follow_move
+from rlcore.tasks.store.passwords import passwords
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.moved import follow_move
 
 _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 

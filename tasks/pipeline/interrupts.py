@@ -2,7 +2,7 @@
 
 The signal is raised as an exception in the main thread, so that stages leave their engines, graders and records in
 order. What does not end by itself within ``PATIENCE`` seconds, such as a thread that samples, is left behind: the next
-start heals it, as after a kill (:mod:`tasks.pipeline.leases`). A second Ctrl-C does not wait.
+start heals it, as after a kill (:mod:`rlcore.tasks.pipeline.leases`). A second Ctrl-C does not wait.
 
 A terminal sends Ctrl-C to every process that it started, the embedded Prefect server among them. Without it each end
 of a task would be reported to nobody, for minutes; so the server is started where that signal does not reach it.

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from tasks.store.cache import Ingredients, Record
-from tasks.store.nested import flatten
+from rlcore.tasks.store.cache import Ingredients, Record
+from rlcore.tasks.store.nested import flatten
 
 _MAX_NAMES = 5
 _WORDS = {  # the ingredients, with the words in which a plan names a change

@@ -23,8 +23,8 @@ from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize, readable, rl_needs
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import RlStage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import RlStage
 
 _GIB, _NODE = 2**30, 8  # GPUs of one machine, between which the link is the fast one
 _HALF, _SINGLE = 2, 4  # bytes

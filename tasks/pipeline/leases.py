@@ -22,10 +22,10 @@ from uuid import UUID
 
 import psutil
 
-from tasks.store.locks import file_lock, is_held, locked_file
-from tasks.store.settings import Home, engine_name
-from tasks.store.storage import read_json, write_json
-from tasks.tracking import runs as tracking
+from rlcore.tasks.store.locks import file_lock, is_held, locked_file
+from rlcore.tasks.store.settings import Home, engine_name
+from rlcore.tasks.store.storage import read_json, write_json
+from rlcore.tasks.tracking import runs as tracking
 
 logger = logging.getLogger(__name__)
 _SERVER = "prefect.server.api.server:create_app"

@@ -1,6 +1,6 @@
 """A terminal's last lines while a run works: how far it is, how fast, where the reward is going, when it will end.
 
-The loops report through :func:`tasks.pipeline.bridge.report_progress`, which logs a record that no other handler takes.
+The loops report through ``report_progress``, which logs a record that no other handler takes.
 Without a terminal there is no view and the plain lines stay as they are; a worker never opens one.
 """
 
@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tasks.pipeline.bridge import PROGRESS_LOGGER, Progress
+from rlcore.tasks.pipeline.bridge import PROGRESS_LOGGER, Progress
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 24  # characters of a sparkline

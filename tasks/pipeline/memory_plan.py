@@ -20,12 +20,12 @@ from rlcore.hardware.memory_plan import ModelSize, dpo_needs, readable, reward_m
 from rlcore.models.model_validation import read_config, require_files
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.sampling.vllm.gpu_assignment import Cards, is_installed
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import DpoStage, RewardModelStage, RlStage, SftStage
-from tasks.steps.base import MODEL
-from tasks.steps.rollout_engine import place
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import DpoStage, RewardModelStage, RlStage, SftStage
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.steps.rollout_engine import place
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
 _OFFLOAD = "placement.backend = 'processes' with placement.offload = true"

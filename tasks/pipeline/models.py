@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.metrics import is_of_machine
-from tasks.pipeline.retrain import note_past
-from tasks.pipeline.stage_runs import PipelineRun
-from tasks.pipeline.stages import Stage
-from tasks.steps.base import MODEL
-from tasks.store.artifacts import MANIFEST, ArtifactRef
-from tasks.store.cache import Record, describe_machine
-from tasks.store.scratch import scratch_folder
-from tasks.tracking.card import write_cards
-from tasks.tracking.described import describe, refresh_cards
-from tasks.tracking.lineage import read_records
-from tasks.tracking.packaged import Package, files_below
-from tasks.tracking.past import PAST
-from tasks.tracking.registration import register_model
-from tasks.tracking.registry import find_by_sha256
+from rlcore.tasks.pipeline.retrain import note_past
+from rlcore.tasks.pipeline.stage_runs import PipelineRun
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef
+from rlcore.tasks.store.cache import Record, describe_machine
+from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.tracking.card import write_cards
+from rlcore.tasks.tracking.described import describe, refresh_cards
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.packaged import Package, files_below
+from rlcore.tasks.tracking.past import PAST
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import find_by_sha256
 
 
 def register(

@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from rlcore.config import to_dict
-from tasks.pipeline.bridge import FlowRun, current_flow_run, report_link
-from tasks.pipeline.interrupts import own_signals
-from tasks.pipeline.keys import key_of
-from tasks.pipeline.leases import LEASE_TAG, hold_lease, starting
-from tasks.presets.run import RunConfig
-from tasks.store.code_hash import code_version
-from tasks.store.settings import Home
-from tasks.tracking.runs import RunTracker, Tracker
+from rlcore.tasks.pipeline.bridge import FlowRun, current_flow_run, report_link
+from rlcore.tasks.pipeline.interrupts import own_signals
+from rlcore.tasks.pipeline.keys import key_of
+from rlcore.tasks.pipeline.leases import LEASE_TAG, hold_lease, starting
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.code_hash import code_version
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import RunTracker, Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tasks.drawing.result import Draw, Result
-from tasks.pipeline.bridge import report_markdown
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.code_hash import closure_digest
-from tasks.store.settings import Home
-from tasks.store.storage import write_bytes
-from tasks.tracking.runs import RunTracker
+from rlcore.tasks.drawing.result import Draw, Result
+from rlcore.tasks.pipeline.bridge import report_markdown
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import write_bytes
+from rlcore.tasks.tracking.runs import RunTracker
 
 _DIGITS = 12  # of the artifact's digest, in the name of a page's folder
 

@@ -16,34 +16,35 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from data_contracts.adapters.convert import is_generator
 from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, SamplingConfig
+from rlcore.data_contracts.adapters.convert import is_generator
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import reward_faults, untrained
 from rlcore.sampling.vllm.gpu_assignment import is_installed
+from rlcore.tasks.kinds.data.step import DATASET_KINDS
+from rlcore.tasks.pipeline.extras import extra_faults
+from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
+from rlcore.tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
+from rlcore.tasks.pipeline.sizes import disk_account, position_faults
+from rlcore.tasks.pipeline.unusual import unusual
+from rlcore.tasks.presets import stages as parts_of_stages
+from rlcore.tasks.presets.data import HUB, POLICY
+from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.graph import REGISTRY, asked_for
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import BASE, RlStage, StageConfig
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.steps.data import check_options, hub_parts, resolve_adapter
+from rlcore.tasks.steps.episodes import environment_faults
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.registry import read_version
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.kinds.data.step import DATASET_KINDS
-from tasks.pipeline.extras import extra_faults
-from tasks.pipeline.memory_plan import memory_lines, model_of
-from tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
-from tasks.pipeline.sizes import disk_account, position_faults
-from tasks.pipeline.unusual import unusual
-from tasks.presets.data import HUB, POLICY
-from tasks.presets.evaluation import EvaluationConfig
-from tasks.presets.graph import REGISTRY, asked_for
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import BASE, RlStage, StageConfig, judge_of, reference_of, rewards_of, sampling_of, terms_of
-from tasks.steps.base import MODEL
-from tasks.steps.data import check_options, hub_parts, resolve_adapter
-from tasks.steps.episodes import environment_faults
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
-from tasks.tracking.registry import read_version
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)*")
 _SANDBOX = "infra/install_sandbox.sh (or: apt-get install bubblewrap)"
@@ -184,17 +185,16 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
     yield from _start(ready, name)
     if isinstance(stage, RlStage):
         yield from _caught(path, lambda: resolve_algorithm(stage.settings), within=True) or _signal(path, stage)
-    sampling = sampling_of(stage)
+    sampling = parts_of_stages.sampling_of(stage)
     if sampling:
-        yield from reward_faults(
-            rewards_of(stage), f"{path}.rewards", prefill=ready.tokenizer.prefill if ready.tokenizer else ""
-        )
-        if judge := judge_of(stage):
+        prefill = ready.tokenizer.prefill if ready.tokenizer else ""
+        yield from reward_faults(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
+        if judge := parts_of_stages.judge_of(stage):
             known = {judge.stage: untrained} if judge.stage else {}
             at = f"{path}.judge"
             yield from _caught(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
         yield from _files(path, stage)
-        yield from _sandbox(f"{path}.rewards", rewards_of(stage))
+        yield from _sandbox(f"{path}.rewards", parts_of_stages.rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
         yield from environment_faults(sampling.episodes, f"{path}.sampling.episodes")
         yield from _engine_of(ready.config, f"{path}.sampling", sampling)
@@ -235,7 +235,7 @@ def _signal(path: str, stage: RlStage) -> Iterator[str]:
 
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
     """The files that functions of one's own read."""
-    for key, term in terms_of(stage).items():
+    for key, term in parts_of_stages.terms_of(stage).items():
         for number, file in enumerate(term.files):
             if not Path(file).is_file():
                 yield f"{path}.{key}.files.{number} = {file!r}: no such file"
@@ -279,7 +279,7 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
 def _start(ready: Ready, name: str) -> Iterator[str]:
     """Registered models that a stage starts from or measures KL to: are they there, with the run's tokenizer?"""
     stage: StageConfig = ready.config.stages[name]
-    for setting, uri in (("start", stage.start), ("reference", reference_of(stage))):
+    for setting, uri in (("start", stage.start), ("reference", parts_of_stages.reference_of(stage))):
         if uri.startswith(REGISTRY):
             yield from _registered(ready, f"stages.{name}.{setting} = {uri!r}", uri)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcore.errors import PromotionError
-from tasks.kinds.promote.step import model_name
-from tasks.pipeline.events import tell_of_refusal
-from tasks.presets.promotion import PromotionConfig
-from tasks.presets.run import RunConfig
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.settings import Home
-from tasks.store.storage import read_json
-from tasks.tracking import registry
-from tasks.tracking.described import refresh_cards
-from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
-from tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.kinds.promote.step import model_name
+from rlcore.tasks.pipeline.events import tell_of_refusal
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking import registry
+from rlcore.tasks.tracking.described import refresh_cards
+from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 
 def registered_name(config: RunConfig) -> str:

@@ -1,7 +1,7 @@
 """Holds what Prefect says of a work pool's runs against what is true: which of their processes live.
 
 After SIGKILL, a power cut or hours without a server, Prefect's records are wrong, and nothing in it mends them. A run
-lives while its lease is held (:mod:`tasks.pipeline.leases`), or while the process that a worker has started for it is
+lives while its lease is held (``leases``), or while the process that a worker has started for it is
 there. :func:`watch` looks at once and then every few seconds, beside the worker of this machine (``infra/worker.py``).
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import psutil
 
-from tasks.pipeline.leases import held_leases
-from tasks.store.settings import Home
+from rlcore.tasks.pipeline.leases import held_leases
+from rlcore.tasks.store.settings import Home
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

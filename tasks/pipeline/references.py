@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_contracts.adapters.convert import is_generator, row_function
-from data_contracts.errors import ContractError, RowFault
-from data_contracts.gate.stream import RowFn
 from rlcore.checks.canaries.rewards import VERIFIERS
-from tasks.presets.data import DatasetConfig
-from tasks.presets.graph import evaluated_data
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import data_of, rewards_of
+from rlcore.data_contracts.adapters.convert import is_generator, row_function
+from rlcore.data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.gate.stream import RowFn
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import data_of, rewards_of
 
 ROWS_LOOKED_AT = 200
 _PROMOTING = ("promote", "reward_gate", "drift")

@@ -23,18 +23,18 @@ from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, settings_of
 from rlcore.strict import build
-from tasks.pipeline.keys import key_of, why
-from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.presets.run import RunConfig, without_faults
-from tasks.steps.base import MODEL
-from tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
-from tasks.store.cache import Record, StageCache, describe_machine
-from tasks.store.code_hash import code_version
-from tasks.store.scratch import announced
-from tasks.store.settings import Home, configure_environment
-from tasks.store.storage import read_json
-from tasks.tracking.lineage import is_import, read_records
-from tasks.tracking.registry import ModelVersion, read_version
+from rlcore.tasks.pipeline.keys import key_of, why
+from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.presets.run import RunConfig, without_faults
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from rlcore.tasks.store.cache import Record, StageCache, describe_machine
+from rlcore.tasks.store.code_hash import code_version
+from rlcore.tasks.store.scratch import announced
+from rlcore.tasks.store.settings import Home, configure_environment
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.lineage import is_import, read_records
+from rlcore.tasks.tracking.registry import ModelVersion, read_version
 
 _CARD = "model_card.json"  # of an imported model
 _NAMED = ("data", "stages")  # sections of which a stage has declared a part

@@ -13,19 +13,19 @@ from typing import Literal
 
 import pandas as pd
 
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import DataError
-from tasks.pipeline.keys import key_of
-from tasks.pipeline.pages import page_folder
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import Ingredients, Record
-from tasks.store.scratch import scratch_folder
-from tasks.store.settings import Home
-from tasks.store.storage import read_column, read_json, write_json, write_table
-from tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
-from tasks.tracking.past import PAST, PROMPTS, REPORT, SEEN_DIGITS, Past, add_past, read_past, write_past
-from tasks.tracking.registry import ModelVersion, find_number
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.pipeline.keys import key_of
+from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Ingredients, Record
+from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_column, read_json, write_json, write_table
+from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
+from rlcore.tasks.tracking.past import PAST, PROMPTS, REPORT, SEEN_DIGITS, Past, add_past, read_past, write_past
+from rlcore.tasks.tracking.registry import ModelVersion, find_number
+from rlcore.tasks.tracking.runs import open_tracker
 
 Result = Literal["unchanged", "judged"]
 

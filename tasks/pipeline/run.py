@@ -10,19 +10,19 @@ from typing import Literal, Protocol
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError
-from tasks.pipeline.bridge import report_table, task
-from tasks.pipeline.keys import key_of, why
-from tasks.pipeline.models import complete_cards, register
-from tasks.pipeline.opening import opened
-from tasks.pipeline.pages import is_drawn, page_folder, show_pages
-from tasks.pipeline.stage_runs import PipelineRun
-from tasks.pipeline.stages import Stage, ingredients_of, result_of, run_stage
-from tasks.presets.run import RunConfig
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.cache import StageCache, describe_machine
-from tasks.store.locks import file_lock
-from tasks.store.settings import Home
-from tasks.tracking.runs import RunTracker, open_tracker
+from rlcore.tasks.pipeline.bridge import report_table, task
+from rlcore.tasks.pipeline.keys import key_of, why
+from rlcore.tasks.pipeline.models import complete_cards, register
+from rlcore.tasks.pipeline.opening import opened
+from rlcore.tasks.pipeline.pages import is_drawn, page_folder, show_pages
+from rlcore.tasks.pipeline.stage_runs import PipelineRun
+from rlcore.tasks.pipeline.stages import Stage, ingredients_of, result_of, run_stage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.cache import StageCache, describe_machine
+from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import RunTracker, open_tracker
 
 logger = logging.getLogger(__name__)
 START = "import_sft"  # the stage that makes the starting checkpoint
@@ -161,7 +161,7 @@ def _machine(config: RunConfig) -> str:
 
 
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
-    from tasks.pipeline.memory_plan import memory_lines  # torch: a plan of cached stages does without
+    from rlcore.tasks.pipeline.memory_plan import memory_lines  # torch: a plan of cached stages does without
 
     for line in memory_lines(config, home, refs, stages):
         logger.info("%s", line)

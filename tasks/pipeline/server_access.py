@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.store.passwords import write_private
+from rlcore.tasks.store.passwords import write_private
 
 USER = "rlcore"
 HOST = "127.0.0.1"

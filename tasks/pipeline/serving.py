@@ -2,7 +2,7 @@
 
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)   # until Ctrl-C; gives the exit code
 
-:func:`tasks.store.settings.configure_environment` is to be called before. The front (:mod:`tasks.serving.front`) is the
+``configure_environment`` is to be called before. The front (``front``) is the
 same whatever computes: vLLM where its environment is there, behind a loopback port with a key of its own, else the
 built-in engine. MLflow's own server, ``mlflow models serve -m models:/tiny-grpo@champion --env-manager local``, works
 too; it has an address of its own kind, and asks for no password.
@@ -33,17 +33,17 @@ from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.architectures import positions_of
 from rlcore.models.loading import load_policy
 from rlcore.sampling.vllm import guard
+from rlcore.tasks.pipeline.delivery import Registered, open_registered
+from rlcore.tasks.serving.engine import Engine
+from rlcore.tasks.serving.front import Served, front
+from rlcore.tasks.serving.guard import LOOPBACK, Limits
+from rlcore.tasks.serving.native import NativeEngine
+from rlcore.tasks.serving.server import Server, listen
+from rlcore.tasks.serving.vllm import VllmEngine
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.packaged import is_chat_model
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.pipeline.delivery import Registered, open_registered
-from tasks.serving.engine import Engine
-from tasks.serving.front import Served, front
-from tasks.serving.guard import LOOPBACK, Limits
-from tasks.serving.native import NativeEngine
-from tasks.serving.server import Server, listen
-from tasks.serving.vllm import VllmEngine
-from tasks.store.settings import Home
-from tasks.store.storage import read_json
-from tasks.tracking.packaged import is_chat_model
 
 ServingEngine = Literal["auto", "vllm", "native"]
 TOKEN = "RLCORE_SERVE_TOKEN"

@@ -13,9 +13,9 @@ from rlcore.config import RlConfig
 from rlcore.errors import StorageError
 from rlcore.hardware.memory_plan import ModelSize, readable
 from rlcore.models.architectures import max_positions
-from tasks.presets.graph import evaluated_data
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import RlStage, data_of, sampling_of
+from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import RlStage, data_of, sampling_of
 
 _COPIES = 2  # of each checkpoint that is made: the artifact, and the registered model
 _CHECKPOINTS = 3  # of an RL run while it works: the newest two, and one that is being written

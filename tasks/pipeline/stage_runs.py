@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from tasks.steps.base import StageContext
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.cache import Ingredients, StageCache, describe_machine
-from tasks.store.code_hash import code_version
-from tasks.store.environment import pins
-from tasks.store.settings import Home
-from tasks.store.storage import read_json, write_json
-from tasks.tracking.runs import RunTracker, Tracker
+from rlcore.tasks.steps.base import StageContext
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.cache import Ingredients, StageCache, describe_machine
+from rlcore.tasks.store.code_hash import code_version
+from rlcore.tasks.store.environment import pins
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json, write_json
+from rlcore.tasks.tracking.runs import RunTracker, Tracker
 
 _RUN, _RESULT = "mlflow_run.json", "result.json"  # in a work folder
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, RlcoreError, StorageError
-from tasks.drawing.result import Draw, Result
-from tasks.pipeline.bridge import as_task, report_progress, said_by
-from tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
-from tasks.pipeline.exporter import exported
-from tasks.pipeline.interrupts import under_way
-from tasks.pipeline.keys import function_of, key_of
-from tasks.pipeline.pages import show_refusal
-from tasks.pipeline.stage_runs import (
+from rlcore.tasks.drawing.result import Draw, Result
+from rlcore.tasks.pipeline.bridge import as_task, report_progress, said_by
+from rlcore.tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
+from rlcore.tasks.pipeline.exporter import exported
+from rlcore.tasks.pipeline.interrupts import under_way
+from rlcore.tasks.pipeline.keys import function_of, key_of
+from rlcore.tasks.pipeline.pages import show_refusal
+from rlcore.tasks.pipeline.stage_runs import (
     Finished,
     PipelineRun,
     left_by_a_kill,
@@ -36,16 +36,16 @@ from tasks.pipeline.stage_runs import (
     record_end,
     tell_cached,
 )
-from tasks.pipeline.versions import versions
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.cache import Ingredients, Record, now
-from tasks.store.code_hash import closure_digests, code_version
-from tasks.store.environment import pins_digest
-from tasks.store.locks import file_lock
-from tasks.store.settings import Home
+from rlcore.tasks.pipeline.versions import versions
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.cache import Ingredients, Record, now
+from rlcore.tasks.store.code_hash import closure_digests, code_version
+from rlcore.tasks.store.environment import pins_digest
+from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.settings import Home
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
-from tasks.presets.sections import Sections
-from tasks.presets.stages import sampling_of, terms_of
-from tasks.store.code_hash import libraries
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.stages import sampling_of, terms_of
+from rlcore.tasks.store.code_hash import libraries
 
 UNKNOWN = "unknown"  # of a server that does not answer
 _SECONDS = 20.0

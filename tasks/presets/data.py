@@ -16,7 +16,7 @@ from rlcore.strict import INLINE
 
 POLICY = "policy"  # the adapter of pairs that a policy samples
 HUB = "hub:"
-_FEWEST_WORDS = 8  # as data_contracts.gate.overlap has it
+_FEWEST_WORDS = 8  # as rlcore.data_contracts.gate.overlap has it
 # Where a preset's document names files, and the keys that do; first those that committed presets have beside them.
 _SHIPPED = ((("stages", "*"), ("folder",)),)
 _PATHS = (

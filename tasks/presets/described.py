@@ -1,6 +1,6 @@
 """The keys of a preset, described from the dataclasses that read it: type, default, bounds and what each is for.
 
-``rlcore config`` shows them, the page of settings is made from them, and :mod:`tasks.presets.schema` serves editors.
+``rlcore config`` shows them, the page of settings is made from them, and ``schema`` serves editors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from rlcore.config import to_dict
 from rlcore.strict import Above, AtLeast, Below, Between, OneOf, apply_override
-from tasks.presets.run import RunConfig
+from rlcore.tasks.presets.run import RunConfig
 
 NAME, NUMBER = "<name>", "<number>"  # in the path of a section that a preset may have many of
 LEFT_OUT = "left out"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tasks.presets.data import POLICY
-from tasks.presets.graph import (
+from rlcore.tasks.presets.data import POLICY
+from rlcore.tasks.presets.graph import (
     REGISTRY,
     cycle_in,
     is_name,
@@ -15,8 +15,8 @@ from tasks.presets.graph import (
     rl_stages,
     stage_order,
 )
-from tasks.presets.judging_faults import evaluation_faults, listed, promotion_faults
-from tasks.presets.stages import (
+from rlcore.tasks.presets.judging_faults import evaluation_faults, listed, promotion_faults
+from rlcore.tasks.presets.stages import (
     BASE,
     PRODUCTS,
     BenchmarkStage,
@@ -38,7 +38,7 @@ from tasks.presets.stages import (
 )
 
 if TYPE_CHECKING:
-    from tasks.presets.run import RunConfig
+    from rlcore.tasks.presets.run import RunConfig
 
 _PRESET_NAME = re.compile(r"\w[\w .-]*")
 _SMALLEST_SHARE = 0.001  # of a mix; a smaller one would never have its turn

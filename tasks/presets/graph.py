@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from tasks.presets.stages import (
+from rlcore.tasks.presets.stages import (
     BASE,
     RlStage,
     StageConfig,
@@ -24,7 +24,7 @@ from tasks.presets.stages import (
 )
 
 if TYPE_CHECKING:
-    from tasks.presets.run import RunConfig
+    from rlcore.tasks.presets.run import RunConfig
 
 REGISTRY = "models:/"
 """What the URI of a registered model begins with, where ``start`` names one."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tasks.presets.graph import checkpoints, evaluated_data, prompt_data, rl_stages
-from tasks.presets.stages import RlStage, reward_models_of
+from rlcore.tasks.presets.graph import checkpoints, evaluated_data, prompt_data, rl_stages
+from rlcore.tasks.presets.stages import RlStage, reward_models_of
 
 if TYPE_CHECKING:
-    from tasks.presets.run import RunConfig
+    from rlcore.tasks.presets.run import RunConfig
 
 
 def listed(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tasks.presets.described import LEFT_OUT, NAME, REQUIRED, Key, Section, describe, origin_of
+from rlcore.tasks.presets.described import LEFT_OUT, NAME, REQUIRED, Key, Section, describe, origin_of
 
 _WIDTH = 48  # of key and value, before what is said of them
 _HEAD = """# Settings
@@ -25,7 +25,7 @@ What a graph of data sets and stages can say: [Recipes](recipes.md).
 def as_toml(sections: Sequence[Section], found: Mapping[str, str]) -> str:
     """Sections of a preset as TOML that reads back as they are; comments say what each key is and where it was set.
 
-    ``found``: as :func:`tasks.presets.described.origins` gives it.
+    ``found``: as :func:`rlcore.tasks.presets.described.origins` gives it.
     """
     return "\n".join(line for section in sections for line in _section_lines(section, found))
 

@@ -18,13 +18,13 @@ from rlcore.config.placement import Learning, PlacementConfig, placement_faults
 from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import apply_override, build, refusal
-from tasks.presets.data import DatasetConfig, anchored
-from tasks.presets.evaluation import EvaluationConfig
-from tasks.presets.faults import graph_faults
-from tasks.presets.promotion import PromotionConfig
-from tasks.presets.report import ReportConfig
-from tasks.presets.retrain import RetrainConfig
-from tasks.presets.stages import AnyStage, DpoStage, RewardModelStage, RlStage, SftStage, StageConfig
+from rlcore.tasks.presets.data import DatasetConfig, anchored
+from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.faults import graph_faults
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.report import ReportConfig
+from rlcore.tasks.presets.retrain import RetrainConfig
+from rlcore.tasks.presets.stages import AnyStage, DpoStage, RewardModelStage, RlStage, SftStage, StageConfig
 
 Section = TypeVar("Section")
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

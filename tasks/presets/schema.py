@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from rlcore.config import to_dict
 from rlcore.strict import Above, AtLeast, Below, Between, OneOf
-from tasks.presets.described import Field, bounds_of, fields_of, text_of
-from tasks.presets.run import RunConfig
+from rlcore.tasks.presets.described import Field, bounds_of, fields_of, text_of
+from rlcore.tasks.presets.run import RunConfig
 
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _OF_FILES = {

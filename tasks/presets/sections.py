@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import EngineConfig, ModelConfig, PlacementConfig, to_dict
-from tasks.presets.data import DatasetConfig
-from tasks.presets.evaluation import EvaluationConfig
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import STAGE_KINDS, StageConfig, sampling_of
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import STAGE_KINDS, StageConfig, sampling_of
 
 
 @dataclass(frozen=True)

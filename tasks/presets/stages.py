@@ -24,7 +24,7 @@ from rlcore.config.training import DpoConfig, RewardModelConfig, SftConfig
 from rlcore.config.win_rate import JudgeConfig, WinRateConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import INLINE, OneOf
-from tasks.presets.data import POLICY
+from rlcore.tasks.presets.data import POLICY
 
 BASE = "base"
 """The checkpoint that a run begins with, as ``start`` names it."""

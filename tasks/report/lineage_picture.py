@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path as Curve
 
-from tasks.drawing.charts import svg_settings
-from tasks.tracking.lineage import DIGITS, Ancestor
+from rlcore.tasks.drawing.charts import svg_settings
+from rlcore.tasks.tracking.lineage import DIGITS, Ancestor
 
 _WIDTH, _HEIGHT, _GAP = 250, 64, 26  # of a box and between boxes, in points
 _LETTERS = 50  # that fit a line of a box

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tasks.report.run_facts import rollout_shapes
-from tasks.steps.base import MODEL
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
-from tasks.store.storage import read_json
+from rlcore.tasks.report.run_facts import rollout_shapes
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
 
 _FILE = "report.html"
 

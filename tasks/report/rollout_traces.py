@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.drawing.found import Folders, rl_runs
-from tasks.report.run_data import Pairs, changed_samples
-from tasks.store.storage import read_table
-from tasks.tracking.traces import Trace
+from rlcore.tasks.drawing.found import Folders, rl_runs
+from rlcore.tasks.report.run_data import Pairs, changed_samples
+from rlcore.tasks.store.storage import read_table
+from rlcore.tasks.tracking.traces import Trace
 
 _EXTREMES, _CHANGED = 2, 2  # of a kind; a trace costs 60 ms of processor time
 

@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
-from tasks.drawing.charts import Point, Series, line_chart
-from tasks.drawing.found import Folders, rl_runs
-from tasks.drawing.levels import level
-from tasks.kinds.compare.step import evaluations_in, greedy_answers
-from tasks.report.run_facts import held_out_shape
-from tasks.steps.rows import read_prompts
-from tasks.store.storage import read_json, read_table
+from rlcore.tasks.drawing.charts import Point, Series, line_chart
+from rlcore.tasks.drawing.found import Folders, rl_runs
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
+from rlcore.tasks.report.run_facts import held_out_shape
+from rlcore.tasks.steps.rows import read_prompts
+from rlcore.tasks.store.storage import read_json, read_table
 
 History = Sequence[Mapping[str, float]]
 Pairs = Sequence[tuple[str, str]]

@@ -13,11 +13,11 @@ from rlcore.config import to_dict
 from rlcore.hardware.machine import find_machine
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
-from tasks.drawing.found import Folders, reward_models, rl_runs
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import RlStage, data_of, rewards_of
-from tasks.steps.base import MODEL
-from tasks.store.storage import read_json, read_table
+from rlcore.tasks.drawing.found import Folders, reward_models, rl_runs
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import RlStage, data_of, rewards_of
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.storage import read_json, read_table
 
 _SOURCES = {
     "scratch": "made from scratch",

@@ -11,25 +11,25 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlcore.hardware.machine import choose_device_and_dtype
-from tasks.drawing.found import rl_runs, win_rates
-from tasks.drawing.head_to_head import standings
-from tasks.drawing.levels import level
-from tasks.kinds.compare.page import accuracy_table
-from tasks.kinds.compare.step import evaluations_in
-from tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
-from tasks.pipeline.stage_runs import PipelineRun
-from tasks.presets.graph import contrasts, evaluated_data
-from tasks.presets.run import RunConfig
-from tasks.report import run_data as data
-from tasks.report import run_facts as facts
-from tasks.report.rollout_traces import rollout_traces
-from tasks.report.run_facts import Origin
-from tasks.report.settings import from_defaults, from_preset
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.code_hash import code_version
-from tasks.store.markdown import code
-from tasks.store.storage import read_json
-from tasks.tracking.traces import log_traces
+from rlcore.tasks.drawing.found import rl_runs, win_rates
+from rlcore.tasks.drawing.head_to_head import standings
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.kinds.compare.page import accuracy_table
+from rlcore.tasks.kinds.compare.step import evaluations_in
+from rlcore.tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
+from rlcore.tasks.pipeline.stage_runs import PipelineRun
+from rlcore.tasks.presets.graph import contrasts, evaluated_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.report import run_data as data
+from rlcore.tasks.report import run_facts as facts
+from rlcore.tasks.report.rollout_traces import rollout_traces
+from rlcore.tasks.report.run_facts import Origin
+from rlcore.tasks.report.settings import from_defaults, from_preset
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.code_hash import code_version
+from rlcore.tasks.store.markdown import code
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.traces import log_traces
 
 FILE = "report.html"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's interface shows as a run's description

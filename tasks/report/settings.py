@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.presets.described import REQUIRED, Key, describe
-from tasks.presets.run import RunConfig
+from rlcore.tasks.presets.described import REQUIRED, Key, describe
+from rlcore.tasks.presets.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A setting by its dotted name, with its value, and what it would be otherwise: empty where there is nothing.
 
-    Values are those of :mod:`tasks.presets.described`: as TOML writes them.
+    Values are those of :mod:`rlcore.tasks.presets.described`: as TOML writes them.
     """
 
     name: str

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from tasks.pipeline.pages import page_folder
-from tasks.report.outcome import place_lines, rl_lines
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import Record, StageCache, describe_machine
-from tasks.store.markdown import on_terminal
-from tasks.store.settings import Home
-from tasks.tracking.lineage import read_records
-from tasks.tracking.registry import read_version
+from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.report.outcome import place_lines, rl_lines
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Record, StageCache, describe_machine
+from rlcore.tasks.store.markdown import on_terminal
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.registry import read_version
 
 _TITLE_WITHIN = 2000  # characters of a report's page
 _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", "sha256")  # tags that are shown

@@ -25,12 +25,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from rlcore.errors import ModelError, SamplingError
+from rlcore.tasks.serving.engine import Engine, Job, Piece
+from rlcore.tasks.serving.errors import ApiError, error_body
+from rlcore.tasks.serving.guard import App, Guard, Limits, Receive, Scope, Send
+from rlcore.tasks.serving.replies import Gathered, Head, chunk, model_card, opening_chunks, usage_chunk, whole_answer
+from rlcore.tasks.serving.requests import ChatRequest, CompletionRequest, read_chat, read_completion, read_json
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.serving.engine import Engine, Job, Piece
-from tasks.serving.errors import ApiError, error_body
-from tasks.serving.guard import App, Guard, Limits, Receive, Scope, Send
-from tasks.serving.replies import Gathered, Head, chunk, model_card, opening_chunks, usage_chunk, whole_answer
-from tasks.serving.requests import ChatRequest, CompletionRequest, read_chat, read_completion, read_json
 
 logger = logging.getLogger(__name__)
 _NAME = "rlcore_serve"

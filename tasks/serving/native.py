@@ -18,8 +18,8 @@ from rlcore.sampling.decoding import choose_likeliest, decode, draw
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.seeding import generator
+from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
 
 _ALWAYS_DECODED = 100  # tokens up to which each one's text is looked at; a longer text is, every 1 % of its length
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -38,7 +38,7 @@ class NativeEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """The pieces of a job; see :class:`tasks.serving.engine.Engine`."""
+        """The pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException | None]()
         cancelled = threading.Event()
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.serving.engine import Piece, TokenLogprob
-from tasks.serving.requests import ChatRequest, CompletionRequest
+from rlcore.tasks.serving.engine import Piece, TokenLogprob
+from rlcore.tasks.serving.requests import ChatRequest, CompletionRequest
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlcore.tasks.serving.errors import ApiError
 from rlcore.types import Message
-from tasks.serving.errors import ApiError
 
 MAX_CHOICES, MAX_STOPS, MAX_TOP_LOGPROBS = 16, 4, 20
 _MAX_DEPTH, _MAX_STOP_CHARS = 32, 1000

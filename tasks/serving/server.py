@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlcore.errors import ServiceError
-from tasks.serving.errors import error_body
-from tasks.serving.guard import App
+from rlcore.tasks.serving.errors import error_body
+from rlcore.tasks.serving.guard import App
 
 _HEADER_SECONDS = 30.0  # until a new connection has sent a request's headers
 _GRACE_SECONDS = 5  # for answers under way when the server is told to end

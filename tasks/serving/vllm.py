@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from rlcore.errors import SamplingError
-from tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
+from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
 
 _CONNECT_SECONDS = 10.0
 
@@ -33,7 +33,7 @@ class VllmEngine:
         self._is_healthy = True
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """The pieces of a job; see :class:`tasks.serving.engine.Engine`."""
+        """The pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
         try:
             async with self._client.stream("POST", "/v1/completions", json=self._question(job)) as answer:
                 if answer.status_code != httpx.codes.OK:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tasks.presets.sections import Sections
-from tasks.store.artifacts import ArtifactRef
-from tasks.tracking.runs import RunTracker
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.tracking.runs import RunTracker
 
 R = TypeVar("R")
 

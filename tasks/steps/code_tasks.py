@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from data_contracts.contracts.code_tasks import Trial, broken_tests
-from data_contracts.gate.row_rules import Screen
+from rlcore.data_contracts.contracts.code_tasks import Trial, broken_tests
+from rlcore.data_contracts.gate.row_rules import Screen
 from rlcore.sandbox.base import Limits, Outcome, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
 

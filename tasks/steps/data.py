@@ -11,28 +11,28 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_contracts.adapters import convert
-from data_contracts.adapters.fields import Messages
-from data_contracts.adapters.table import Kind
-from data_contracts.contracts import code_tasks
-from data_contracts.contracts.contract import Contract
-from data_contracts.errors import ContractError
-from data_contracts.gate import data_gate
-from data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
-from data_contracts.gate.overlap import SharedWords
-from data_contracts.gate.reading import Source, joined, read_source, require_file, source_of
-from data_contracts.gate.row_rules import Screen
-from data_contracts.gate.stream import RowStream
-from data_contracts.gate.token_budget import TokenMeter
 from rlcore.config.data import tried
+from rlcore.data_contracts.adapters import convert
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.adapters.table import Kind
+from rlcore.data_contracts.contracts import code_tasks
+from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate import data_gate
+from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
+from rlcore.data_contracts.gate.overlap import SharedWords
+from rlcore.data_contracts.gate.reading import Source, joined, read_source, require_file, source_of
+from rlcore.data_contracts.gate.row_rules import Screen
+from rlcore.data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import ConfigError, DataError
+from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
+from rlcore.tasks.steps.code_tasks import tests_screen
+from rlcore.tasks.steps.references import references_screen
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
 from rlcore.types import Message
-from tasks.presets.data import HUB, POLICY, DatasetConfig
-from tasks.steps.code_tasks import tests_screen
-from tasks.steps.references import references_screen
-from tasks.store.artifacts import file_sha256
-from tasks.store.code_hash import closure_digest
-from tasks.store.storage import table_writer, write_bytes, write_json
 
 DatasetKind = Kind
 _HUB = re.compile(
@@ -42,7 +42,7 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """Facts of a tokenizer that the gate needs; see :class:`data_contracts.gate.token_budget.TokenMeter`.
+    """Facts of a tokenizer that the gate needs; see :class:`rlcore.data_contracts.gate.token_budget.TokenMeter`.
 
     ``encode``: token ids of each text, control tokens never among them. ``prompt_lengths``: numbers of tokens of
     conversations, with their template and generation prompt; ``prompt_bounds``, ``text_bound``: what these numbers

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from data_contracts.contracts.search_corpus import read_corpus
-from data_contracts.errors import ContractError
 from rlcore.config import EpisodeConfig
+from rlcore.data_contracts.contracts.search_corpus import read_corpus
+from rlcore.data_contracts.errors import ContractError
 from rlcore.environments.environment import import_environment
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.environments.search import Passage
@@ -18,13 +18,13 @@ from rlcore.environments.table import ToolResources, build_tools
 from rlcore.errors import ConfigError, DataError
 from rlcore.sampling.base import Sampler
 from rlcore.sandbox.pool import SandboxPool
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, section_of
+from rlcore.tasks.presets.stages import sampling_of
+from rlcore.tasks.steps.rewards import file_digest
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.code_hash import closure_digest
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections, section_of
-from tasks.presets.stages import sampling_of
-from tasks.steps.rewards import file_digest
-from tasks.store.artifacts import file_sha256
-from tasks.store.code_hash import closure_digest
 
 
 @contextmanager

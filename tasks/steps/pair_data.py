@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlcore.errors import DataError
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps.base import StageContext, prepared
+from rlcore.tasks.steps.rows import PairRow, read_pairs
+from rlcore.tasks.steps.texts import tokenize_pairs
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
-from tasks.presets.data import DatasetConfig
-from tasks.steps.base import StageContext, prepared
-from tasks.steps.rows import PairRow, read_pairs
-from tasks.steps.texts import tokenize_pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.text import prompt_hash
+from rlcore.tasks.steps.rows import PairRow, PromptRow
 from rlcore.types import Message
-from tasks.steps.rows import PairRow, PromptRow
 
 
 def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:

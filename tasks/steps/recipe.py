@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.config import EngineConfig, EpisodeConfig, UpdateConfig, to_dict
-from tasks.presets.data import HUB
-from tasks.presets.sections import Sections
-from tasks.presets.stages import draw_of, reward_models_of, sampling_of, terms_of
-from tasks.store.nested import flatten
+from rlcore.tasks.presets.data import HUB
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.stages import draw_of, reward_models_of, sampling_of, terms_of
+from rlcore.tasks.store.nested import flatten
 
 _REWARDS: Mapping[str, tuple[str, ...]] = {
     "code": ("rlcore.rewards.code_tests", "rlcore.sandbox"),
@@ -39,10 +39,10 @@ _EPISODES = (
 )
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     "python": (*_EPISODES, "rlcore.sandbox"),
-    "search": (*_EPISODES, "data_contracts.contracts.search_corpus"),
+    "search": (*_EPISODES, "rlcore.data_contracts.contracts.search_corpus"),
     "calculator": _EPISODES,
 }
-_DRAWN = ("rlcore.sampling.difficulty", "tasks.kinds.rl.drawn_prompts")
+_DRAWN = ("rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.drawn_prompts")
 _SERVERS = ("rlcore.models.weight_names", "rlcore.sampling.replicas", "rlcore.sampling.vllm")
 _ENGINES: Mapping[str, tuple[str, ...]] = {"vllm": _SERVERS, "vllm_inprocess": _SERVERS}
 _ADAPTERS = ("rlcore.models.adapter_targets", "rlcore.models.low_rank")
@@ -82,7 +82,9 @@ def unused_by_preparing(config: Sections, *, is_graded: bool) -> frozenset[str]:
     """What the preparation of a data set does not run. ``is_graded``: its references are tried by the math grader."""
     (data,) = config.data.values()
     graders = (
-        _unused(["math"], EpisodeConfig(), EngineConfig()) if is_graded else frozenset(("tasks.steps.references",))
+        _unused(["math"], EpisodeConfig(), EngineConfig())
+        if is_graded
+        else frozenset(("rlcore.tasks.steps.references",))
     )
     is_made = "reasoning_gym" in (data.adapter, data.fallback)
     is_fetched = any(path.startswith(HUB) for path in (data.path, data.eval_path))

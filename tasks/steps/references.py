@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from data_contracts.gate.row_rules import Screen
+from rlcore.data_contracts.gate.row_rules import Screen
 from rlcore.rewards.references import plain_fault, reference_faults
 
 MAX_TRIED = 100_000

@@ -15,9 +15,9 @@ from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
-from tasks.presets.evaluation import EvaluationConfig
-from tasks.steps.base import MODEL, StageContext
-from tasks.store.artifacts import file_sha256
+from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.steps.base import MODEL, StageContext
+from rlcore.tasks.store.artifacts import file_sha256
 
 
 def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:

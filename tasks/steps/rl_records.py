@@ -15,15 +15,15 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.contracts import rollouts as contract
+from rlcore.data_contracts.contracts import rollouts as contract
 from rlcore.errors import StorageError
 from rlcore.loop import Stop, summary_line
 from rlcore.loop.prompt_schedule import Drawn
 from rlcore.metrics import check_names
+from rlcore.tasks.steps.base import StageContext
+from rlcore.tasks.store.storage import is_as_noted, note_digest, write_json, write_table
+from rlcore.tasks.tracking.runs import RunTracker
 from rlcore.types import ScoredRollout
-from tasks.steps.base import StageContext
-from tasks.store.storage import is_as_noted, note_digest, write_json, write_table
-from tasks.tracking.runs import RunTracker
 
 SAMPLE_ROWS = 16
 WRITE_SECONDS = 5.0  # between two writes of a quick loop

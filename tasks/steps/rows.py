@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcore.tasks.store.storage import read_table
 from rlcore.types import Message
-from tasks.store.storage import read_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

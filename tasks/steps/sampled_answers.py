@@ -13,10 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_contracts.characters import has_visible
 from rlcore.checks.audit.integrity import require_sealed
 from rlcore.checks.canaries import mask_canary
 from rlcore.config import AnswersConfig
+from rlcore.data_contracts.characters import has_visible
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import ConfigError, RewardError
 from rlcore.models.architectures import positions_of
@@ -25,16 +25,16 @@ from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.rejection import Candidate
 from rlcore.seeding import derive_seed, shuffled
+from rlcore.tasks.steps.base import MODEL, StageContext
+from rlcore.tasks.steps.episodes import with_tools
+from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
+from rlcore.tasks.steps.rl_records import write_rollouts
+from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
-from tasks.steps.base import MODEL, StageContext
-from tasks.steps.episodes import with_tools
-from tasks.steps.rewards import open_reward_models, reward_resources
-from tasks.steps.rl_records import write_rollouts
-from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
-from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import check_context, read_prompt_sets
-from tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json
 
 PROMPTS_PER_CHUNK = 64
 CALLS = ".calls.json"  # beside a chunk's table, where policies call tools

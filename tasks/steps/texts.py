@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlcore.tasks.steps.rows import DemonstrationRow, PairRow
 from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
-from tasks.steps.rows import DemonstrationRow, PairRow
 
 
 def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[Demonstration]:

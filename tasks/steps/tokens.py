@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlcore.errors import ConfigError
+from rlcore.tasks.steps.base import StageContext, prepared
+from rlcore.tasks.steps.rows import PromptRow, read_prompts
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.steps.base import StageContext, prepared
-from tasks.steps.rows import PromptRow, read_prompts
 
 
 def tokenize_prompts(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from tasks.store.disk import sync
+from rlcore.tasks.store.disk import sync
 
 MANIFEST = "MANIFEST.json"
 _FORMAT = 1

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.storage import read_json, write_json
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.storage import read_json, write_json
 
 Ingredients = Mapping[str, Any]
 

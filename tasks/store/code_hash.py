@@ -25,9 +25,10 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+import rlcore
 from rlcore.errors import StorageError
 
-PACKAGES = ("rlcore", "tasks", "data_contracts", "flows")
+OWN = "rlcore"  # the root of all our modules
 
 # The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
 # values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
@@ -36,18 +37,18 @@ NEUTRAL = (
     "rlcore.checks.audit",
     "rlcore.config",
     "rlcore.metrics",
-    "tasks.drawing",
-    "tasks.pipeline",
-    "tasks.presets",
-    "tasks.report",
-    "tasks.store",
-    "tasks.tracking",
+    "rlcore.tasks.drawing",
+    "rlcore.tasks.pipeline",
+    "rlcore.tasks.presets",
+    "rlcore.tasks.report",
+    "rlcore.tasks.store",
+    "rlcore.tasks.tracking",
 )
 _KIND = re.compile(r"tasks\.kinds(\.\w+)?")  # says where its parts are
 _NOT_COMPUTED = re.compile(r"tasks\.kinds\.\w+\.(settings|page)")
 _ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
 _MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(rlcore.__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
 
 
@@ -93,7 +94,7 @@ def code_version() -> str:
     image that was built from one, else the version of the package.
     """
     # An installation may lie inside somebody else's repository: only our own has this file tracked.
-    if _git("ls-files", "--error-unmatch", __file__):
+    if _git("ls-files", "--error-unmatch", str(Path(__file__).resolve())):
         commit = _git("rev-parse", "HEAD")
         return f"{commit}+dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
     if os.environ.get("RLCORE_CODE_VERSION"):
@@ -116,7 +117,7 @@ def _git(*arguments: str) -> str:
 def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     top, draws = module.partition(".")[0], module.endswith(".page")
-    own = (module, "tasks.drawing") if draws else (module,)
+    own = (module, "rlcore.tasks.drawing") if draws else (module,)
     stops = [each for each in (*NEUTRAL, *without) if not any(_lies_in(name, (each,)) for name in own)]
     waiting = [module]
     while waiting:
@@ -129,12 +130,12 @@ def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str
         if name == module or _digest(source) != _digest(""):  # a package without code says nothing
             found[name] = path
         # A package's __init__ runs first. That of the library only says where names are, to those who ask it for one.
-        parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", "rlcore") else []
+        parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", OWN) else []
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         imported = _imports(source, package)
-        is_users = name.partition(".")[0] not in PACKAGES
+        is_users = name.partition(".")[0] != OWN
         tops = {target: target.partition(".")[0] for target in (*parents, *imported)}
-        waiting += [t for t, own in tops.items() if own in (*PACKAGES, top) or (is_users and is_own(own))]
+        waiting += [t for t, own in tops.items() if own in (OWN, top) or (is_users and is_own(own))]
     if module not in found:
         raise StorageError(
             f"the source of {module!r} cannot be found, so its results cannot be cached",
@@ -145,7 +146,7 @@ def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str
 
 def is_own(top: str) -> bool:
     """Whether a top-level module or package is the user's own: neither Python's nor an installed distribution's."""
-    if top in sys.stdlib_module_names or top in PACKAGES:
+    if top in sys.stdlib_module_names or top == OWN:
         return False
     path = _foreign(top)
     return path is not None and not _INSTALLED & set(path.parts)
@@ -158,7 +159,7 @@ def _lies_in(module: str, packages: Collection[str]) -> bool:
 def _source(module: str, root: Path | None) -> Path | None:
     """The file of a module, or None when the name is not a module (``from x import a_function``)."""
     top, *rest = module.split(".")
-    folder = (root or _ROOT) / top if top in PACKAGES else _foreign(top)
+    folder = (root or _ROOT) / top if top == OWN else _foreign(top)
     if folder is None:
         return None
     base = folder.joinpath(*rest)
@@ -200,7 +201,7 @@ def _foreign_names(source: str) -> frozenset[str]:
     tree = _WithoutTypeChecking().visit(_tree(source))
     relative = (node for node in ast.walk(tree) if not (isinstance(node, ast.ImportFrom) and node.level))
     tops = {target.partition(".")[0] for node in relative for target in _targets(node, "")}
-    return frozenset(tops - sys.stdlib_module_names - {*PACKAGES, ""})
+    return frozenset(tops - sys.stdlib_module_names - {OWN, ""})
 
 
 def _targets(node: ast.AST, package: str) -> Iterator[str]:

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 
 from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ConfigError, RlcoreError, SandboxError
-from tasks.store.cache import describe_machine
-from tasks.store.settings import Home, engine_name
+from rlcore.tasks.store.cache import describe_machine
+from rlcore.tasks.store.settings import Home, engine_name
 
 GIB = 2**30
 # Of all recipes on the tiny model no stage takes more than 1.1 GiB, and their results 0.1 GiB; the rest is for the

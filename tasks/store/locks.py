@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.store.disk import refusal
+from rlcore.tasks.store.disk import refusal
 
 logger = logging.getLogger(__name__)
 

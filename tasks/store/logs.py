@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from rlcore.errors import RlcoreError
-from tasks.store.disk import is_full_disk
+from rlcore.tasks.store.disk import is_full_disk
 
 _STORE = "mlflow.store.db.utils"
 _LOGGERS = ("prefect.flow_runs", "prefect.task_runs", _STORE)
@@ -24,7 +24,7 @@ class UserErrors(logging.Filter):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"{type(error).__name__}: {error}", ()
         elif record.name == _STORE and "database is locked" in str(error):
-            return False  # who waits for it says so (tasks.tracking.patience)
+            return False  # who waits for it says so (rlcore.tasks.tracking.patience)
         elif error is not None and is_full_disk(error):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"the disk is full ({type(error).__name__})", ()

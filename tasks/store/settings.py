@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
-from tasks.store.logs import shorten_user_errors
-from tasks.store.passwords import draw, private_file
-from tasks.store.scratch import remove_left
-from tasks.store.state import require_readable
+from rlcore.tasks.store.logs import shorten_user_errors
+from rlcore.tasks.store.passwords import draw, private_file
+from rlcore.tasks.store.scratch import remove_left
+from rlcore.tasks.store.state import require_readable
 
 Engine = Literal["prefect", "inline"]
 
@@ -30,7 +30,7 @@ _DEFAULTS = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,rlcore",  # our progress lines stand on the flow run's page
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore",  # our progress lines stand on the flow run's page
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines outside of a flow run
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database tells of its tables
@@ -153,13 +153,13 @@ def configure_logging() -> None:
     """Show one plain line per stage on standard error; under Prefect its own handlers do, beside the API."""
     shorten_user_errors()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # MLflow imports it, and it misses what nobody uses
-    for logger in (logging.getLogger("tasks"), logging.getLogger("rlcore")):
-        logger.setLevel(logging.INFO)
-        if engine_name() == "inline" and not logger.handlers:
-            handler = logging.StreamHandler(sys.stderr)
-            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-            logger.addHandler(handler)
-            logger.propagate = False
+    logger = logging.getLogger("rlcore")
+    logger.setLevel(logging.INFO)
+    if engine_name() == "inline" and not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 def _make_writable(home: Home) -> None:

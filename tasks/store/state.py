@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import StorageError
-from tasks.store.disk import sync
-from tasks.store.locks import is_held
+from rlcore.tasks.store.disk import sync
+from rlcore.tasks.store.locks import is_held
 
 if TYPE_CHECKING:
-    from tasks.store.settings import Home
+    from rlcore.tasks.store.settings import Home
 
 STATE = 1
 """Of everything in a home that is rlcore's own; raised when an older version could not read it any more."""
@@ -106,7 +106,7 @@ def require_readable(home: Home) -> None:
             fix="run `rlcore upgrade`, which copies them first; or install the versions again that wrote them",
         )
     if found != known:
-        from tasks.store.storage import write_json  # brings pandas: most commands begin without it
+        from rlcore.tasks.store.storage import write_json  # brings pandas: most commands begin without it
 
         with _alone(home.root):
             for left in home.root.glob(f".{_NOTE}.*.tmp"):  # by a process that was killed here, before it had a lease

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlcore.errors import StorageError
-from tasks.store.artifacts import file_sha256
-from tasks.store.disk import refusal, sync
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.disk import refusal, sync
 
 GROUP_ROWS = 16_384  # of a table that is written in parts
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from tasks.store.cache import Record, describe_machine
-from tasks.store.markdown import code, code_cell, plain
-from tasks.store.nested import flatten
-from tasks.store.settings import Home
-from tasks.store.storage import read_json
-from tasks.tracking.lineage import Ancestor, ancestry, tree_lines
-from tasks.tracking.packaged import Cards
+from rlcore.tasks.store.cache import Record, describe_machine
+from rlcore.tasks.store.markdown import code, code_cell, plain
+from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.lineage import Ancestor, ancestry, tree_lines
+from rlcore.tasks.tracking.packaged import Cards
 
 _BASE_CARD = Path("model", "model_card.json")  # of the stage that imported the base
 _DIGITS = 12

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from tasks.store.disk import sync
-from tasks.store.passwords import private_file
-from tasks.store.settings import Home
+from rlcore.tasks.store.disk import sync
+from rlcore.tasks.store.passwords import private_file
+from rlcore.tasks.store.settings import Home
 
 
 def make_database(home: Home) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.artifacts import file_sha256
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput

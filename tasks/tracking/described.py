@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.store.settings import Home
-from tasks.tracking.card import body_of, write_cards
-from tasks.tracking.lineage import read_records
-from tasks.tracking.packaged import CARD
-from tasks.tracking.registry import ModelVersion, read_tags
-from tasks.tracking.runs import Tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.card import body_of, write_cards
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.packaged import CARD
+from rlcore.tasks.tracking.registry import ModelVersion, read_tags
+from rlcore.tasks.tracking.runs import Tracker
 
 _MAX_LETTERS = 5000  # of a description, in MLflow's tables
 _MORE = f"\n\n(The whole card is the file {CARD} of the model.)"

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlcore.errors import ModelError
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import Record, StageCache, describe_machine
-from tasks.store.settings import Home
-from tasks.store.storage import read_json
-from tasks.tracking.registry import read_version
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Record, StageCache, describe_machine
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.registry import read_version
 
 DIGITS = 12  # of a digest, for people
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from urllib.parse import unquote
 
-from tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home
 
 logger = logging.getLogger(__name__)
 

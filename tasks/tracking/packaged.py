@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ModelError, StorageError
-from tasks.store.artifacts import MANIFEST, file_faults, listed_files
-from tasks.store.storage import link_or_copy
+from rlcore.tasks.store.artifacts import MANIFEST, file_faults, listed_files
+from rlcore.tasks.store.storage import link_or_copy
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -34,7 +34,7 @@ _QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens
 _ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": False}
 
 
-_SCORER = "tasks.tracking.reward_flavour"
+_SCORER = "rlcore.tasks.tracking.reward_flavour"
 _Save = Callable[["Package", Path, Path, "Model"], None]
 """Writes MLflow's files of a package, whose small files are in the first folder, into the second."""
 

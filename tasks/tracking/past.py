@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import DataError, StorageError
-from tasks.store.artifacts import file_faults, file_sha256
-from tasks.store.scratch import scratch_folder
-from tasks.store.settings import Home
-from tasks.store.storage import link_or_copy, read_json, write_json
-from tasks.tracking.registry import ModelVersion, read_tags, set_tags
-from tasks.tracking.runs import Tracker
+from rlcore.tasks.store.artifacts import file_faults, file_sha256
+from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import link_or_copy, read_json, write_json
+from rlcore.tasks.tracking.registry import ModelVersion, read_tags, set_tags
+from rlcore.tasks.tracking.runs import Tracker
 
 PAST = "past"
 """The folder beside a version, and the tag with the digest of what it says."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from tasks.store.scratch import scratch_folder
-from tasks.store.settings import find_home
-from tasks.tracking.errors import unless_exists
-from tasks.tracking.packaged import Package, write_package
-from tasks.tracking.registry import ModelVersion, as_version
-from tasks.tracking.runs import RunTracker
+from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.tracking.errors import unless_exists
+from rlcore.tasks.tracking.packaged import Package, write_package
+from rlcore.tasks.tracking.registry import ModelVersion, as_version
+from rlcore.tasks.tracking.runs import RunTracker
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, LoggedModelOutput

@@ -19,12 +19,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlcore.errors import ModelError, PromotionError
-from tasks.store.artifacts import MANIFEST
-from tasks.store.locks import file_lock
-from tasks.store.settings import Home, find_home
-from tasks.tracking.errors import or_none
-from tasks.tracking.packaged import checkpoint_in, verified_checkpoint
-from tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.store.artifacts import MANIFEST
+from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.settings import Home, find_home
+from rlcore.tasks.tracking.errors import or_none
+from rlcore.tasks.tracking.packaged import checkpoint_in, verified_checkpoint
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion

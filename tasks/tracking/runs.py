@@ -19,15 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.store.background import BackgroundWriter
-from tasks.store.locks import file_lock
-from tasks.store.nested import flatten
-from tasks.store.settings import Home
-from tasks.tracking.database import make_database
-from tasks.tracking.datasets import LoggedDataset, describe_dataset
-from tasks.tracking.errors import or_none, unless_exists
-from tasks.tracking.moved import follow_move
-from tasks.tracking.patience import patient_client, patiently
+from rlcore.tasks.store.background import BackgroundWriter
+from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.database import make_database
+from rlcore.tasks.tracking.datasets import LoggedDataset, describe_dataset
+from rlcore.tasks.tracking.errors import or_none, unless_exists
+from rlcore.tasks.tracking.moved import follow_move
+from rlcore.tasks.tracking.patience import patient_client, patiently
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

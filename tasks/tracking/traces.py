@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.errors import or_none
-from tasks.tracking.patience import patiently
-from tasks.tracking.runs import Tracker
+from rlcore.tasks.tracking.errors import or_none
+from rlcore.tasks.tracking.patience import patiently
+from rlcore.tasks.tracking.runs import Tracker
 
 if TYPE_CHECKING:
     from mlflow.entities import Run, Span, TraceInfo

@@ -59,6 +59,15 @@ def test_nothing_imports_the_tests_or_the_infrastructure() -> None:
     assert importers("tests") == importers("infra") == []
 
 
+def test_contracts_know_nothing_else_of_ours() -> None:
+    read = {
+        name for path, tree in modules().items() if path.startswith("data_contracts/") for name, _ in imported(tree)
+    }
+    assert {
+        name for name in read if name.startswith("rlcore") and not name.startswith("rlcore.data_contracts")
+    } == set()
+
+
 def test_the_walk_sees_all_packages() -> None:
     assert {path.partition("/")[0] for path in modules()} >= {"rlcore", "tasks", "flows", "data_contracts"}
     assert (ROOT / "pyproject.toml").is_file()

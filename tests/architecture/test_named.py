@@ -14,8 +14,8 @@ import pytest
 
 from rlcore.metrics import METRICS, find_metric
 from rlcore.strict import INLINE
-from tasks.presets.run import RunConfig
-from tasks.presets.stages import STAGE_KINDS
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import STAGE_KINDS
 from tests.architecture.source_files import ROOT
 from tests.architecture.test_documents import DOCUMENTS
 

@@ -12,7 +12,7 @@ import pytest
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import EpisodeConfig
 from rlcore.environments.table import TOOLS
-from tasks.steps import recipe
+from rlcore.tasks.steps import recipe
 from tests.architecture.source_files import ROOT
 
 ROW = re.compile(r"^\| .+ \| `(.+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)

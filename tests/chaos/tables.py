@@ -6,8 +6,8 @@ import os
 import signal
 from itertools import count
 
-from tasks.store.settings import configure_environment, find_home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.tracking.runs import open_tracker
 
 
 def main(arguments: list[str]) -> int:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pandas as pd
 from prefect import flow
 
-from tasks.drawing.result import Result
-from tasks.pipeline.bridge import call_flow
-from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import configure_environment, configure_logging, find_home
-from tasks.store.storage import note_digest, read_json, write_json, write_table
-from tasks.tracking.registry import find_by_sha256, promote
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.pipeline.bridge import call_flow
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
+from rlcore.tasks.store.storage import note_digest, read_json, write_json, write_table
+from rlcore.tasks.tracking.registry import find_by_sha256, promote
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig, no_sections
 
 ITERATIONS = 3

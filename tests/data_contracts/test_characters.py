@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.characters import folded, has_visible, latin_looks, without_invisible
+from rlcore.data_contracts.characters import folded, has_visible, latin_looks, without_invisible
 
 # Format characters that have a shape of their own: number signs and the like.
 SHAPED = {0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x600, 0x606), *range(0x13430, 0x13440)}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts import text
-from data_contracts.drift import sketches
-from data_contracts.gate.records import canonical_json, canonical_row
-from data_contracts.gate.strict_json import _strictly, _surely, parse_object
-from data_contracts.memo import Remembered
+from rlcore.data_contracts import text
+from rlcore.data_contracts.drift import sketches
+from rlcore.data_contracts.gate.records import canonical_json, canonical_row
+from rlcore.data_contracts.gate.strict_json import _strictly, _surely, parse_object
+from rlcore.data_contracts.memo import Remembered
 from tests.reference import data_gate as slow
 
 MARKS = st.sampled_from([*"abI09 .,;:!?'\"`()-+*/&_#\n\t\x00\x0b\u200b", " '", "&amp;", "ß", "漢", "а", "é", "２", "²"])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_contracts.text import looks, normalise, prompt_hash, prompt_key, question_text, word_ngrams
+from rlcore.data_contracts.text import looks, normalise, prompt_hash, prompt_key, question_text, word_ngrams
 
 
 def ask(text: str) -> list[dict[str, str]]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.gate.splits import is_held_out
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.gate.splits import is_held_out
+from rlcore.data_contracts.text import prompt_hash
 from rlcore.examples import arithmetic
 
 SEEDS = st.integers(0, 2**32)

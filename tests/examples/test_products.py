@@ -7,10 +7,10 @@ import random
 import pandas as pd
 import pytest
 
-from data_contracts.adapters.fields import ask
-from data_contracts.contracts import demonstrations
-from data_contracts.contracts.contract import complaints, require
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.contracts import demonstrations
+from rlcore.data_contracts.contracts.contract import complaints, require
+from rlcore.data_contracts.text import prompt_hash
 from rlcore.examples import products
 
 CALL = {"role": "assistant", "content": "<tool:calculator>3*4</tool>"}

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from data_contracts.gate.splits import is_held_out
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.gate.splits import is_held_out
+from rlcore.data_contracts.text import prompt_hash
 from rlcore.examples import products, stock, towns
 from rlcore.examples.tool_task import ToolTask
 

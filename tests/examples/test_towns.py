@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_contracts.contracts.search_corpus import read_corpus
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.search_corpus import read_corpus
+from rlcore.data_contracts.errors import ContractError
 from rlcore.examples import towns
 
 

@@ -71,7 +71,7 @@ class Project:
 
     def command(self, *arguments: str) -> list[str]:
         """``rlcore ARGUMENTS``."""
-        return [sys.executable, "-m", "flows", *arguments]
+        return [sys.executable, "-m", "rlcore.flows", *arguments]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_flows(command: str, home: Path, *overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """``python -m flows <command>`` on the micro run with the inline engine; the code is that of ``cwd``."""
+    """``python -m rlcore.flows <command>`` on the micro run with the inline engine; the code is that of ``cwd``."""
     if cwd == ROOT:
         return run_warm(flows_arguments(command, *overrides), environment(home), cwd)
     started = flows_command(command, *overrides)
@@ -27,7 +27,7 @@ def run_flows(command: str, home: Path, *overrides: str, cwd: Path = ROOT) -> su
 
 def flows_command(command: str, *overrides: str) -> list[str]:
     """The command line of a micro run."""
-    return [sys.executable, "-m", "flows", *flows_arguments(command, *overrides)]
+    return [sys.executable, "-m", "rlcore.flows", *flows_arguments(command, *overrides)]
 
 
 def flows_arguments(command: str, *overrides: str) -> list[str]:

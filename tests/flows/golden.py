@@ -12,7 +12,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.hardware.machine import find_machine
-from tasks.store.storage import read_table
+from rlcore.tasks.store.storage import read_table
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "micro_curve.json"
 STAGES = ("grpo", "ppo")

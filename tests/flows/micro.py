@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flows.presets import FOLDER
+from rlcore.flows.presets import FOLDER
 
 EXTENDED = {"base", "chat", "preferences"}  # not whole by themselves: tests/flows/test_extended_presets.py
 PRESETS = sorted({path.stem for path in FOLDER.glob("*.toml")} - EXTENDED)  # those that are

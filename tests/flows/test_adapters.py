@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from flows.presets import open_preset
 from rlcore.config import HardwareConfig
+from rlcore.flows.presets import open_preset
 from rlcore.hardware.memory import held_bytes
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, add_adapter
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
+from rlcore.tasks.presets.stages import RlStage
+from rlcore.tasks.steps.rewards import open_reward_models
+from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.text.packing import TokenSequence
-from tasks.presets.stages import RlStage
-from tasks.steps.rewards import open_reward_models
-from tasks.steps.runtime import open_runtime
 from tests.flows.conftest import run_flows
 from tests.flows.homes import folder
 from tests.flows.micro import MICRO

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.steps.rows import read_demonstrations
-from tasks.store.storage import read_table
+from rlcore.tasks.steps.rows import read_demonstrations
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, kill_when, weights
 from tests.flows.warm import run_warm
@@ -101,7 +101,7 @@ def test_an_agentic_run_that_is_killed_ends_bit_for_bit_like_an_uninterrupted_on
     agentic_home: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    kill_when(home, "work/*/checkpoints/step-000001", [sys.executable, "-m", "flows", *arguments()])
+    kill_when(home, "work/*/checkpoints/step-000001", [sys.executable, "-m", "rlcore.flows", *arguments()])
     assert not (home / "cache" / "grpo").exists()
     assert "goes on after iteration 1" in run_agentic(home)
     assert weights(home, "grpo") == weights(agentic_home, "grpo")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.steps.rows import read_prompts
-from tasks.store.storage import read_table
+from rlcore.tasks.steps.rows import read_prompts
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.micro import ONE_LAYER

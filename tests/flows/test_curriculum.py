@@ -10,12 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from data_contracts.contracts.difficulties import check_difficulties
-from flows.presets import open_preset
+from rlcore.data_contracts.contracts.difficulties import check_difficulties
 from rlcore.errors import ConfigError
+from rlcore.flows.presets import open_preset
 from rlcore.metrics import check_names
-from tasks.presets.graph import asked_for, checkpoints, needed_stages
-from tasks.store.storage import read_table
+from rlcore.tasks.presets.graph import asked_for, checkpoints, needed_stages
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.curriculum_rewards import DIE, is_odd
 from tests.flows.homes import folder, record, weights

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.kinds.compare.step import greedy_answers
-from tasks.presets.graph import checkpoints, contrasts, registered_starts
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.kinds.compare.step import greedy_answers
+from rlcore.tasks.presets.graph import checkpoints, contrasts, registered_starts
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record, weights
 from tests.flows.micro import ONE_LAYER

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
 from rlcore.errors import ConfigError
+from rlcore.flows.presets import open_preset
 from rlcore.metrics import check_names
-from tasks.presets.graph import contrasts
+from rlcore.tasks.presets.graph import contrasts
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record, weights
 from tests.flows.test_recipes import comparison, overrides_of
@@ -136,7 +136,7 @@ def test_killed_on_the_way_the_next_run_ends_with_the_same_bytes(
     home: Path, settings: list[str], tmp_path: Path
 ) -> None:
     copy = without_dpo(home, tmp_path)
-    command = [sys.executable, "-m", "flows", *arguments(settings)]
+    command = [sys.executable, "-m", "rlcore.flows", *arguments(settings)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(copy), cwd=ROOT
     ) as first:

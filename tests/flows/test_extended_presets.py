@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import FOLDER, open_preset
-from flows.run import every_target, plan_memory, plan_targets
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
+from rlcore.flows.presets import FOLDER, open_preset
+from rlcore.flows.run import every_target, plan_memory, plan_targets
 from rlcore.models.importing import import_model
-from tasks.presets.graph import rl_stages
-from tasks.store.settings import Home
+from rlcore.tasks.presets.graph import rl_stages
+from rlcore.tasks.store.settings import Home
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm

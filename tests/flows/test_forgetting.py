@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from flows.run import run_promotion
-from tasks.store.settings import Home
-from tasks.store.storage import read_json
+from rlcore.flows.run import run_promotion
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
 from tests.flows.micro import ONE_LAYER
 
 LETTERS = """

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
-from flows.presets import FOLDER, open_preset
 from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.models.importing import import_model
-from tasks.pipeline.layouts import layout_lines
+from rlcore.tasks.pipeline.layouts import layout_lines
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm

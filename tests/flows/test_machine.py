@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.presets import open_preset
-from flows.stages import promotion_stages, stages
-from tasks.pipeline.keys import function_of, key_of
-from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.presets.run import RunConfig
-from tasks.store.code_hash import closure
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import promotion_stages, stages
+from rlcore.tasks.pipeline.keys import function_of, key_of
+from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 from tests.flows.micro import PRESETS
 
@@ -45,7 +45,7 @@ def reasons(plan: str) -> dict[str, tuple[str, str]]:
 def test_every_stage_that_loads_a_model_to_compute_has_the_machine_in_its_key(name: str) -> None:
     config = open_preset(name)
     computing = {
-        stage.name for stage in stages_of(config) if "tasks.steps.runtime" in closure(function_of(stage.run)[0])
+        stage.name for stage in stages_of(config) if "rlcore.tasks.steps.runtime" in closure(function_of(stage.run)[0])
     }
     with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.sections(config).declared}
     assert with_machine - {"import_sft"} == computing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.storage import read_table
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.test_agentic import SETTINGS

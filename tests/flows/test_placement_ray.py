@@ -68,7 +68,8 @@ def ahead(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory, address: 
 
 
 def begin(home: Path, address: str, target: str, *settings: str) -> subprocess.Popen[bytes]:
-    code = f"from flows.run import run_targets; run_targets('tiny', {(*MICRO, *ON_RAY, *settings)!r}, ({target!r},))"
+    overrides = (*MICRO, *ON_RAY, *settings)
+    code = f"from rlcore.flows.run import run_targets; run_targets('tiny', {overrides!r}, ({target!r},))"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env=environment(home) | NICENESS | {"RAY_ADDRESS": address},

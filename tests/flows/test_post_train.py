@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.steps.rows import read_pairs
+from rlcore.tasks.steps.rows import read_pairs
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows, states_of
 from tests.flows.homes import folder, kill_when, record, weights
 from tests.flows.micro import MICRO
@@ -76,12 +76,11 @@ def test_a_run_killed_in_rl_goes_on_from_its_checkpoint_and_ends_bit_for_bit_lik
 
 def test_editing_a_helper_reruns_exactly_the_stages_that_reach_it(micro_home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "code"
-    for name in ("rlcore", "tasks", "flows", "data_contracts", "examples"):
-        shutil.copytree(ROOT / name, copy / name)
+    shutil.copytree(ROOT / "rlcore", copy / "rlcore")
     shutil.copy(ROOT / "pyproject.toml", copy)
     helper = copy / "rlcore" / "training" / "sft.py"
     commented = copy / "rlcore" / "training" / "reward_fit.py"
-    command = copy / "flows" / "__main__.py"
+    command = copy / "rlcore" / "flows" / "__main__.py"
     commented.write_text(commented.read_text() + "\n# a comment changes nothing\n")
     command.write_text(command.read_text() + "\nUNUSED = 1\n")  # no stage runs it
     helper.write_text(helper.read_text() + "\nUNUSED = 1\n")

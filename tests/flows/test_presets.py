@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import FOLDER, open_preset
-from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.pipeline.run import order_stages
+from rlcore.flows.presets import FOLDER, open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.pipeline.run import order_stages
 from tests.flows.micro import PRESETS
 
 
@@ -62,7 +62,7 @@ def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
 def test_the_command_line_refuses_a_fault_with_its_path_and_does_nothing(
     override: str, path: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "flows", "run", "--preset", "tiny", "--set", override]
+    command = [sys.executable, "-m", "rlcore.flows", "run", "--preset", "tiny", "--set", override]
     environment = {"RLCORE_HOME": str(tmp_path / "home"), "PATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=FOLDER.parents[1], check=False)
     assert done.returncode == 2

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flows.presets import open_preset
-from flows.run import run_promotion, run_roll_back
 from rlcore.errors import ConfigError, DataError, PromotionError
-from tasks.kinds.promote.figures import (
+from rlcore.flows.presets import open_preset
+from rlcore.flows.run import run_promotion, run_roll_back
+from rlcore.tasks.kinds.promote.figures import (
     compared,
     compared_by_wins,
     comparison_digest,
@@ -24,14 +24,14 @@ from tasks.kinds.promote.figures import (
     trust,
     wins_of,
 )
-from tasks.kinds.promote.step import prompt_set
-from tasks.pipeline.pages import page_folder
-from tasks.presets.promotion import PromotionConfig
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
-from tasks.store.storage import read_json, write_table
-from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.kinds.promote.step import prompt_set
+from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json, write_table
+from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
 

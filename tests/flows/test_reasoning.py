@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.steps.rows import read_demonstrations, read_prompts
-from tasks.store.storage import read_table
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.steps.rows import read_demonstrations, read_prompts
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.homes import folder, kill_when, record
 from tests.flows.micro import MICRO
@@ -146,7 +146,7 @@ def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(hom
 
 @pytest.mark.slow
 def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(home: Path, tmp_path: Path) -> None:
-    code = f"from flows.run import run_targets; run_targets('reasoning', {OVERRIDES!r}, ['rejection'])"
+    code = f"from rlcore.flows.run import run_targets; run_targets('reasoning', {OVERRIDES!r}, ['rejection'])"
     copy = tmp_path / "home"
     shutil.copytree(home, copy)
     shutil.rmtree(copy / "cache" / "rejection")

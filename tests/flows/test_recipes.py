@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
 from rlcore.metrics import check_names
-from tasks.presets.graph import contrasts, opponents, rl_stages
-from tasks.store.storage import read_table
+from rlcore.tasks.presets.graph import contrasts, opponents, rl_stages
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record
 from tests.flows.warm import run_warm

@@ -18,7 +18,7 @@ ASK = """
 import warnings
 warnings.simplefilter("ignore")
 import mlflow
-from tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.store.settings import configure_environment, find_home
 configure_environment(find_home())
 chat = mlflow.transformers.load_model("models:/tiny-grpo@champion")
 print(repr(chat([{"role": "user", "content": "3+4"}], max_new_tokens=8, return_full_text=False)[0]["generated_text"]))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.presets.run import RunConfig, load_preset
-from tasks.report import run_page as report
-from tasks.report.summary import summarise
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import StageCache
-from tasks.store.settings import Home
-from tasks.store.storage import read_json, read_table, write_table
+from rlcore.tasks.presets.run import RunConfig, load_preset
+from rlcore.tasks.report import run_page as report
+from rlcore.tasks.report.summary import summarise
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json, read_table, write_table
 from tests.flows.conftest import ROOT, run_flows
 from tests.quick import within_seconds
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import main
-from flows.reproduce import run_reproduce
-from flows.run import run_targets
 from rlcore.errors import ModelError
-from tasks.store.cache import StageCache
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.flows.reproduce import run_reproduce
+from rlcore.flows.run import run_targets
+from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.settings import Home
 from tests.flows.homes import folder
 from tests.flows.retraining import write_data
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import tasks.pipeline.promotion
-from flows.presets import open_preset
-from flows.run import run_retrain
+import rlcore.tasks.pipeline.promotion
 from rlcore.errors import ConfigError, DataError
-from tasks.pipeline.retrain import remember
-from tasks.store.settings import Home
-from tasks.tracking.lineage import find_lineage, tree_text
-from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
-from tasks.tracking.runs import open_tracker
+from rlcore.flows.presets import open_preset
+from rlcore.flows.run import run_retrain
+from rlcore.tasks.pipeline.retrain import remember
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.lineage import find_lineage, tree_text
+from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.retraining import LEARN, NAME, RIGHT, SPOIL, write_data
 from tests.rlcore.rewards.test_judge import serving
 from tests.rlcore.rewards.test_pair_judge import answers_in
@@ -34,7 +34,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
 ) -> None:
     told: list[tuple[str, int]] = []  # inline there is no server to tell
     monkeypatch.setattr(
-        tasks.pipeline.promotion, "tell_of_refusal", lambda model, version, text: told.append((model, version))
+        rlcore.tasks.pipeline.promotion, "tell_of_refusal", lambda model, version, text: told.append((model, version))
     )
     data = write_data(tmp_path / "data")
 
@@ -170,7 +170,7 @@ def likes_the_right_answer(body: Mapping[str, Any]) -> str:
 def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_champion(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.pipeline.promotion, "tell_of_refusal", lambda *told: None)
+    monkeypatch.setattr(rlcore.tasks.pipeline.promotion, "tell_of_refusal", lambda *told: None)
     preset = tmp_path / "judged.toml"
     preset.write_text(JUDGED, encoding="utf-8")
     with serving(likes_the_right_answer) as (state, url):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flows.run import run_targets
 from rlcore.errors import DataError
-from tasks.store.settings import Home
-from tasks.store.storage import read_json, read_table
+from rlcore.flows.run import run_targets
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json, read_table
 
 PRESET = """
 extends = "rlvr_grpo"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.settings import Home
-from tasks.store.storage import read_table
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_table
 from tests.flows import test_forgetting as forgetting
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
-from tasks.pipeline.keys import function_of, key_of
-from tasks.pipeline.stages import Stage, ingredients_of
-from tasks.presets.run import RunConfig
-from tasks.steps import recipe
-from tasks.store import code_hash
-from tasks.store.code_hash import closure
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.pipeline.keys import function_of, key_of
+from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps import recipe
+from rlcore.tasks.store import code_hash
+from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
@@ -55,9 +55,9 @@ DEPENDENTS = {
     # Pairs that are sampled are graded, and references are tried.
     "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences", "prepare_prompts"},
     "rlcore.rewards.reward_model": {"ppo"},
-    "tasks.kinds.base.step": {"import_sft"},
-    "tasks.kinds.data.step": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
-    "tasks.kinds.compare.step": {"compare"},
+    "rlcore.tasks.kinds.base.step": {"import_sft"},
+    "rlcore.tasks.kinds.data.step": {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"},
+    "rlcore.tasks.kinds.compare.step": {"compare"},
 }
 
 
@@ -91,15 +91,21 @@ def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_o
 ) -> None:
     for name in sorted(RL):
         assert len(sampled[name]) <= MOST
-        strange = ("rlcore.metrics", "rlcore.sandbox", "tasks.report", "tasks.pipeline", "tasks.tracking")
+        strange = (
+            "rlcore.metrics",
+            "rlcore.sandbox",
+            "rlcore.tasks.report",
+            "rlcore.tasks.pipeline",
+            "rlcore.tasks.tracking",
+        )
         assert [module for module in sampled[name] if module.startswith(strange)] == []
 
 
 def test_a_stage_that_draws_by_pass_rates_counts_how_and_one_that_draws_evenly_does_not() -> None:
     found = closures("curriculum")
-    assert {"rlcore.sampling.difficulty", "tasks.kinds.rl.drawn_prompts"} <= found["grpo"]
-    assert not {"rlcore.sampling.difficulty", "tasks.kinds.rl.drawn_prompts"} & found["uniform"]
-    assert "tasks.kinds.difficulty.step" not in found["grpo"]
+    assert {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.drawn_prompts"} <= found["grpo"]
+    assert not {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.drawn_prompts"} & found["uniform"]
+    assert "rlcore.tasks.kinds.difficulty.step" not in found["grpo"]
 
 
 def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
@@ -176,8 +182,7 @@ def test_the_name_of_a_preset_is_in_no_key() -> None:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The sources, in a folder where they may be edited, as the key function reads them."""
-    for package in ("rlcore", "tasks", "data_contracts", "examples"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "rlcore", tmp_path / "rlcore", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(code_hash, "_ROOT", tmp_path)
     return tmp_path
 
@@ -191,8 +196,8 @@ def replaced(path: Path, old: str, new: str) -> None:
 def test_a_word_in_the_glossary_or_a_number_in_a_plot_changes_no_key_and_a_number_in_a_loss_does(copied: Path) -> None:
     before = keys("tiny")
     replaced(copied / "rlcore/metrics.toml", "rises, then levels off", "rises, then stays")
-    replaced(copied / "tasks/drawing/plots.py", "dpi=110", "dpi=220")
-    replaced(copied / "tasks/kinds/compare/page.py", "what each step was worth", "what it was worth")
+    replaced(copied / "rlcore/tasks/drawing/plots.py", "dpi=110", "dpi=220")
+    replaced(copied / "rlcore/tasks/kinds/compare/page.py", "what each step was worth", "what it was worth")
     assert keys("tiny") == before
     replaced(copied / "rlcore/algorithms/surrogates.py", "1.0", "1.5")
     after = keys("tiny")

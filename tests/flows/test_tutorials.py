@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import main
 from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.flows.command.app import main
 from rlcore.models.importing import import_model
-from tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
-from tasks.pipeline.keys import function_of
-from tasks.store.code_hash import closure
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.pipeline.keys import function_of
+from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm

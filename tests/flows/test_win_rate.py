@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
 from rlcore.errors import ConfigError
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
 from rlcore.metrics import check_names
-from tasks.presets.graph import asked_for, checkpoints
-from tasks.store.storage import read_table
+from rlcore.tasks.presets.graph import asked_for, checkpoints
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import environment
 from tests.flows.homes import folder, record
 from tests.flows.test_recipes import comparison, overrides_of

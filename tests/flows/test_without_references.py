@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.run import every_target, plan_memory, run_promotion, run_targets
-from flows.stages import stages
 from rlcore.errors import ConfigError
-from tasks.pipeline.keys import key_of
-from tasks.pipeline.pages import page_folder
-from tasks.pipeline.stages import ingredients_of
-from tasks.store.settings import Home
-from tasks.store.storage import read_json, read_table
+from rlcore.flows.presets import open_preset
+from rlcore.flows.run import every_target, plan_memory, run_promotion, run_targets
+from rlcore.flows.stages import stages
+from rlcore.tasks.pipeline.keys import key_of
+from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json, read_table
 
 PRESET = """
 extends = "r1_zero"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.store.storage import read_table
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, kill_when, weights
 from tests.flows.test_agentic import SETTINGS
@@ -73,7 +73,7 @@ def test_checkpoints_are_evaluated_in_the_same_episodes(played: tuple[str, Path]
 
 def test_a_kill_in_the_middle_of_the_rl_stage_changes_no_bit(played: tuple[str, Path], tmp_path: Path) -> None:
     preset, undisturbed = played
-    code = f"from flows.run import run_targets; run_targets({preset!r}, {(*SETTINGS, *OWN)!r}, ['grpo'])"
+    code = f"from rlcore.flows.run import run_targets; run_targets({preset!r}, {(*SETTINGS, *OWN)!r}, ['grpo'])"
     command = [sys.executable, "-c", code]
     home = tmp_path / "home"
     kill_when(home, "work/*/checkpoints/step-000001", command)

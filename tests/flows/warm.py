@@ -1,6 +1,6 @@
 """A process that has imported what a command needs, and forks for each: imports are most of what a micro run costs.
 
-The forked child is what ``python -m flows`` would be, with an environment, a folder and an exit of its own. Tests that
+The forked child is what ``python -m rlcore.flows`` would be, with its own environment, folder and exit. Tests that
 kill a run, or look at how it starts, start a process themselves.
 """
 
@@ -31,11 +31,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What a run imports, the last of it only when it is used.
 NEEDED = (
-    "flows.command.app",
-    "flows.post_train",
+    "rlcore.flows.command.app",
+    "rlcore.flows.post_train",
     "tests.chaos.toy",
-    "tasks.pipeline.live_view",
-    "tasks.report.summary",
+    "rlcore.tasks.pipeline.live_view",
+    "rlcore.tasks.report.summary",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
     "mlflow.transformers",
@@ -65,9 +65,9 @@ class Request(TypedDict):
 
 
 def run_warm(
-    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, *, call: str = "flows.command.app:main"
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, *, call: str = "rlcore.flows.command.app:main"
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m flows ARGUMENTS`` in a fork of the warm process, or another function of arguments."""
+    """``python -m rlcore.flows ARGUMENTS`` in a fork of the warm process, or another function of arguments."""
     server = _start()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -121,11 +121,11 @@ def _look_ahead() -> None:
     from mlflow.utils.requirements_utils import _init_modules_to_packages_map
     from sqlalchemy.orm import configure_mappers
 
-    from flows.presets import open_preset
-    from flows.stages import stages
-    from tasks.pipeline.keys import function_of
-    from tasks.store.code_hash import closure_digests
-    from tasks.store.environment import pins
+    from rlcore.flows.presets import open_preset
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.keys import function_of
+    from rlcore.tasks.store.code_hash import closure_digests
+    from rlcore.tasks.store.environment import pins
 
     for stage in stages(open_preset("tiny", ())):
         closure_digests(function_of(stage.run)[0])
@@ -160,8 +160,8 @@ def _in_child(work: Callable[[], int | None]) -> int:
 
 def _make_database(folder: Path) -> None:
     """An empty MLflow database: to make its tables costs seconds."""
-    from tasks.store.settings import Home, configure_environment
-    from tasks.tracking.runs import open_tracker
+    from rlcore.tasks.store.settings import Home, configure_environment
+    from rlcore.tasks.tracking.runs import open_tracker
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
@@ -173,7 +173,7 @@ def _become(request: Request, database: Path) -> None:
     """Take the environment, folder and streams of the request; a home without a database gets the empty one."""
     from prefect.context import refresh_global_settings_context
 
-    from tasks.store.settings import configure_environment, find_home
+    from rlcore.tasks.store.settings import configure_environment, find_home
 
     os.environ.clear()
     os.environ.update(request["env"])

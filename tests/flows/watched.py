@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.run import run_targets
-from tasks.pipeline import stages
-from tasks.store.settings import configure_environment, find_home
+from rlcore.flows.run import run_targets
+from rlcore.tasks.pipeline import stages
+from rlcore.tasks.store.settings import configure_environment, find_home
 
 CALL = "tests.flows.watched:main"
 

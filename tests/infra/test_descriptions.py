@@ -13,8 +13,8 @@ from prefect.utilities.callables import parameter_schema
 from infra.services.automations import BLOCK, WEBHOOK, fill, read_automations, webhook_url
 from infra.services.layout import CODE, POOL, QUEUE
 from rlcore.errors import ConfigError
-from tasks.pipeline import events
-from tasks.pipeline.reconciliation import HEAL
+from rlcore.tasks.pipeline import events
+from rlcore.tasks.pipeline.reconciliation import HEAL
 
 DEPLOYMENTS = yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"]
 AUTOMATIONS = read_automations()

@@ -12,7 +12,7 @@ import yaml
 
 from rlcore.metrics import METRICS
 from rlcore.sampling.vllm import server_load as engine_metrics
-from tasks.pipeline.exporter import ADDRESS, LOGGED, STEP, gauge_name
+from rlcore.tasks.pipeline.exporter import ADDRESS, LOGGED, STEP, gauge_name
 from tests.infra.documents import INFRA, read, tool
 
 DASHBOARD = json.loads((INFRA / "grafana" / "dashboard.json").read_text(encoding="utf-8"))

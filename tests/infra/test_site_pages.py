@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from flows.presets import FOLDER
 from infra.site_pages import PARTS, ROOT, on_page_markdown
+from rlcore.flows.presets import FOLDER
 from rlcore.metrics import METRICS
 
 

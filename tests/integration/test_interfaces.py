@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home
 from tests.integration.browser import REFUSALS, refusals
 from tests.integration.service_runs import ROOT, free_ports, wait_until
 
@@ -37,7 +37,7 @@ def let_in(
     log = home.root / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows", "ui", *options],
+            [sys.executable, "-m", "rlcore.flows", "ui", *options],
             env=kept | {"RLCORE_HOME": str(home.root), "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.processes import wait_for_line
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
@@ -22,12 +22,12 @@ import time
 from dataclasses import dataclass, field
 from prefect import flow
 from rlcore.config import HardwareConfig
-from tasks.pipeline.bridge import call_flow
-from tasks.pipeline.run import run_pipeline
-from tasks.store.settings import find_home
-from tasks.presets.sections import Sections
-from tasks.steps.base import StageResult
-from tasks.pipeline.stages import Stage
+from rlcore.tasks.pipeline.bridge import call_flow
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import StageResult
+from rlcore.tasks.pipeline.stages import Stage
 
 @dataclass
 class Config:
@@ -54,7 +54,7 @@ def main():
     print("finished", flush=True)
 """
 MAIN = """
-from tasks.store.settings import configure_environment, configure_logging, find_home
+from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
 configure_environment(find_home())
 configure_logging()
 import toy_pipeline

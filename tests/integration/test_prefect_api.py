@@ -25,9 +25,16 @@ from prefect.states import Cancelling, Crashed, Pending, Running
 
 from infra.services import automations
 from rlcore.errors import CanaryError, ConfigError, TrainingError
-from tasks.pipeline import reconciliation
-from tasks.pipeline.bridge import call_flow, current_flow_run, report_markdown, report_progress, report_table, task
-from tasks.pipeline.events import (
+from rlcore.tasks.pipeline import reconciliation
+from rlcore.tasks.pipeline.bridge import (
+    call_flow,
+    current_flow_run,
+    report_markdown,
+    report_progress,
+    report_table,
+    task,
+)
+from rlcore.tasks.pipeline.events import (
     FAILED,
     REFUSED,
     SNAPSHOT,
@@ -37,12 +44,12 @@ from tasks.pipeline.events import (
     tell_of_stop,
     told_if_it_fails,
 )
-from tasks.pipeline.leases import crash_flow_run, heal, hold_lease
-from tasks.pipeline.reconciliation import HEAL, reconcile
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
-from tasks.store.storage import write_json
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.pipeline.leases import crash_flow_run, heal, hold_lease
+from rlcore.tasks.pipeline.reconciliation import HEAL, reconcile
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import write_json
+from rlcore.tasks.tracking.runs import open_tracker
 
 pytestmark = pytest.mark.prefect
 

@@ -86,12 +86,12 @@ def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, serv
 
 EMBEDDED = """
 from pathlib import Path
-from tasks.store.artifacts import MANIFEST, ArtifactStore
-from tasks.tracking.packaged import Cards, Package
-from tasks.tracking.registration import register_model
-from tasks.tracking.registry import set_alias
-from tasks.store.settings import configure_environment, find_home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore
+from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import set_alias
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.tracking.runs import open_tracker
 configure_environment(find_home())
 tracker = open_tracker(find_home())
 folder = find_home().work / "artifact" / "model"
@@ -110,7 +110,7 @@ print(run.run_id)
 FETCH = """
 import sys
 from pathlib import Path
-from tasks.tracking.registry import download_model
+from rlcore.tasks.tracking.registry import download_model
 print((download_model("models:/old-grpo@champion", Path(sys.argv[1])) / "model.safetensors").read_text())
 """
 

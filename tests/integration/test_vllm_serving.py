@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.tasks.pipeline.delivery import export_model
+from rlcore.tasks.pipeline.serving import TOKEN
+from rlcore.tasks.store.settings import Home
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.pipeline.delivery import export_model
-from tasks.pipeline.serving import TOKEN
-from tasks.store.settings import Home
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
 from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.integration.vllm_runs import PYTHON

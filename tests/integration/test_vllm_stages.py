@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks.store.storage import read_table
+from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.test_reasoning import OVERRIDES
 from tests.integration import vllm_runs
@@ -37,7 +37,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert vllm_runs.PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
     made = tmp_path_factory.mktemp("stages")
     for engine, targets in ((VLLM, STAGES), ((), STAGES[:1])):
-        code = f"from flows.run import run_targets; run_targets('reasoning', {(*SETTINGS, *engine)!r}, {targets!r})"
+        code = (
+            f"from rlcore.flows.run import run_targets; run_targets('reasoning', {(*SETTINGS, *engine)!r}, {targets!r})"
+        )
         ran = subprocess.run(
             [sys.executable, "-c", code], env=environment(made), cwd=ROOT, capture_output=True, text=True, check=False
         )

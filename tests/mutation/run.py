@@ -24,7 +24,7 @@ from tests.mutation.mutants import Mutant, mutants_of
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path("rlcore/algorithms")
 TESTS = Path("tests/rlcore/algorithms")
-COPIED = ("rlcore", "tasks", "flows", "data_contracts", "examples", "tests", "pyproject.toml")
+COPIED = ("rlcore", "tests", "pyproject.toml")
 NUM_PROCESSES = 2
 MAX_EXAMPLES = 8  # of each property: a mutant that is no equivalent is rarely missed by all of them
 # Loaded once: every mutant's process is forked from this one. Nothing of the repository may be among them.

@@ -11,8 +11,8 @@ import zlib
 from collections import Counter
 from typing import Any
 
-from data_contracts import characters, text
-from data_contracts.gate.near_duplicates import is_sign_of_meaning
+from rlcore.data_contracts import characters, text
+from rlcore.data_contracts.gate.near_duplicates import is_sign_of_meaning
 
 _LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
 

@@ -30,13 +30,13 @@ from rlcore.loop import Parts, Run, iterate
 from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.models.importing import import_model
 from rlcore.rewards.table import function_reward
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import StageContext
+from rlcore.tasks.steps.rl_records import StageRecorder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout
-from tasks.presets.sections import Sections
-from tasks.steps.base import StageContext
-from tasks.steps.rl_records import StageRecorder
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
 from tests import strategies
 
 SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=64)

@@ -9,13 +9,13 @@ from rlcore.checks.audit.integrity import write_seal
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.models.importing import import_model, source_digest
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, sections_of
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.tracking import runs as tracking
+from rlcore.tasks.tracking.registry import download_model, find_version
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections, sections_of
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.store.settings import find_home
-from tasks.tracking import runs as tracking
-from tasks.tracking.registry import download_model, find_version
 
 
 def run_import_sft(context: StageContext) -> StageResult:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.drawing.levels import level
-from tasks.drawing.result import Result
-from tasks.store.markdown import plain
-from tasks.store.storage import read_json
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.markdown import plain
+from rlcore.tasks.store.storage import read_json
 
 
 def benchmark_page(result: Result, folder: Path) -> str:

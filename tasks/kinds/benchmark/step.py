@@ -10,16 +10,16 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.checks.audit.integrity import require_sealed
 from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.intervals import accuracy, mean_share
-from tasks.presets.sections import Sections
-from tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
-from tasks.steps.runtime import open_runtime
-from tasks.store.artifacts import file_sha256
-from tasks.store.storage import write_json, write_table
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
+from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.storage import write_json, write_table
 
 
 def run_benchmark(context: StageContext, *, policy: str) -> StageResult:

@@ -11,16 +11,16 @@ import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference
 from rlcore.strict import build
-from tasks.drawing import plots
-from tasks.drawing.found import benchmarks, rejections, reward_models, rl_runs, win_rates
-from tasks.drawing.head_to_head import History, head_to_head_curves, head_to_head_table, standings
-from tasks.drawing.levels import level
-from tasks.drawing.result import Result
-from tasks.kinds.benchmark.page import render as benchmark_text
-from tasks.kinds.compare.step import evaluations_in, greedy_answers
-from tasks.kinds.win_rate.page import render as win_rate_text
-from tasks.store.markdown import excerpt, plain
-from tasks.store.storage import read_json
+from rlcore.tasks.drawing import plots
+from rlcore.tasks.drawing.found import benchmarks, rejections, reward_models, rl_runs, win_rates
+from rlcore.tasks.drawing.head_to_head import History, head_to_head_curves, head_to_head_table, standings
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.benchmark.page import render as benchmark_text
+from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
+from rlcore.tasks.kinds.win_rate.page import render as win_rate_text
+from rlcore.tasks.store.markdown import excerpt, plain
+from rlcore.tasks.store.storage import read_json
 
 
 def comparison_page(result: Result, folder: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import paired_difference
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.storage import read_json, read_table, write_json
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.storage import read_json, read_table, write_json
 
 _EVALUATE = "evaluate_"
 

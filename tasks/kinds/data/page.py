@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_contracts.gate.report import GateReport, RuleResult
-from tasks.drawing.result import Result
-from tasks.store.markdown import code, plain
-from tasks.store.storage import read_json
+from rlcore.data_contracts.gate.report import GateReport, RuleResult
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.markdown import code, plain
+from rlcore.tasks.store.storage import read_json
 
 
 def data_page(result: Result, folder: Path) -> str:

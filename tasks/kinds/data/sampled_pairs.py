@@ -12,15 +12,15 @@ from rlcore.errors import DataError
 from rlcore.rewards.base import RewardFn
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
+from rlcore.tasks.presets.data import POLICY, DatasetConfig
+from rlcore.tasks.steps.base import MODEL, StageContext
+from rlcore.tasks.steps.rewards import verifier
+from rlcore.tasks.steps.rollout_engine import Workload, open_engine
+from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.steps.tokens import read_prompt_sets
+from rlcore.tasks.store.storage import write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
-from tasks.presets.data import POLICY, DatasetConfig
-from tasks.steps.base import MODEL, StageContext
-from tasks.steps.rewards import verifier
-from tasks.steps.rollout_engine import Workload, open_engine
-from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import read_prompt_sets
-from tasks.store.storage import write_table
 
 GROUP_SIZE = 8
 PROMPTS_AT_A_TIME = 64

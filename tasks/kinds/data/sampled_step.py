@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from tasks.kinds.data.sampled_pairs import write_sampled_pairs
-from tasks.kinds.data.step import prepare
-from tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.kinds.data.sampled_pairs import write_sampled_pairs
+from rlcore.tasks.kinds.data.step import prepare
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 
 
 def run_prepare_sampled(

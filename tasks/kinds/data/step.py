@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.gate.data_gate import GateReport
-from data_contracts.gate.overlap import Overlap
-from data_contracts.text import prompt_key
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.gate.data_gate import GateReport
+from rlcore.data_contracts.gate.overlap import Overlap
+from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset, source_digest
+from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.presets.data import DatasetConfig
-from tasks.presets.sections import Sections
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset, source_digest
-from tasks.store.storage import read_column
 
 LATER = "take other rows for one of the two, or name this data set before the other"
 DATASET_KINDS: Mapping[str, DatasetKind] = {

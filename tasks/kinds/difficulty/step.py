@@ -11,15 +11,15 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.contracts.difficulties import NAME, check_difficulties
 from rlcore.config import AnswersConfig
+from rlcore.data_contracts.contracts.difficulties import NAME, check_difficulties
 from rlcore.evaluation.intervals import Interval, accuracy, mean_share
 from rlcore.sampling.rejection import Candidate
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.steps.sampled_answers import answered_prompts
+from rlcore.tasks.steps.tokens import id_in_dataset
+from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.types import Prompt
-from tasks.steps.base import StageContext, StageResult
-from tasks.steps.sampled_answers import answered_prompts
-from tasks.steps.tokens import id_in_dataset
-from tasks.store.storage import write_json, write_table
 
 TABLE = "difficulty.parquet"
 

@@ -14,13 +14,13 @@ from rlcore.config import DpoConfig
 from rlcore.distributed.distributed_supervised import DpoGroup, SupervisedPlan
 from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.hardware.runtime import Runtime
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.pair_data import read_pair_data
+from rlcore.tasks.steps.ranks import open_ranks_alone
+from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
+from rlcore.tasks.store.storage import write_json
 from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, prefer
 from rlcore.training.preferences import TokenPair, preference_sets
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.pair_data import read_pair_data
-from tasks.steps.ranks import open_ranks_alone
-from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.store.storage import write_json
 
 
 def run_dpo(context: StageContext, *, start: str) -> StageResult:

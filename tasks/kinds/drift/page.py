@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_contracts.drift.comparison import ColumnDrift, Move
-from tasks.drawing.result import Result
-from tasks.kinds.drift.step import DatasetDrift, moves_of, sentence_of
-from tasks.store.markdown import plain
-from tasks.store.storage import read_json
+from rlcore.data_contracts.drift.comparison import ColumnDrift, Move
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.drift.step import DatasetDrift, moves_of, sentence_of
+from rlcore.tasks.store.markdown import plain
+from rlcore.tasks.store.storage import read_json
 
 _DIGITS = 12
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_contracts.drift.comparison import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
+from rlcore.data_contracts.drift.comparison import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
 from rlcore.errors import DataError
-from tasks.presets.retrain import DriftConfig, RetrainConfig
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.settings import find_home
-from tasks.store.storage import read_json, write_json
+from rlcore.tasks.presets.retrain import DriftConfig, RetrainConfig
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.store.storage import read_json, write_json
 
 _DIGITS = 12
 _NAME = 40  # characters of a value, where it is named

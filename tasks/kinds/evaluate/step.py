@@ -9,23 +9,23 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.contracts import evaluations as contract
 from rlcore.checks.audit.integrity import require_sealed
 from rlcore.checks.canaries.served_weights import require_served
+from rlcore.data_contracts.contracts import evaluations as contract
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, score_each, ungraded
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
+from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.episodes import with_tools
+from rlcore.tasks.steps.rewards import verifier
+from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine
+from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.store.storage import write_table
 from rlcore.types import Prompt, Rollout, is_correct
-from tasks.presets.evaluation import EvaluationConfig
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.episodes import with_tools
-from tasks.steps.rewards import verifier
-from tasks.steps.rollout_engine import Workload, longest, open_engine
-from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import check_context, read_prompt_sets
-from tasks.store.storage import write_table
 
 
 def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:

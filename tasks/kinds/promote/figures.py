@@ -16,8 +16,8 @@ from rlcore.config import to_dict
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.conditions import Check, at_least, at_most
 from rlcore.evaluation.promotion import Paired
-from tasks.presets.promotion import PromotionConfig
-from tasks.store.storage import read_table
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.store.storage import read_table
 
 Values = NDArray[np.float64]
 

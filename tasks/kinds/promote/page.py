@@ -10,13 +10,13 @@ import pandas as pd
 from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
-from tasks.drawing.levels import level
-from tasks.drawing.result import Result
-from tasks.kinds.compare.step import greedy_answers
-from tasks.kinds.promote.step import WINS, evaluations
-from tasks.kinds.win_rate.page import headline
-from tasks.store.markdown import excerpt, plain
-from tasks.store.storage import read_json
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.compare.step import greedy_answers
+from rlcore.tasks.kinds.promote.step import WINS, evaluations
+from rlcore.tasks.kinds.win_rate.page import headline
+from rlcore.tasks.store.markdown import excerpt, plain
+from rlcore.tasks.store.storage import read_json
 
 _SHOWN = 5
 

@@ -15,7 +15,7 @@ from rlcore.config import ModelConfig
 from rlcore.errors import DataError
 from rlcore.evaluation.promotion import Paired, Rule, Verdict, judge
 from rlcore.models.importing import import_model
-from tasks.kinds.promote.figures import (
+from rlcore.tasks.kinds.promote.figures import (
     asked_both,
     compared,
     compared_by_wins,
@@ -26,14 +26,14 @@ from tasks.kinds.promote.figures import (
     trust,
     wins_of,
 )
-from tasks.presets.promotion import PromotionConfig
-from tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepared
-from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rows import read_prompts
-from tasks.store.settings import find_home
-from tasks.store.storage import read_json, read_table, write_json
-from tasks.tracking.registry import count_look, download_model
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepared
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import read_prompts
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.store.storage import read_json, read_table, write_json
+from rlcore.tasks.tracking.registry import count_look, download_model
+from rlcore.tasks.tracking.runs import open_tracker
 
 CHAMPION_STAGE = "champion"
 WINS = "champion_win_rate"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rlcore.sampling.rejection import Yield
 from rlcore.strict import build
-from tasks.drawing.levels import level
-from tasks.drawing.result import Result
-from tasks.store.markdown import plain
-from tasks.store.storage import read_json
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.markdown import plain
+from rlcore.tasks.store.storage import read_json
 
 
 def rejection_page(result: Result, folder: Path) -> str:

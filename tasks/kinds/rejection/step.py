@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from data_contracts.gate.data_gate import GateLimits, GateReport
-from data_contracts.gate.reading import source_of
 from rlcore.config import RejectionConfig
+from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport
+from rlcore.data_contracts.gate.reading import source_of
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate, Selection, Yield, account, select
+from rlcore.tasks.kinds.data.step import evaluated_prompts, record, token_view
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.steps.data import prepare_source
+from rlcore.tasks.steps.sampled_answers import answer_name, answered_prompts
+from rlcore.tasks.store.storage import write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.kinds.data.step import evaluated_prompts, record, token_view
-from tasks.steps.base import StageContext, StageResult
-from tasks.steps.data import prepare_source
-from tasks.steps.sampled_answers import answer_name, answered_prompts
-from tasks.store.storage import write_json
 
 MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
 SOURCE = "rejection sampling"

@@ -9,10 +9,10 @@ import pandas as pd
 
 from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
-from tasks.drawing.result import Result
-from tasks.kinds.promote.page import check_table
-from tasks.store.markdown import excerpt, plain
-from tasks.store.storage import read_json, read_table
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.promote.page import check_table
+from rlcore.tasks.store.markdown import excerpt, plain
+from rlcore.tasks.store.storage import read_json, read_table
 
 _SHOWN = 5
 

@@ -18,21 +18,21 @@ from rlcore.evaluation.paired_tests import fewest, loss_p, score_interval
 from rlcore.evaluation.promotion import Verdict
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.tasks.presets.retrain import RetrainConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepared
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import PairRow, read_pairs
+from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.steps.texts import tokenize_pairs
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.store.storage import read_column, write_json, write_table
+from rlcore.tasks.tracking.past import PROMPTS, SEEN_DIGITS
+from rlcore.tasks.tracking.registry import download_model, find_by_sha256
+from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import different_sequences
-from tasks.presets.retrain import RetrainConfig
-from tasks.presets.sections import Sections
-from tasks.steps.base import MODEL, StageContext, StageResult, prepared
-from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rows import PairRow, read_pairs
-from tasks.steps.runtime import open_runtime
-from tasks.steps.texts import tokenize_pairs
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.settings import find_home
-from tasks.store.storage import read_column, write_json, write_table
-from tasks.tracking.past import PROMPTS, SEEN_DIGITS
-from tasks.tracking.registry import download_model, find_by_sha256
-from tasks.tracking.runs import open_tracker
 
 Margins = NDArray[np.float64]
 

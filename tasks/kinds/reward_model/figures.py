@@ -11,12 +11,12 @@ import pandas as pd
 import torch
 
 from rlcore.evaluation.intervals import Interval, expected_calibration_error, pair_accuracy
+from rlcore.tasks.steps.rows import PairRow
 from rlcore.text.packing import TokenSequence
 from rlcore.training import reward_calibration as quality
 from rlcore.training.label_audit import Suspect
 from rlcore.training.linear_head import folds_of
 from rlcore.training.preferences import TokenPair
-from tasks.steps.rows import PairRow
 
 EXCERPT_CHARACTERS = 160
 

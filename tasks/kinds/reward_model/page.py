@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlcore.strict import build
+from rlcore.tasks.drawing import plots
+from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.storage import read_json
 from rlcore.training.reward_calibration import ReliabilityBin
-from tasks.drawing import plots
-from tasks.drawing.levels import level
-from tasks.drawing.result import Result
-from tasks.store.storage import read_json
 
 LENGTHS = ("longer", "shorter", "equal")
 

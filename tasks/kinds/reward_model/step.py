@@ -15,18 +15,24 @@ from rlcore.distributed.distributed_supervised import RewardGroup, SupervisedPla
 from rlcore.errors import TrainingError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
+from rlcore.tasks.kinds.reward_model.figures import (
+    HeldOut,
+    held_out_figures,
+    pair_accuracy_of,
+    suspects_table,
+    with_bounds,
+)
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.pair_data import read_anchors, read_pair_data
+from rlcore.tasks.steps.ranks import open_ranks_alone
+from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
+from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
 from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
 from rlcore.training.reward_model import Report
-from tasks.kinds.reward_model.figures import HeldOut, held_out_figures, pair_accuracy_of, suspects_table, with_bounds
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.pair_data import read_anchors, read_pair_data
-from tasks.steps.ranks import open_ranks_alone
-from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.store.storage import write_json, write_table
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions whose score is read a second way

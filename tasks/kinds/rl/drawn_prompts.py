@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rlcore.errors import DataError
 from rlcore.sampling.difficulty import Tried, drawn
+from rlcore.tasks.presets.stages import DrawConfig, RlStage
+from rlcore.tasks.steps.base import StageContext
+from rlcore.tasks.steps.tokens import id_in_dataset
+from rlcore.tasks.store.storage import read_table
 from rlcore.types import Prompt
-from tasks.presets.stages import DrawConfig, RlStage
-from tasks.steps.base import StageContext
-from tasks.steps.tokens import id_in_dataset
-from tasks.store.storage import read_table
 
 
 def drawn_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Prompt]) -> list[Prompt]:

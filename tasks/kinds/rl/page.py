@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.drawing import plots
-from tasks.drawing.over_optimisation import points, said
-from tasks.drawing.result import Result
-from tasks.store.storage import read_json
+from rlcore.tasks.drawing import plots
+from rlcore.tasks.drawing.over_optimisation import points, said
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.storage import read_json
 
 
 def rl_page(result: Result, folder: Path) -> str:

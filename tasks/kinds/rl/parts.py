@@ -23,16 +23,12 @@ from rlcore.models.reward_ensemble import RewardModel
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.learner_protocol import LearnerHandle
-from rlcore.training.local_learner import LocalLearner
-from rlcore.types import Prompt
-from tasks.kinds.rl.drawn_prompts import drawn_prompts
-from tasks.presets.sections import Sections
-from tasks.presets.stages import RlStage, sampling_of, terms_of
-from tasks.steps.base import MODEL, StageContext
-from tasks.steps.episodes import episodes_digest, with_tools
-from tasks.steps.rewards import (
+from rlcore.tasks.kinds.rl.drawn_prompts import drawn_prompts
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.stages import RlStage, sampling_of, terms_of
+from rlcore.tasks.steps.base import MODEL, StageContext
+from rlcore.tasks.steps.episodes import episodes_digest, with_tools
+from rlcore.tasks.steps.rewards import (
     file_digest,
     files_of,
     open_reward_models,
@@ -40,9 +36,13 @@ from tasks.steps.rewards import (
     reward_resources,
     verifier,
 )
-from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
-from tasks.steps.tokens import check_context, read_prompt_sets
-from tasks.store.code_hash import closure_digest
+from rlcore.tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, sampling_engine
+from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.training.local_learner import LocalLearner
+from rlcore.types import Prompt
 
 START, REFERENCE = "start", "reference"  # the inputs that a run starts from and measures KL to, whoever made them
 

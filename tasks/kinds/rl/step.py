@@ -15,11 +15,11 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.loop.update import SKIPPED
 from rlcore.seeding import derive_seed
-from tasks.kinds.rl.parts import START, open_parts, start_from
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.rl_records import StageRecorder
-from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.store.storage import write_json
+from rlcore.tasks.kinds.rl.parts import START, open_parts, start_from
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.rl_records import StageRecorder
+from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
+from rlcore.tasks.store.storage import write_json
 
 
 def run_online_rl(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.drawing import plots
-from tasks.drawing.result import Result
-from tasks.store.storage import read_json
+from rlcore.tasks.drawing import plots
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.storage import read_json
 
 
 def sft_page(result: Result, folder: Path) -> str:

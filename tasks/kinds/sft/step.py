@@ -13,15 +13,15 @@ from rlcore.config import SftConfig
 from rlcore.distributed.distributed_supervised import SftGroup, SupervisedPlan
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.logprob_check import check_model
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.ranks import open_ranks_alone
+from rlcore.tasks.steps.rows import read_demonstrations
+from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
+from rlcore.tasks.steps.texts import tokenize_demonstrations
+from rlcore.tasks.store.storage import write_json
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.sft import SftHandle, SftLearner, teach
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.ranks import open_ranks_alone
-from tasks.steps.rows import read_demonstrations
-from tasks.steps.runtime import open_runtime, peak_memory_gib
-from tasks.steps.texts import tokenize_demonstrations
-from tasks.store.storage import write_json
 
 
 def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> StageResult:

@@ -26,18 +26,18 @@ from rlcore.rewards.pairs import Pair
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict import build
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.stages import WinRateStage
+from rlcore.tasks.steps.base import MODEL, StageContext, prepared
+from rlcore.tasks.steps.episodes import with_tools
+from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from rlcore.tasks.steps.rows import PairRow, read_pairs
+from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
+from rlcore.tasks.steps.texts import tokenize_pairs
+from rlcore.tasks.steps.tokens import check_context
+from rlcore.tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
-from tasks.presets.data import DatasetConfig
-from tasks.presets.stages import WinRateStage
-from tasks.steps.base import MODEL, StageContext, prepared
-from tasks.steps.episodes import with_tools
-from tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
-from tasks.steps.rows import PairRow, read_pairs
-from tasks.steps.sampled_answers import refuse_changed_prompts
-from tasks.steps.texts import tokenize_pairs
-from tasks.steps.tokens import check_context
-from tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json, write_table
 
 PAIRS_PER_CHUNK = 64
 Asked = tuple[str, Pair | None, str]

@@ -17,15 +17,15 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.rewards.reward_model import token_scorer
+from rlcore.tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
+from rlcore.tasks.presets.stages import WinRateStage
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.rewards import open_reward_models
+from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.steps.tokens import read_prompt_sets
+from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
-from tasks.presets.stages import WinRateStage
-from tasks.steps.base import MODEL, StageContext, StageResult
-from tasks.steps.rewards import open_reward_models
-from tasks.steps.runtime import open_runtime
-from tasks.steps.tokens import read_prompt_sets
-from tasks.store.storage import write_json, write_table
 
 
 def run_win_rate(context: StageContext, *, policy: str, reference: str) -> StageResult:

@@ -16,10 +16,10 @@ from typing import Any
 
 from rlcore.errors import RlcoreError
 from rlcore.strict import build
-from tasks.kinds.data.step import DATASET_KINDS
-from tasks.presets.data import DatasetConfig
-from tasks.steps.data import Use, prepare_dataset
-from tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
+from rlcore.tasks.kinds.data.step import DATASET_KINDS
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps.data import Use, prepare_dataset
+from rlcore.tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
 from tests.attack.bad_data import across_rows, files, leaks, one_row
 from tests.attack.bad_data.case import OWN_ADAPTERS, Apart, Case, Expected, Quarantined, Refused, Sound, ask
 from tests.tasks.steps.token_views import words_view

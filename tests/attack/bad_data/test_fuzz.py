@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts.adapters import convert
-from data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
-from data_contracts.contracts.contract import complaints
-from data_contracts.errors import ContractError, RowFault
-from data_contracts.gate.reading import read_source
+from rlcore.data_contracts.adapters import convert
+from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
+from rlcore.data_contracts.contracts.contract import complaints
+from rlcore.data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.gate.reading import read_source
 from tests.attack.bad_data.case import CONTRACTS as NAMES
 from tests.attack.bad_data.case import Contract, rows
 from tests.data_contracts.adapters.test_table import ROWS

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.adapters.livecodebench import livecodebench_prompts
-from data_contracts.contracts.code_tasks import CONTRACT
-from data_contracts.contracts.contract import complaints
-from data_contracts.errors import RowFault
+from rlcore.data_contracts.adapters.livecodebench import livecodebench_prompts
+from rlcore.data_contracts.contracts.code_tasks import CONTRACT
+from rlcore.data_contracts.contracts.contract import complaints
+from rlcore.data_contracts.errors import RowFault
 
 
 def made_tests(kind: str, *pairs: tuple[str, str]) -> str:

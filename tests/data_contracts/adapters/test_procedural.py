@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.adapters import procedural
-from data_contracts.errors import ContractError
-from data_contracts.gate.splits import is_held_out
-from data_contracts.text import prompt_hash
+from rlcore.data_contracts.adapters import procedural
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.splits import is_held_out
+from rlcore.data_contracts.text import prompt_hash
 
 
 def test_a_sum_is_worked_with_running_totals() -> None:

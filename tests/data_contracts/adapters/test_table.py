@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.adapters import convert
-from data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
-from data_contracts.contracts.contract import complaints
-from data_contracts.errors import ContractError, RowFault
-from data_contracts.gate.reading import Source, read_source, source_of
-from data_contracts.gate.stream import Batch
+from rlcore.data_contracts.adapters import convert
+from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
+from rlcore.data_contracts.contracts.contract import complaints
+from rlcore.data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.gate.reading import Source, read_source, source_of
+from rlcore.data_contracts.gate.stream import Batch
 
 ASK = [{"role": "user", "content": "Why?"}]
 PAIR = {"pair_id": "1", "messages": ASK, "chosen": "good", "rejected": "bad", "source": "me"}

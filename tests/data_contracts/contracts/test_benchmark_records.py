@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from data_contracts.contracts.benchmark_records import check_benchmark_records
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.benchmark_records import check_benchmark_records
+from rlcore.data_contracts.errors import ContractError
 
 ROW = {"task": "sums", "doc_id": 0, "doc_sha256": "a" * 64, "metric": "acc,none", "value": 1.0}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.contracts.code_tasks import CONTRACT, Trial, broken_tests, stub
-from data_contracts.contracts.contract import complaints
+from rlcore.data_contracts.contracts.code_tasks import CONTRACT, Trial, broken_tests, stub
+from rlcore.data_contracts.contracts.contract import complaints
 
 CALL = {
     "style": "call",

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts import column_checks
 
 
 def turn(role: str, content: object = "text") -> dict[str, object]:

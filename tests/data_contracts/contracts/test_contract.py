@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts.contracts import (
+from rlcore.data_contracts.contracts import (
     code_tasks,
     demonstrations,
     evaluations,
@@ -21,7 +21,7 @@ from data_contracts.contracts import (
     rollouts,
     search_corpus,
 )
-from data_contracts.contracts.contract import Contract, is_plain, surely_holds
+from rlcore.data_contracts.contracts.contract import Contract, is_plain, surely_holds
 from tests.data_contracts.contracts.test_contracts import CASES, ROLLOUT, rollout_table
 
 CONTRACTS = [

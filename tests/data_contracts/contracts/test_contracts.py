@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.contracts import demonstrations, evaluations, preference_pairs, prompts, ranked_sets, rollouts
-from data_contracts.contracts.contract import WHOLE_FRAME, Contract, complaints, require
-from data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.contracts import (
+    demonstrations,
+    evaluations,
+    preference_pairs,
+    prompts,
+    ranked_sets,
+    rollouts,
+)
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, complaints, require
+from rlcore.data_contracts.errors import ContractError, RowFault
 
 ASK = [{"role": "user", "content": "2 + 3 = ?"}]
 PROMPT = {"prompt_id": "a", "messages": ASK, "reference": "5", "task": "sum", "split": "train"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from data_contracts.contracts.search_corpus import read_corpus
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.search_corpus import read_corpus
+from rlcore.data_contracts.errors import ContractError
 
 SOUND = '{"passage_id": "a", "text": "one"}\n{"passage_id": "b", "text": "two"}\n'
 

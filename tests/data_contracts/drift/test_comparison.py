@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts.drift.comparison import (
+from rlcore.data_contracts.drift.comparison import (
     ColumnDrift,
     DriftLimits,
     by_chance,
@@ -19,7 +19,7 @@ from data_contracts.drift.comparison import (
     psi,
     worst_level,
 )
-from data_contracts.drift.sketches import MAX_CATEGORIES, bucket_of, sketch
+from rlcore.data_contracts.drift.sketches import MAX_CATEGORIES, bucket_of, sketch
 
 LENGTHS = st.lists(st.integers(0, 20_000), min_size=1, max_size=60)
 SLOW = settings(deadline=None, max_examples=50)

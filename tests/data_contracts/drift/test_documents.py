@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from data_contracts.drift.comparison import ColumnDrift, DriftLimits, judge
-from data_contracts.drift.documents import design_effect
-from data_contracts.drift.sketches import Sketch, sketch
+from rlcore.data_contracts.drift.comparison import ColumnDrift, DriftLimits, judge
+from rlcore.data_contracts.drift.documents import design_effect
+from rlcore.data_contracts.drift.sketches import Sketch, sketch
 
 
 def effect(places: np.ndarray) -> float:

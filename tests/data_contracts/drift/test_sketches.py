@@ -5,7 +5,7 @@ import zlib
 import pandas as pd
 import pytest
 
-from data_contracts.drift.sketches import MAX_CATEGORIES, NUM_BUCKETS, bucket_of, script_of, sketch, word_of
+from rlcore.data_contracts.drift.sketches import MAX_CATEGORIES, NUM_BUCKETS, bucket_of, script_of, sketch, word_of
 
 
 def ask(text: str, system: str = "") -> list[dict[str, str]]:

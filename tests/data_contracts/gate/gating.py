@@ -8,15 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from data_contracts.adapters.fields import Messages
-from data_contracts.adapters.table import CONTRACTS, OWN_ROWS, Kind
-from data_contracts.gate import data_gate
-from data_contracts.gate.data_gate import GateLimits
-from data_contracts.gate.reading import Source, source_of
-from data_contracts.gate.records import Quarantined
-from data_contracts.gate.report import GateReport
-from data_contracts.gate.stream import RowStream
-from data_contracts.gate.token_budget import TokenMeter
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.adapters.table import CONTRACTS, OWN_ROWS, Kind
+from rlcore.data_contracts.gate import data_gate
+from rlcore.data_contracts.gate.data_gate import GateLimits
+from rlcore.data_contracts.gate.reading import Source, source_of
+from rlcore.data_contracts.gate.records import Quarantined
+from rlcore.data_contracts.gate.report import GateReport
+from rlcore.data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 
 
 def prompt_lengths(conversations: Sequence[Messages]) -> list[int]:

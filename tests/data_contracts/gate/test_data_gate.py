@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts.adapters.public import alpaca_eval_prompts
-from data_contracts.adapters.table import CONTRACTS, own_ranked_sets
-from data_contracts.errors import ContractError
-from data_contracts.gate.overlap import SharedWords
-from data_contracts.gate.reading import read_source, source_of
-from data_contracts.gate.report import GateReport
+from rlcore.data_contracts.adapters.public import alpaca_eval_prompts
+from rlcore.data_contracts.adapters.table import CONTRACTS, own_ranked_sets
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.overlap import SharedWords
+from rlcore.data_contracts.gate.reading import read_source, source_of
+from rlcore.data_contracts.gate.report import GateReport
 from tests.data_contracts.gate.gating import METER, Gated, gate_rows, gate_source
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_contracts.gate.eval_leakage import MAX_NEAR
+from rlcore.data_contracts.gate.eval_leakage import MAX_NEAR
 from tests.data_contracts.gate.gating import Gated, gate_rows
 
 LIMITS: dict[str, Any] = {"max_tokens": 60, "max_quarantined": 1.0}

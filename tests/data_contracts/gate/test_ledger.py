@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.gate.ledger import COLUMNS, LedgerBuilder, is_repeated
+from rlcore.data_contracts.gate.ledger import COLUMNS, LedgerBuilder, is_repeated
 
 
 def batch(names: list[int], turns: list[tuple[int, int]]) -> dict[str, np.ndarray]:

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from data_contracts.gate.near_duplicates import MAX_BUCKET, bands_of, candidates, is_near, numbers_of, packed
-from data_contracts.text import question_text
+from rlcore.data_contracts.gate.near_duplicates import MAX_BUCKET, bands_of, candidates, is_near, numbers_of, packed
+from rlcore.data_contracts.text import question_text
 
 
 def tokens(text: str) -> list[str]:

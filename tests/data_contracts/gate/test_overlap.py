@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_contracts.contracts import demonstrations
-from data_contracts.gate.overlap import FEWEST_WORDS, NGRAM_WORDS, Overlap, texts_of
-from data_contracts.text import word_ngrams, words_of
+from rlcore.data_contracts.contracts import demonstrations
+from rlcore.data_contracts.gate.overlap import FEWEST_WORDS, NGRAM_WORDS, Overlap, texts_of
+from rlcore.data_contracts.text import word_ngrams, words_of
 
 TEXTS = st.lists(st.lists(st.sampled_from("ab"), max_size=40).map(" ".join), max_size=6)
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_contracts.errors import ContractError
-from data_contracts.gate.reading import MAX_LINE_BYTES, read_source
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import MAX_LINE_BYTES, read_source
 
 READ_IT = """
 import resource, sys
 from pathlib import Path
-from data_contracts.gate.reading import read_source
+from rlcore.data_contracts.gate.reading import read_source
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 source = read_source(Path(sys.argv[1]))
 print(len(source.rows), len(source.rejected), source.rejected[0].reason)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.errors import ContractError
-from data_contracts.gate.reading import MAX_LINE_BYTES, joined, read_source, source_of
-from data_contracts.gate.records import SourceRow
-from data_contracts.gate.strict_json import MAX_DEPTH, parse_object
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import MAX_LINE_BYTES, joined, read_source, source_of
+from rlcore.data_contracts.gate.records import SourceRow
+from rlcore.data_contracts.gate.strict_json import MAX_DEPTH, parse_object
 
 JSON_VALUES = st.recursive(
     st.none()

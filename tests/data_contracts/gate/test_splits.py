@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.errors import ContractError
-from data_contracts.gate.ledger import EVAL, TRAIN
-from data_contracts.gate.splits import assign, held_out_prompts, is_held_out, representatives, select
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.ledger import EVAL, TRAIN
+from rlcore.data_contracts.gate.splits import assign, held_out_prompts, is_held_out, representatives, select
 
 
 def held_out(hashes: Sequence[int], *, num_train: int, num_eval: int, first: Collection[int] = ()) -> set[int]:

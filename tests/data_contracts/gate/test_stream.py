@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_contracts.adapters.table import own_preferences, own_ranked_sets
-from data_contracts.errors import ContractError
-from data_contracts.gate import kept_rows, scan, stream
-from data_contracts.gate.reading import read_source, source_of
-from data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.adapters.table import own_preferences, own_ranked_sets
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate import kept_rows, scan, stream
+from rlcore.data_contracts.gate.reading import read_source, source_of
+from rlcore.data_contracts.gate.stream import RowStream
 from tests.data_contracts.gate.gating import Gated, gate_rows, gate_source
 
 

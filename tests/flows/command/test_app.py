@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import app, main
 from rlcore.errors import ConfigError, DataError
+from rlcore.flows.command.app import app, main
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = sorted(name for name in app if not name.startswith("-"))
@@ -64,7 +64,7 @@ def test_an_error_of_ours_is_its_message_and_its_exit_code(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("flows.command.servers.open_home", fail)
+    monkeypatch.setattr("rlcore.flows.command.servers.open_home", fail)
     assert main(["ui"]) == code
     assert capsys.readouterr().err == f"\nerror ({type(error).__name__}): {error}\n"
 
@@ -98,7 +98,7 @@ def test_every_command_of_a_document_is_one_that_the_parser_takes(path: Path) ->
 
 OWN = """
 import sys
-from flows.command.app import main
+from rlcore.flows.command.app import main
 sys.argv = ["rlcore", "--version"]
 main()
 import own_rewards, tasks
@@ -106,20 +106,29 @@ print(own_rewards.__file__, tasks.__file__)
 """
 
 
-def test_the_console_script_finds_modules_of_the_current_folder_and_none_there_hides_ours(tmp_path: Path) -> None:
-    (tmp_path / "own_rewards.py").write_text("")
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "__init__.py").write_text("raise ImportError('not ours')")
+def test_the_console_script_finds_modules_of_the_current_folder_whatever_their_names(tmp_path: Path) -> None:
+    mine = [tmp_path / f"{name}.py" for name in ("own_rewards", "tasks")]
+    for path in mine:
+        path.write_text("")
     command = [sys.executable, "-P", "-c", OWN]  # -P: as a script, without the current folder
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables, check=True)
-    own, ours = done.stdout.split()[-2:]
-    assert (own, ours) == (str(tmp_path / "own_rewards.py"), str(ROOT / "tasks" / "__init__.py"))
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=plain, check=True)
+    assert done.stdout.split()[-2:] == [str(path) for path in mine]
+
+
+@pytest.mark.parametrize("command", [["plan", "--preset", "tiny"], ["doctor"], ["data", "--help"]])
+def test_no_module_of_a_user_hides_ours(command: list[str], tmp_path: Path) -> None:
+    for name in ("tasks", "flows", "data_contracts", "examples", "infra", "benchmarks", "tests"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not ours')")
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "RLCORE_HOME": str(tmp_path / "home")}
+    line = [sys.executable, "-m", "rlcore.flows", *command]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=variables, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 MEASURE = """
 import json, sys, time
-from flows.command.app import main
+from rlcore.flows.command.app import main
 code = main(["--help"])
 heavy = {"torch", "transformers", "prefect", "mlflow", "pandas", "pandera", "matplotlib", "scipy"} & set(sys.modules)
 print(json.dumps({"code": code, "seconds": time.process_time(), "heavy": sorted(heavy)}))
@@ -150,7 +159,7 @@ def made(tmp_path: Path, *arguments: str) -> list[str]:
 def test_make_hands_paths_with_blanks_and_values_with_quotes_on_as_they_are(tmp_path: Path) -> None:
     override = "data.prompts.path=my rows.jsonl stages.grpo.rewards=[{kind='math', weight=1.0}]"
     given = made(tmp_path, "demo", "PRESET=my folder/it's.toml", f"SET={override}")
-    assert given == ["-m", "flows", "run", "--preset", "my folder/it's.toml", "--set", override]
+    assert given == ["-m", "rlcore.flows", "run", "--preset", "my folder/it's.toml", "--set", override]
 
 
 @pytest.mark.parametrize(
@@ -161,4 +170,4 @@ def test_make_hands_paths_with_blanks_and_values_with_quotes_on_as_they_are(tmp_
     ],
 )
 def test_make_is_the_same_commands(tmp_path: Path, arguments: tuple[str, ...], given: list[str]) -> None:
-    assert made(tmp_path, *arguments) == ["-m", "flows", *given]
+    assert made(tmp_path, *arguments) == ["-m", "rlcore.flows", *given]

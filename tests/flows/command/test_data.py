@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.command.app import main
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.tasks.store.settings import Home
 
 
 def rows(path: Path, *others: str, count: int = 50) -> Path:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from flows.command.app import main
-from tasks.serving.guard import Limits
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.tasks.serving.guard import Limits
+from rlcore.tasks.store.settings import Home
 from tests.registered import register_toy
 
 
@@ -90,6 +90,6 @@ def test_a_server_gets_model_address_and_engine_and_its_exit_code_is_the_command
         asked.append((home, model, given))
         return 143
 
-    monkeypatch.setattr("tasks.pipeline.serving.serve_model", serve_model)
+    monkeypatch.setattr("rlcore.tasks.pipeline.serving.serve_model", serve_model)
     assert main(["serve", "toy-sft/1", *options]) == 143
     assert asked == [(home, "toy-sft/1", settings)]

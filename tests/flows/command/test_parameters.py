@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.command.parameters import split_overrides
+from rlcore.flows.command.parameters import split_overrides
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import main
 from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.flows.command.app import main
 from rlcore.models.importing import import_model
-from tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home
 
 SHAPE = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8, max_positions=256)
 PRESET = """extends = "chat"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flows.command.app import main
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.tasks.store.settings import Home
 
 
 def test_each_stage_that_trains_has_its_memory_and_the_run_its_disk(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import main
-from flows.presets import FOLDER, open_preset
 from rlcore.errors import ConfigError
+from rlcore.flows.command.app import main
+from rlcore.flows.presets import FOLDER, open_preset
 
 TINY = (FOLDER / "tiny.toml").read_bytes()
 REFUSED = {

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from data_contracts.adapters.public import humaneval_prompts
-from data_contracts.contracts.code_tasks import stub
 from rlcore.checks.canaries import reward_canary
 from rlcore.config import RewardTerm
+from rlcore.data_contracts.adapters.public import humaneval_prompts
+from rlcore.data_contracts.contracts.code_tasks import stub
 from rlcore.errors import CanaryError
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.code_tests import CodeOptions, CodeReward, find_program

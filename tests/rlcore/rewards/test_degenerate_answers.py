@@ -18,8 +18,8 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from data_contracts.adapters.procedural import generate_prompts
 from rlcore.config import RewardTerm
+from rlcore.data_contracts.adapters.procedural import generate_prompts
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.procedural import ProceduralReward
 from rlcore.rewards.procedural_scorer import grade

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_contracts.adapters.public import gsm8k_demonstrations, gsm8k_prompts
+from rlcore.data_contracts.adapters.public import gsm8k_demonstrations, gsm8k_prompts
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.math_answer import MathOptions, MathReward, decide
 from rlcore.types import Rollout

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.drawing.charts import Point, Series, line_chart
+from rlcore.tasks.drawing.charts import Point, Series, line_chart
 
 
 def drawn(*points: Point, title: str = "t") -> ElementTree.Element:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.drawing.found import rejections, reward_models, rl_runs
+from rlcore.tasks.drawing.found import rejections, reward_models, rl_runs
 
 
 def test_each_kind_is_found_by_its_own_file_in_the_order_of_the_stages(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.drawing.head_to_head import at_equal, head_to_head_curves, head_to_head_table, standings
+from rlcore.tasks.drawing.head_to_head import at_equal, head_to_head_curves, head_to_head_table, standings
 
 
 def row(iteration: int, *, samples: int, seconds: float, accuracy: float | None = None) -> Mapping[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import level
 
 
 @pytest.mark.parametrize(

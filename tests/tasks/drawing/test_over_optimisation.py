@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tasks.drawing.over_optimisation import points, said
+from rlcore.tasks.drawing.over_optimisation import points, said
 
 
 def row(iteration: int, *, paid: float, held_out: float, n: int, kl: float = 0.1) -> dict[str, float]:

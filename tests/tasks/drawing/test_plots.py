@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.drawing import plots
-from tasks.drawing.over_optimisation import points
+from rlcore.tasks.drawing import plots
+from rlcore.tasks.drawing.over_optimisation import points
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ROW = {

@@ -12,7 +12,7 @@ import pytest
 from prefect import flow
 
 from rlcore.errors import TrainingError
-from tasks.pipeline.bridge import (
+from rlcore.tasks.pipeline.bridge import (
     call_flow,
     current_flow_run,
     report_markdown,
@@ -21,7 +21,7 @@ from tasks.pipeline.bridge import (
     said_by,
     task,
 )
-from tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home
 
 
 @task(name="iteration", run_name="iteration {number}")
@@ -81,7 +81,7 @@ def test_a_sentence_from_another_thread_is_said_where_the_stage_is() -> None:
 def test_tasks_run_without_importing_prefect(home: Home) -> None:
     code = """
 import sys
-from tasks.pipeline.bridge import report_progress, report_table, said_by, task
+from rlcore.tasks.pipeline.bridge import report_progress, report_table, said_by, task
 @task(name="t", run_name="t {x}")
 def t(x): return x + 1
 report_progress("p", 1, 2); report_table("t", [])

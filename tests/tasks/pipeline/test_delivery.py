@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from rlcore.errors import ConfigError, ModelError, StorageError
-from tasks.pipeline.delivery import export_model, open_registered
-from tasks.store.settings import Home, configure_environment
+from rlcore.tasks.pipeline.delivery import export_model, open_registered
+from rlcore.tasks.store.settings import Home, configure_environment
 from tests.chat_models import our_answers
 from tests.registered import register_toy
 
@@ -49,8 +49,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rlcore.models import saving
-from tasks.store.settings import configure_environment, find_home
-from tasks.pipeline.delivery import export_model
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.pipeline.delivery import export_model
 saving.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 configure_environment(find_home())
 export_model(find_home(), "toy-sft/1", Path(sys.argv[1]))

@@ -12,17 +12,17 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flows.presets import open_preset
 from rlcore.errors import ConfigError
-from tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
-from tasks.pipeline.stage_runs import PipelineRun
-from tasks.pipeline.stages import Stage, run_stage
-from tasks.presets.run import RunConfig
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import ArtifactStore
-from tasks.store.cache import StageCache
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
+from rlcore.flows.presets import open_preset
+from rlcore.tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
+from rlcore.tasks.pipeline.stage_runs import PipelineRun
+from rlcore.tasks.pipeline.stages import Stage, run_stage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactStore
+from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import no_sections
 
 CONFIG = cast(

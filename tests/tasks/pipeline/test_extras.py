@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from tasks.pipeline import extras
-from tasks.pipeline.extras import extra_faults
+from rlcore.flows.presets import open_preset
+from rlcore.tasks.pipeline import extras
+from rlcore.tasks.pipeline.extras import extra_faults
 
 
 def test_a_missing_harness_and_a_missing_task_are_named_with_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:

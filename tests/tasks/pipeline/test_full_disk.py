@@ -13,13 +13,13 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from rlcore.errors import StorageError
-from tasks.pipeline.opening import is_unfinished
-from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.disk import full_disk_named
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.pipeline.opening import is_unfinished
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.disk import full_disk_named
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.tasks.pipeline.test_run import DATA, RL, SFT, config
 
 _WRITES = ("INSERT", "UPDATE", "DELETE")
@@ -123,7 +123,7 @@ def test_a_stage_whose_run_could_not_be_ended_in_time_is_ended_with_the_pipeline
         end(self, status)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tasks.tracking.runs.RunTracker.end", later)
+        patched.setattr("rlcore.tasks.tracking.runs.RunTracker.end", later)
         with pytest.raises(ValueError, match="of the stage"):
             run(tracked_home, DATA, replace(SFT, run=_not_captured(fill)), RL)
     assert statuses(tracked_home) == ["FAILED", "FINISHED", "KILLED", "RUNNING"]  # the last is nobody's: made above

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from flows.command.app import main
 from rlcore.errors import ServiceError
-from tasks.pipeline.interfaces import watch
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.tasks.pipeline.interfaces import watch
+from rlcore.tasks.store.settings import Home
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_the_servers_and_what_they_have_started() -> None:
         f"import subprocess, sys; print(subprocess.Popen({SLEEPER!r}).pid, flush=True); import time; time.sleep(600)"
     )
     commands = {"A": ([sys.executable, "-c", worker], {})}
-    code = f"import sys; from tasks.pipeline.interfaces import watch; sys.exit(watch({commands!r}))"
+    code = f"import sys; from rlcore.tasks.pipeline.interfaces import watch; sys.exit(watch({commands!r}))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))

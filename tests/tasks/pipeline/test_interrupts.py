@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.pipeline import interrupts
-from tasks.pipeline.interrupts import Interruption, end_interrupted, interruptible, last_words, under_way
+from rlcore.tasks.pipeline import interrupts
+from rlcore.tasks.pipeline.interrupts import Interruption, end_interrupted, interruptible, last_words, under_way
 
 SLEEPER = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
 RUN = """
 import subprocess, sys, time
 from pathlib import Path
-from tasks.pipeline import interrupts
+from rlcore.tasks.pipeline import interrupts
 interrupts.PATIENCE = 0.5
 child = subprocess.Popen({sleeper!r})
 try:
@@ -93,8 +93,8 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 def test_a_server_that_is_started_here_has_the_signal_of_the_terminal_blocked() -> None:
     code = """
 import signal, subprocess, sys
-from tasks.pipeline import interrupts
-from tasks.pipeline.interrupts import _with_sigint_blocked
+from rlcore.tasks.pipeline import interrupts
+from rlcore.tasks.pipeline.interrupts import _with_sigint_blocked
 class Server:
     def start(self):
         status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout

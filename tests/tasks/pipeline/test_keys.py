@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.pipeline.keys import differences, function_of, key_of, why
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import Record, StageCache, describe_machine
-from tasks.store.nested import flatten
+from rlcore.tasks.pipeline.keys import differences, function_of, key_of, why
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Record, StageCache, describe_machine
+from rlcore.tasks.store.nested import flatten
 
 INGREDIENTS: dict[str, Any] = {
     "stage": {"name": "grpo", "version": 1, "kind": "policy"},
     "inputs": {"sft": "aa", "prompts": "bb"},
     "external": "",
-    "code": {"tasks.kinds.rl.step": "11", "rlcore.types": "22"},
+    "code": {"rlcore.tasks.kinds.rl.step": "11", "rlcore.types": "22"},
     "arguments": {},
     "config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "math", "weight": 1.0}]}},
     "machine": {"device": "cpu", "precision": "float32", "instructions": "AVX512", "gpu": ""},
@@ -78,8 +78,8 @@ def test_nested_values_are_flattened_to_the_paths_that_overrides_use() -> None:
          "configuration changed: grpo.learning_rate"),
         ({"config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "math", "weight": 2.0}]}}},
          "configuration changed: grpo.rewards.0.weight"),
-        ({"code": {"tasks.kinds.rl.step": "11", "rlcore.types": "33"}}, "code changed: rlcore.types"),
-        ({"code": {"tasks.kinds.rl.step": "11"}}, "code changed: rlcore.types"),
+        ({"code": {"rlcore.tasks.kinds.rl.step": "11", "rlcore.types": "33"}}, "code changed: rlcore.types"),
+        ({"code": {"rlcore.tasks.kinds.rl.step": "11"}}, "code changed: rlcore.types"),
         ({"inputs": {"sft": "cc", "prompts": "bb"}}, "data changed: sft"),
         ({"external": "f"}, "source files changed"),
         ({"seed": 1}, "seed changed"),

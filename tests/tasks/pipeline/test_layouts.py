@@ -10,8 +10,8 @@ import pytest
 from rlcore.config import AdapterConfig, EngineConfig, KlConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
-from tasks.pipeline import layouts
-from tasks.pipeline.layouts import GPUS, Gpu, Work, best_layout, layout_line, rank_bytes, rollout_seconds
+from rlcore.tasks.pipeline import layouts
+from rlcore.tasks.pipeline.layouts import GPUS, Gpu, Work, best_layout, layout_line, rank_bytes, rollout_seconds
 from tests import strategies
 
 PLAIN = Gpu(memory=100e9, flops=1e14, bandwidth=1e12, link=1e11, host=2e10, network=1e10)

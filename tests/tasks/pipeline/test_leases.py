@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, heal, hold_lease
-from tasks.store.settings import Home
-from tasks.tracking.runs import RunTracker, open_tracker
+from rlcore.tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, heal, hold_lease
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import RunTracker, open_tracker
 from tests.processes import wait_for_line
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
@@ -41,9 +41,9 @@ def status(run: RunTracker) -> str:
 def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_home: Home) -> None:
     code = """
 import os, signal
-from tasks.pipeline.leases import hold_lease
-from tasks.store.settings import find_home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.pipeline.leases import hold_lease
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.tracking.runs import open_tracker
 home = find_home()
 tracker = open_tracker(home)
 with hold_lease(home, experiment="toy") as name:
@@ -147,7 +147,7 @@ def start_server(stand_in: list[int], *, kill_launcher: bool) -> int:
     """A process that starts a stand-in for the server, and dies at once or lives on."""
     code = f"""
 import os, signal, subprocess, sys, time
-from tasks.pipeline.leases import mark_launcher
+from rlcore.tasks.pipeline.leases import mark_launcher
 mark_launcher()
 server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", {SERVER!r}], stdout=subprocess.DEVNULL)
 print("server", server.pid, flush=True)

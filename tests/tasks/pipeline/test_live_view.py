@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tasks.pipeline.live_view import bar, duration, sparkline
+from rlcore.tasks.pipeline.live_view import bar, duration, sparkline
 
 PROGRAM = """
 import logging, sys, time
-from tasks.pipeline.bridge import report_progress
-from tasks.pipeline.live_view import live_view
+from rlcore.tasks.pipeline.bridge import report_progress
+from rlcore.tasks.pipeline.live_view import live_view
 handler = logging.StreamHandler(sys.stderr)
-logging.getLogger("tasks").addHandler(handler)
-logging.getLogger("tasks").setLevel(logging.INFO)
+logging.getLogger("rlcore").addHandler(handler)
+logging.getLogger("rlcore").setLevel(logging.INFO)
 with live_view():
     for number in range(1, 4):
         metrics = {"reward/mean": 0.25 * number, "completion/truncated": 0.04, "tokens_per_second": 1234.0}
         report_progress("grpo iterations", number, 4, metrics)
-        logging.getLogger("tasks.kinds.rl.step").info("iteration %d is done", number)
+        logging.getLogger("rlcore.tasks.kinds.rl.step").info("iteration %d is done", number)
         time.sleep(0.6)
-logging.getLogger("tasks").info("after the view")
+logging.getLogger("rlcore").info("after the view")
 """
 ROOT = Path(__file__).resolve().parents[3]
 

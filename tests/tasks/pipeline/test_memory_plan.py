@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from flows.presets import open_preset
-from flows.run import plan_memory
 from rlcore.errors import ConfigError
+from rlcore.flows.presets import open_preset
+from rlcore.flows.run import plan_memory
 from rlcore.models.scratch import make_model, make_tokenizer
-from tasks.pipeline import memory_plan
-from tasks.pipeline.memory_plan import checked, memory_lines, model_of, needs_of
-from tasks.presets.run import RunConfig
-from tasks.store.settings import Home
+from rlcore.tasks.pipeline import memory_plan
+from rlcore.tasks.pipeline.memory_plan import checked, memory_lines, model_of, needs_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.settings import Home
 
 GIB = 2**30
 SEVEN_B = LlamaConfig(

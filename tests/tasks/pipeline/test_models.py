@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
-from tasks.tracking.registry import find_by_sha256, find_number, read_tags
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.registry import find_by_sha256, find_number, read_tags
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig, no_sections
 
 ran: list[str] = []

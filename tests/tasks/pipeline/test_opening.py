@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tasks.pipeline.leases import LEASE_TAG
-from tasks.pipeline.opening import open_pipeline_run, opened
-from tasks.store.settings import Home
-from tasks.tracking.runs import RunTracker, Tracker, open_tracker
+from rlcore.tasks.pipeline.leases import LEASE_TAG
+from rlcore.tasks.pipeline.opening import open_pipeline_run, opened
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 from tests.tasks.pipeline.test_run import config
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import DataError
-from tasks.drawing.result import Result
-from tasks.pipeline.pages import page_folder
-from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.code_hash import closure
-from tasks.store.settings import Home
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.code_hash import closure
+from rlcore.tasks.store.settings import Home
 from tests.toys import ToyConfig, no_sections
 
 ran: list[str] = []
@@ -118,5 +118,7 @@ def test_a_plot_that_is_drawn_otherwise_is_drawn_anew_and_no_stage_runs_again(
 
 
 def test_the_room_of_drawings_counts_in_the_digest_of_a_drawing_and_in_no_key() -> None:
-    assert {"tasks.kinds.compare.page", "tasks.drawing.plots"} <= closure("tasks.kinds.compare.page")
-    assert not any(name.startswith("tasks.report") for name in closure("tasks.kinds.compare.step"))
+    assert {"rlcore.tasks.kinds.compare.page", "rlcore.tasks.drawing.plots"} <= closure(
+        "rlcore.tasks.kinds.compare.page"
+    )
+    assert not any(name.startswith("rlcore.tasks.report") for name in closure("rlcore.tasks.kinds.compare.step"))

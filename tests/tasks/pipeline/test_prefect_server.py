@@ -15,8 +15,8 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.pipeline.prefect_server import HOSTS, guarded
-from tasks.pipeline.server_access import prefect_variables
+from rlcore.tasks.pipeline.prefect_server import HOSTS, guarded
+from rlcore.tasks.pipeline.server_access import prefect_variables
 
 PORT, PASSWORD = 4200, "p" * 32
 OWN, FOREIGN = f"http://127.0.0.1:{PORT}", "http://evil.example"

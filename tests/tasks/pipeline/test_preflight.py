@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import pytest
 
-from flows import run as flow
-from flows.presets import FOLDER, open_preset
-from flows.run import every_target, plan_memory, plan_targets, run_promotion, run_targets
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
+from rlcore.flows import run as flow
+from rlcore.flows.presets import FOLDER, open_preset
+from rlcore.flows.run import every_target, plan_memory, plan_targets, run_promotion, run_targets
 from rlcore.models.importing import import_model
-from tasks.pipeline import sizes
-from tasks.store.settings import Home
+from rlcore.tasks.pipeline import sizes
+from rlcore.tasks.store.settings import Home
 from tests.flows.micro import MICRO, PRESETS
 
 OWN = "def brief(rollouts, *, limit=10):\n    return [1.0 for _ in rollouts]\n"
@@ -188,7 +188,7 @@ def test_a_flow_of_one_stage_is_refused_for_what_that_stage_needs_alone() -> Non
 
 
 def test_programs_that_no_sandbox_can_hold_are_known_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.pipeline.preflight.shutil.which", lambda program: None)
+    monkeypatch.setattr("rlcore.tasks.pipeline.preflight.shutil.which", lambda program: None)
     (found,) = faults("stages.grpo.sampling.episodes={tools=['python'],max_turn_tokens=40}", "without=['stages.ppo']")
     assert found.startswith("stages.grpo.sampling.episodes.tools: 'python' runs in a sandbox, and bubblewrap is not")
     keys = [line.partition(":")[0] for line in faults(preset="rlvr_code")]
@@ -297,8 +297,8 @@ def test_a_registered_start_is_held_against_the_tokenizer_of_the_run(
     import_model(ModelConfig(source="scratch", shape=shape), base, seed=0)
     shutil.copytree(base, other)
     overrides = ["model.source=folder", f"model.path={base}", "stages.grpo.start=models:/mine@champion"]
-    monkeypatch.setattr("tasks.pipeline.preflight.read_version", lambda home, model: {"sha256": "abc"})
-    monkeypatch.setattr("flows.stages.registered_version", lambda config, *, model: "mine/1")
+    monkeypatch.setattr("rlcore.tasks.pipeline.preflight.read_version", lambda home, model: {"sha256": "abc"})
+    monkeypatch.setattr("rlcore.flows.stages.registered_version", lambda config, *, model: "mine/1")
     assert not faults(*overrides)
     document = json.loads((other / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]

@@ -7,16 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
 from rlcore.errors import PromotionError
-from tasks.pipeline.promotion import current_champion, settle
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.settings import Home
-from tasks.store.storage import write_json
-from tasks.tracking.packaged import Cards, Package
-from tasks.tracking.registration import register_model
-from tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion, find_version, promote, read_tags, roll_back
-from tasks.tracking.runs import Tracker, open_tracker
+from rlcore.flows.presets import open_preset
+from rlcore.tasks.pipeline.promotion import current_champion, settle
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import write_json
+from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import (
+    CHALLENGER,
+    CHAMPION,
+    ModelVersion,
+    find_version,
+    promote,
+    read_tags,
+    roll_back,
+)
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 NAME = "tiny-grpo"
 

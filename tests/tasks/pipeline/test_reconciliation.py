@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.pipeline.leases import hold_lease
-from tasks.pipeline.reconciliation import CRASHES, SETTLED_SECONDS, Record, judge, living_runs
-from tasks.store.settings import Home
+from rlcore.tasks.pipeline.leases import hold_lease
+from rlcore.tasks.pipeline.reconciliation import CRASHES, SETTLED_SECONDS, Record, judge, living_runs
+from rlcore.tasks.store.settings import Home
 from tests.processes import wait_for_line
 
 RUN = "11111111-2222-4333-8444-555555555555"

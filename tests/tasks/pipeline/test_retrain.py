@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tasks.pipeline.retrain import nearest, recipe_of
-from tasks.store.settings import Home
-from tasks.store.storage import write_json
-from tasks.tracking.lineage import Ancestor
+from rlcore.tasks.pipeline.retrain import nearest, recipe_of
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import write_json
+from rlcore.tasks.tracking.lineage import Ancestor
 
 
 def node(stage: str, sha256: str, *parents: Ancestor) -> Ancestor:

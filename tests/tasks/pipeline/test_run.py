@@ -11,17 +11,17 @@ import pytest
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
-from tasks.pipeline.bridge import FlowRun
-from tasks.pipeline.leases import LEASE_TAG, hold_lease
-from tasks.pipeline.opening import open_pipeline_run
-from tasks.pipeline.run import PlanRow, format_plan, order_stages, plan, run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections, sections_of
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.settings import Home
-from tasks.tracking.runs import PARENT_TAG, open_tracker
+from rlcore.tasks.pipeline.bridge import FlowRun
+from rlcore.tasks.pipeline.leases import LEASE_TAG, hold_lease
+from rlcore.tasks.pipeline.opening import open_pipeline_run
+from rlcore.tasks.pipeline.run import PlanRow, format_plan, order_stages, plan, run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, sections_of
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import PARENT_TAG, open_tracker
 from tests.toys import ToyConfig
 
 
@@ -128,7 +128,7 @@ def test_a_first_run_computes_everything_and_a_second_nothing(tracked_home: Home
 
 
 def test_a_run_says_first_what_it_computes_with(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="tasks")
+    caplog.set_level(logging.INFO, logger="rlcore")
     hardware = HardwareConfig(device="cpu", dtype="bfloat16", num_threads=1)
     refs = run(tracked_home, "data", hardware=hardware)
     assert caplog.records[0].getMessage().startswith("machine: device cpu, precision bfloat16, instructions ")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import main
-from tasks.pipeline import interfaces
-from tasks.pipeline.server_access import client_variables, mlflow_command, mlflow_variables, prefect_variables
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.tasks.pipeline import interfaces
+from rlcore.tasks.pipeline.server_access import client_variables, mlflow_command, mlflow_variables, prefect_variables
+from rlcore.tasks.store.settings import Home
 
 KNOWN = {"web": "w" * 32, "mlflow_sessions": "s" * 32}
 
@@ -67,7 +67,7 @@ def test_the_interfaces_print_one_password_and_start_both_servers_with_it(
 EMBEDDED = """
 import os
 from pathlib import Path
-from tasks.store.settings import Home, configure_environment
+from rlcore.tasks.store.settings import Home, configure_environment
 configure_environment(Home(Path(os.environ["RLCORE_HOME"])))
 print(os.environ.get("PREFECT_API_AUTH_STRING"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING"))
 print(os.environ.get("PREFECT_SERVER_CORS_ALLOWED_ORIGINS"))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, ServiceError
+from rlcore.tasks.pipeline.delivery import Registered
+from rlcore.tasks.pipeline.serving import TOKEN, serve_model, vllm_command
+from rlcore.tasks.serving.server import listen
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.registry import find_number, set_alias
+from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.pipeline.delivery import Registered
-from tasks.pipeline.serving import TOKEN, serve_model, vllm_command
-from tasks.serving.server import listen
-from tasks.store.settings import Home
-from tasks.tracking.registry import find_number, set_alias
-from tasks.tracking.runs import open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
 from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.registered import register_toy
@@ -62,7 +62,7 @@ def test_a_port_that_is_taken_is_an_error_before_anything_is_loaded(
     tracked_home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_toy(tracked_home)
-    monkeypatch.setattr("tasks.pipeline.serving.load_policy", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("rlcore.tasks.pipeline.serving.load_policy", lambda *_, **__: pytest.fail("it was loaded"))
     with listen("127.0.0.1", 0) as taken, pytest.raises(ServiceError, match="nothing can listen"):
         serve_model(tracked_home, "toy-sft/1", port=taken.getsockname()[1], engine="native")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rlcore.errors import StorageError
-from tasks.pipeline import stages
-from tasks.pipeline.stage_runs import Finished, PipelineRun, left_by_a_kill, open_stage_run, tell_cached
-from tasks.pipeline.stages import run_stage
-from tasks.store.cache import StageCache
-from tasks.store.settings import Home
+from rlcore.tasks.pipeline import stages
+from rlcore.tasks.pipeline.stage_runs import Finished, PipelineRun, left_by_a_kill, open_stage_run, tell_cached
+from rlcore.tasks.pipeline.stages import run_stage
+from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.settings import Home
 from tests.tasks.pipeline.test_stages import MAKE, config, open_run
 
 

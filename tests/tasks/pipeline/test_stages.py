@@ -14,15 +14,15 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, TrainingError
-from tasks.pipeline.stage_runs import PipelineRun, parameters
-from tasks.pipeline.stages import Stage, run_stage
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import ArtifactRef, ArtifactStore
-from tasks.store.cache import StageCache
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.pipeline.stage_runs import PipelineRun, parameters
+from rlcore.tasks.pipeline.stages import Stage, run_stage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig
 
 
@@ -251,7 +251,7 @@ def test_two_at_once_compute_once(run: PipelineRun) -> None:
 
 
 def test_one_line_per_stage_with_its_seconds(run: PipelineRun, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="tasks")
+    caplog.set_level(logging.INFO, logger="rlcore")
     ref = make(run)
     make(run)
     run_stage(DOUBLE, config(), {"make": ref}, run)
@@ -306,8 +306,8 @@ def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
 
 
 STAGE_SOURCE = """
-from tasks.presets.sections import Sections
-from tasks.steps.base import StageResult
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.steps.base import StageResult
 RESULT = StageResult(metrics={})
 def run(context):
     (context.folder / "x").write_text("x")

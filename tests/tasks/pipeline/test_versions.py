@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
-from tasks.pipeline import versions as module
-from tasks.pipeline.keys import why
-from tasks.pipeline.stages import ingredients_of
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import Ingredients, Record
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.pipeline import versions as module
+from rlcore.tasks.pipeline.keys import why
+from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Ingredients, Record
 
 RL, EVALUATIONS = {"grpo", "ppo"}, {"evaluate_base", "evaluate_sft", "evaluate_grpo", "evaluate_ppo"}
 PREPARING = {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"}

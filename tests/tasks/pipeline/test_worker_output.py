@@ -24,7 +24,7 @@ Path(sys.argv[1]).touch()
 
 @pytest.mark.parametrize(("handler", "lives"), [("WorkerOutput", True), ("PrefectConsoleHandler", False)])
 def test_a_run_goes_on_when_nobody_reads_what_it_says(tmp_path: Path, handler: str, *, lives: bool) -> None:
-    module = "tasks.pipeline.worker_output"
+    module = "rlcore.tasks.pipeline.worker_output"
     variables = os.environ | {"PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": f"{module}.{handler}"}
     read, write = os.pipe()
     os.close(read)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from tasks.presets.graph import (
+from rlcore.tasks.presets.graph import (
     asked_for,
     checkpoints,
     contrasts,
@@ -18,8 +18,8 @@ from tasks.presets.graph import (
     registered_starts,
     stage_order,
 )
-from tasks.presets.run import RunConfig, load_preset
-from tasks.presets.stages import STAGE_KINDS, RlStage
+from rlcore.tasks.presets.run import RunConfig, load_preset
+from rlcore.tasks.presets.stages import STAGE_KINDS, RlStage
 
 PRESET = """
 name = "test"

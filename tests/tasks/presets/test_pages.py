@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import FOLDER, open_preset, preset_path
-from tasks.presets.described import describe, origins
-from tasks.presets.pages import as_toml
-from tasks.presets.run import load_preset
+from rlcore.flows.presets import FOLDER, open_preset, preset_path
+from rlcore.tasks.presets.described import describe, origins
+from rlcore.tasks.presets.pages import as_toml
+from rlcore.tasks.presets.run import load_preset
 from tests.flows.micro import PRESETS
 
 

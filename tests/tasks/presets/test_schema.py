@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from flows.presets import FOLDER
+from rlcore.flows.presets import FOLDER
 from rlcore.strict import apply_override
-from tasks.presets.schema import preset_schema
+from rlcore.tasks.presets.schema import preset_schema
 from tests.flows.micro import PRESETS
 
 

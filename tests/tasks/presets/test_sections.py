@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
-from tasks.presets.sections import Sections, sections_of, stage_sections
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.presets.sections import Sections, sections_of, stage_sections
 
 VLLM = "engine.kind=vllm"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tasks.report.lineage_picture import draw
-from tasks.tracking.lineage import Ancestor
+from rlcore.tasks.report.lineage_picture import draw
+from rlcore.tasks.tracking.lineage import Ancestor
 
 ROWS = Ancestor(stage="rows", sha256="d" * 64, facts=("12 rows", "$x$ from a & b", "2026-01-01T00:00"), parents=())
 SFT = Ancestor(stage="sft", sha256="5" * 64, facts=("seed 0", "2026-01-01T00:01"), parents=(ROWS,))

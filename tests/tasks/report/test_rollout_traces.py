@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from tasks.report.rollout_traces import rollout_traces
-from tasks.store.storage import write_json, write_table
+from rlcore.tasks.report.rollout_traces import rollout_traces
+from rlcore.tasks.store.storage import write_json, write_table
 
 
 def table(iteration: int, values: list[float | None]) -> pd.DataFrame:

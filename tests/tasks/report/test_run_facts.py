@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tasks.presets.run import load_preset
-from tasks.report.run_facts import answers_shape, explain, machine_facts, model_facts, stage_facts
-from tasks.store.storage import write_json
+from rlcore.tasks.presets.run import load_preset
+from rlcore.tasks.report.run_facts import answers_shape, explain, machine_facts, model_facts, stage_facts
+from rlcore.tasks.store.storage import write_json
 
 PRESETS = Path(__file__).resolve().parents[3] / "flows" / "presets"
 TINY = load_preset(PRESETS / "tiny.toml", ("hardware.device=cpu", "hardware.dtype=float32"))

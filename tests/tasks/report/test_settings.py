@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.presets.run import RunConfig, load_preset
-from tasks.report.settings import from_defaults, from_preset
+from rlcore.tasks.presets.run import RunConfig, load_preset
+from rlcore.tasks.report.settings import from_defaults, from_preset
 
 TINY = Path(__file__).resolve().parents[3] / "flows" / "presets" / "tiny.toml"
 

@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 
-from data_contracts.drift.comparison import ColumnDrift, Move
-from data_contracts.gate.report import GateReport, RuleResult
+from rlcore.data_contracts.drift.comparison import ColumnDrift, Move
+from rlcore.data_contracts.gate.report import GateReport, RuleResult
 from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.intervals import Interval
 from rlcore.evaluation.promotion import Verdict
 from rlcore.sampling.rejection import Yield
-from tasks.kinds.compare import page as comparison
-from tasks.kinds.data import page as data_page
-from tasks.kinds.drift import page as drift_page
-from tasks.kinds.drift.step import DatasetDrift
-from tasks.kinds.promote import page as promotion_page
-from tasks.kinds.rejection import page as rejection_page
-from tasks.kinds.reward_gate import page as reward_gate_page
+from rlcore.tasks.kinds.compare import page as comparison
+from rlcore.tasks.kinds.data import page as data_page
+from rlcore.tasks.kinds.drift import page as drift_page
+from rlcore.tasks.kinds.drift.step import DatasetDrift
+from rlcore.tasks.kinds.promote import page as promotion_page
+from rlcore.tasks.kinds.rejection import page as rejection_page
+from rlcore.tasks.kinds.reward_gate import page as reward_gate_page
 from tests.markup import ATTACK, assert_is_text
 
 CHECK = Check(name=ATTACK, estimate=0.1, low=0.0, high=0.2, p_value=0.1, limit=0.0, passed=True, sentence="")

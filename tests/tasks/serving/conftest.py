@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from rlcore.models.loading import load_policy
+from rlcore.tasks.serving.engine import Engine
+from rlcore.tasks.serving.front import Served, front
+from rlcore.tasks.serving.guard import LOOPBACK, Limits
+from rlcore.tasks.serving.native import NativeEngine
+from rlcore.tasks.serving.server import Server, listen
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.serving.engine import Engine
-from tasks.serving.front import Served, front
-from tasks.serving.guard import LOOPBACK, Limits
-from tasks.serving.native import NativeEngine
-from tasks.serving.server import Server, listen
 from tests.chat_models import SHAPE, make_checkpoint
 
 TOKEN = "a-token-of-the-tests"

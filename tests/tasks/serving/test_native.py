@@ -16,9 +16,9 @@ from rlcore.config import ModelConfig
 from rlcore.errors import SamplingError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
+from rlcore.tasks.serving.engine import Job, Piece
+from rlcore.tasks.serving.native import NativeEngine
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.serving.engine import Job, Piece
-from tasks.serving.native import NativeEngine
 from tests.chat_models import SHAPE
 
 JOB = Job(prompt_ids=(40, 41, 42), max_tokens=300, num_samples=1, temperature=1.0, seed=5)
@@ -81,7 +81,7 @@ def test_a_model_that_the_library_decodes_says_the_same(long_winded: Path, monke
         (folder / "generation_config.json").write_text(json.dumps(ends))
     job = dataclasses.replace(JOB, max_tokens=24, num_samples=6)
     ours = pieces_of(engine_of(folder), job)
-    monkeypatch.setattr("tasks.serving.native.shares_prompts", lambda model: False)
+    monkeypatch.setattr("rlcore.tasks.serving.native.shares_prompts", lambda model: False)
     theirs = pieces_of(engine_of(folder), job)
     assert texts(ours) == texts(theirs)
     assert len(texts(ours)) == 6

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rlcore.errors import SamplingError
-from tasks.serving.engine import Job, Piece, TokenLogprob
-from tasks.serving.server import listen
-from tasks.serving.vllm import VllmEngine
+from rlcore.tasks.serving.engine import Job, Piece, TokenLogprob
+from rlcore.tasks.serving.server import listen
+from rlcore.tasks.serving.vllm import VllmEngine
 
 KEY = "of-the-engine"
 JOB = Job(

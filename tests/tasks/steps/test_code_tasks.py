@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tasks.presets.data import DatasetConfig
-from tasks.steps.data import prepare_dataset
-from tasks.steps.rows import read_prompts
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps.data import prepare_dataset
+from rlcore.tasks.steps.rows import read_prompts
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.tasks.steps.token_views import words_view
 

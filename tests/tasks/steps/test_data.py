@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from data_contracts.gate.data_gate import GateReport
+from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.errors import ConfigError, DataError
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps.data import DatasetKind, Use, prepare_dataset, resolve_adapter, source_digest
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
 from rlcore.types import Message
-from tasks.presets.data import DatasetConfig
-from tasks.steps.data import DatasetKind, Use, prepare_dataset, resolve_adapter, source_digest
-from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
 from tests.tasks.steps.token_views import words_view
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -118,7 +118,7 @@ def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
 
 
 def test_parquet_and_jsonl_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
-    from tasks.store.storage import read_table, write_table
+    from rlcore.tasks.store.storage import read_table, write_table
 
     path = pairs_file(tmp_path / "pairs.jsonl", 30)
     one = prepare("preferences", tmp_path / "a", config(adapter="preferences", path=str(path)))

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.presets import open_preset
 from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, ShapeConfig
 from rlcore.environments.episodes import EpisodeSampler, episode_metrics
 from rlcore.errors import ConfigError, DataError
+from rlcore.flows.presets import open_preset
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
-from tasks.presets.stages import RlStage
-from tasks.steps.episodes import (
+from rlcore.tasks.presets.stages import RlStage
+from rlcore.tasks.steps.episodes import (
     corpus_digest,
     environment_faults,
     episodes_digest,
@@ -28,7 +26,9 @@ from tasks.steps.episodes import (
     evaluation_sections,
     with_tools,
 )
-from tasks.steps.rl_records import rollout_rows
+from rlcore.tasks.steps.rl_records import rollout_rows
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tests.architecture.source_files import ROOT
 
 CALCULATOR = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=40)

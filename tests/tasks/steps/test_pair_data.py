@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import DataError
-from tasks.steps.pair_data import read_anchors
-from tasks.steps.rows import PairRow
-from tasks.store.storage import write_table
+from rlcore.tasks.steps.pair_data import read_anchors
+from rlcore.tasks.steps.rows import PairRow
+from rlcore.tasks.store.storage import write_table
 
 
 def test_anchors_that_have_no_pair_are_refused(tmp_path: Path) -> None:

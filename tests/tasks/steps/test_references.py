@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.steps import references
-from tasks.steps.references import references_screen, unusable
+from rlcore.tasks.steps import references
+from rlcore.tasks.steps.references import references_screen, unusable
 
 MIXED = ["17", "proof", "", '{"dataset": "chain_sum", "entry": {}}', "x^2", r"\frac{1}{0}", "proof"]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from data_contracts.contracts.rollouts import check_rollouts
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.rollouts import check_rollouts
+from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import StorageError
 from rlcore.loop.prompt_schedule import Drawn
+from rlcore.tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.types import Message, ScoredRollout
-from tasks.steps.rl_records import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
 from tests import strategies
 
 
@@ -134,7 +134,7 @@ def test_a_table_that_has_changed_since_it_was_written_stops_the_stage(tracked_h
 def test_a_slow_loop_writes_every_iteration_at_once(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.steps.rl_records.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("rlcore.tasks.steps.rl_records.WRITE_SECONDS", 0.0)
     with open_tracker(tracked_home).start_run("e", "r", tags={}) as run:
         keeper = RolloutKeeper(tmp_path, run)
         keeper.keep(7, drawn(7))

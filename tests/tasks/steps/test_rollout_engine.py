@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from flows.presets import open_preset
 from rlcore.config import EngineConfig, GpuConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
 from rlcore.errors import ConfigError, SamplingError
+from rlcore.flows.presets import open_preset
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.gpu_assignment import Cards
 from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.tasks.presets.stages import RejectionStage
+from rlcore.tasks.steps import rollout_engine
+from rlcore.tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tasks.presets.stages import RejectionStage
-from tasks.steps import rollout_engine
-from tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
 
 CPU = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 WORK = Workload(max_concurrent=4, max_tokens=64)

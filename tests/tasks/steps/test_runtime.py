@@ -21,10 +21,10 @@ from rlcore.hardware.out_of_memory import free_cached
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.text.packing import pack
 from rlcore.training.reward_learner import reward_trunk
-from tasks.steps.base import MODEL
-from tasks.steps.runtime import open_runtime
 from tests import strategies
 from tests.learners import update_config
 

@@ -11,21 +11,21 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
 from rlcore.checks.audit.integrity import write_seal
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
+from rlcore.tasks.kinds.data import sampled_pairs
+from rlcore.tasks.kinds.evaluate import step as evaluate
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps import sampled_answers
+from rlcore.tasks.steps.base import MODEL, StageContext
+from rlcore.tasks.steps.rows import read_demonstrations
+from rlcore.tasks.store.storage import read_json, read_table, write_table
 from rlcore.text.tokenization import ChatTokenizer
-from tasks.kinds.data import sampled_pairs
-from tasks.kinds.evaluate import step as evaluate
-from tasks.presets.run import RunConfig
-from tasks.steps import sampled_answers
-from tasks.steps.base import MODEL, StageContext
-from tasks.steps.rows import read_demonstrations
-from tasks.store.storage import read_json, read_table, write_table
 
 SHAPE = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8)
 VLLM = ("engine.kind=vllm", "engine.max_model_len=100")

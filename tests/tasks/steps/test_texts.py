@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rlcore.tasks.steps.rows import DemonstrationRow, PairRow
+from rlcore.tasks.steps.texts import tokenize_demonstrations, tokenize_pairs
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tasks.steps.rows import DemonstrationRow, PairRow
-from tasks.steps.texts import tokenize_demonstrations, tokenize_pairs
 
 QUESTION = (Message(role="user", content="3+4"),)
 PAIR = PairRow(

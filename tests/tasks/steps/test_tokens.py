@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import ConfigError
+from rlcore.tasks.steps.rows import PromptRow
+from rlcore.tasks.steps.tokens import check_context, read_prompt_sets, tokenize_prompts
+from rlcore.tasks.store.storage import write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tasks.steps.rows import PromptRow
-from tasks.steps.tokens import check_context, read_prompt_sets, tokenize_prompts
-from tasks.store.storage import write_table
 
 ROW = PromptRow(prompt_id="1", messages=(Message(role="user", content="3+4"),), reference="7", task="sums")
 

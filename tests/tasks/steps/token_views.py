@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlcore.tasks.steps.data import TokenView
 from rlcore.types import Message
-from tasks.steps.data import TokenView
 
 
 def words_view(template: int, *, special_tokens: Sequence[str] = ()) -> TokenView:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
-from tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 
 # sha256("hello") is 2cf24dba...; the folder's digest is the SHA-256 of the text
 #   [["a.txt", "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"]]

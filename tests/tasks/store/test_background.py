@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.store.background import MAX_WAITING, BackgroundWriter
+from rlcore.tasks.store.background import MAX_WAITING, BackgroundWriter
 
 
 @pytest.fixture

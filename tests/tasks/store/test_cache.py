@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import Record, StageCache, describe_machine
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 
 RECORD = Record(
     key="abc",

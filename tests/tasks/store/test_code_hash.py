@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import StorageError
-from tasks.store.code_hash import NEUTRAL, closure, closure_digest, closure_digests, code_version
+from rlcore.tasks.store.code_hash import NEUTRAL, closure, closure_digest, closure_digests, code_version
 
-# tasks.steps.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
-# tasks.steps.score -> rlcore.grade ("from rlcore import grade") and, through import_module, rlcore.late
+# rlcore.tasks.steps.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
+# rlcore.tasks.steps.score -> rlcore.grade ("from rlcore import grade") and, through import_module, rlcore.late
 SOURCES = {
     "rlcore/__init__.py": "",
     "rlcore/learn.py": "def f():\n    from .maths import deep\n    return deep.g()\n",
@@ -21,15 +21,15 @@ SOURCES = {
     "rlcore/unused.py": "Y = 1\n",
     "rlcore/config/__init__.py": "Z = 1\n",
     "rlcore/config/rl.py": "Z = 1\n",
-    "tasks/__init__.py": "",
-    "tasks/steps/__init__.py": "",
-    "tasks/pipeline/stages.py": "from rlcore import unused\n",
-    "tasks/steps/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
-    "from rlcore.config.rl import Z\nfrom tasks.pipeline.stages import unused\n",
-    "tasks/steps/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
+    "rlcore/tasks/__init__.py": "",
+    "rlcore/tasks/steps/__init__.py": "",
+    "rlcore/tasks/pipeline/stages.py": "from rlcore import unused\n",
+    "rlcore/tasks/steps/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
+    "from rlcore.config.rl import Z\nfrom rlcore.tasks.pipeline.stages import unused\n",
+    "rlcore/tasks/steps/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
     '    return importlib.import_module("rlcore.late")\n',
 }
-STAGES = ("tasks.steps.train", "tasks.steps.score")
+STAGES = ("rlcore.tasks.steps.train", "rlcore.tasks.steps.score")
 
 
 @pytest.fixture
@@ -53,25 +53,25 @@ def changed(tree: Path, name: str, text: str) -> set[str]:
 
 
 def test_a_closure_follows_imports_at_the_top_in_functions_and_by_name(tree: Path) -> None:
-    assert closure("tasks.steps.train", root=tree) == {
-        "tasks.steps.train",
+    assert closure("rlcore.tasks.steps.train", root=tree) == {
+        "rlcore.tasks.steps.train",
         "rlcore.learn",
         "rlcore.maths.deep",
     }
-    assert closure("tasks.steps.score", root=tree) == {"tasks.steps.score", "rlcore.grade", "rlcore.late"}
+    assert closure("rlcore.tasks.steps.score", root=tree) == {"rlcore.tasks.steps.score", "rlcore.grade", "rlcore.late"}
 
 
 def test_a_package_counts_from_its_first_line_of_code_on(tree: Path) -> None:
     assert changed(tree, "rlcore/maths/__init__.py", '"""Nothing but mathematics."""\n') == set()
-    assert changed(tree, "rlcore/maths/__init__.py", "X = 1\n") == {"tasks.steps.train"}
+    assert changed(tree, "rlcore/maths/__init__.py", "X = 1\n") == {"rlcore.tasks.steps.train"}
 
 
 def test_an_edit_deep_inside_changes_exactly_the_stages_that_reach_it(tree: Path) -> None:
     assert changed(tree, "rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n") == {
-        "tasks.steps.train"
+        "rlcore.tasks.steps.train"
     }
-    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"tasks.steps.score"}
-    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"tasks.steps.score"}
+    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"rlcore.tasks.steps.score"}
+    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"rlcore.tasks.steps.score"}
 
 
 def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree: Path) -> None:
@@ -79,17 +79,19 @@ def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree
 
 
 def test_the_public_names_of_the_library_change_no_stage_that_imports_its_modules(tree: Path) -> None:
-    (tree / "tasks/steps/train.py").write_text("from rlcore.learn import f\nimport rlcore.maths.deep\n")
-    assert "rlcore" not in closure("tasks.steps.train", root=tree)
-    assert changed(tree, "rlcore/__init__.py", "import os\n") == {"tasks.steps.score"}
-    assert changed(tree, "rlcore/maths/__init__.py", "import os\n") == {"tasks.steps.train"}
+    (tree / "rlcore/tasks/steps/train.py").write_text("from rlcore.learn import f\nimport rlcore.maths.deep\n")
+    assert "rlcore" not in closure("rlcore.tasks.steps.train", root=tree)
+    assert changed(tree, "rlcore/__init__.py", "import os\n") == {"rlcore.tasks.steps.score"}
+    assert changed(tree, "rlcore/maths/__init__.py", "import os\n") == {"rlcore.tasks.steps.train"}
 
 
 def test_an_edit_of_a_module_that_no_stage_reaches_changes_nothing(tree: Path) -> None:
     assert changed(tree, "rlcore/unused.py", "Y = 2\n") == set()
 
 
-@pytest.mark.parametrize("name", ["tasks/pipeline/stages.py", "rlcore/config/__init__.py", "rlcore/config/rl.py"])
+@pytest.mark.parametrize(
+    "name", ["rlcore/tasks/pipeline/stages.py", "rlcore/config/__init__.py", "rlcore/config/rl.py"]
+)
 def test_orchestration_and_configuration_types_are_no_part_of_a_closure(tree: Path, name: str) -> None:
     assert changed(tree, name, "import os\n") == set()
 
@@ -109,25 +111,25 @@ def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: py
             raise SystemError("AST constructor recursion depth mismatch (before=54, after=77)")
         return parse(source)
 
-    monkeypatch.setattr("tasks.store.code_hash._MOMENT", 0.0)
-    monkeypatch.setattr("tasks.store.code_hash.ast.parse", disturbed)
+    monkeypatch.setattr("rlcore.tasks.store.code_hash._MOMENT", 0.0)
+    monkeypatch.setattr("rlcore.tasks.store.code_hash.ast.parse", disturbed)
     assert digests(tree) == before
     assert next(calls) > 1
 
 
 def test_a_default_argument_is_code(tree: Path) -> None:
-    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"tasks.steps.score"}
+    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"rlcore.tasks.steps.score"}
 
 
 def test_an_edit_is_seen_at_once_even_when_the_file_keeps_its_time(tree: Path) -> None:
-    before = closure_digest("tasks.steps.train", root=tree)
+    before = closure_digest("rlcore.tasks.steps.train", root=tree)
     path = tree / "rlcore/maths/deep.py"
     stamp = path.stat()
     path.write_text("import math\n\n\ndef g():\n    return math.ex\n")
     import os
 
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert closure_digest("tasks.steps.train", root=tree) != before
+    assert closure_digest("rlcore.tasks.steps.train", root=tree) != before
 
 
 def test_a_module_without_source_is_refused(tree: Path) -> None:
@@ -163,8 +165,8 @@ def test_every_neutral_folder_or_module_exists_so_that_a_rename_is_noticed() -> 
 
 
 def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
-    assert closure("tasks.steps.train", without=["rlcore.maths"], root=tree) == {
-        "tasks.steps.train",
+    assert closure("rlcore.tasks.steps.train", without=["rlcore.maths"], root=tree) == {
+        "rlcore.tasks.steps.train",
         "rlcore.learn",
     }
 
@@ -208,4 +210,4 @@ def test_our_own_modules_are_not_followed_into_what_lies_beside_the_user(
     (tmp_path / "beside.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tree / "rlcore/learn.py").write_text("import beside\n")
-    assert "beside" not in closure("tasks.steps.train", root=tree)
+    assert "beside" not in closure("rlcore.tasks.steps.train", root=tree)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, StorageError
-from tasks.store.disk import full_disk_named, is_full_disk
+from rlcore.tasks.store.disk import full_disk_named, is_full_disk
 
 
 def caused_by(reason: BaseException, *, told: bool) -> RuntimeError:

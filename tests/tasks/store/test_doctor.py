@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.command.app import main
 from rlcore.config import HardwareConfig
-from tasks.store import doctor
-from tasks.store.doctor import GIB, Finding, lines
-from tasks.store.settings import Home
+from rlcore.flows.command.app import main
+from rlcore.tasks.store import doctor
+from rlcore.tasks.store.doctor import GIB, Finding, lines
+from rlcore.tasks.store.settings import Home
 
 
 class Healthy(BaseHTTPRequestHandler):

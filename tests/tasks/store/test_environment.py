@@ -5,7 +5,7 @@ import platform
 
 import torch
 
-from tasks.store.environment import pins, pins_digest
+from rlcore.tasks.store.environment import pins, pins_digest
 
 
 def test_the_pins_name_the_interpreter_and_every_package_once_in_order() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import StorageError
-from tasks.store.locks import file_lock, is_held, locked_file
+from rlcore.tasks.store.locks import file_lock, is_held, locked_file
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from tasks.store.locks import file_lock
+from rlcore.tasks.store.locks import file_lock
 with file_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -24,7 +24,7 @@ with file_lock(Path(sys.argv[1])):
 FORK = """
 import os, signal, sys, time
 from pathlib import Path
-from tasks.store.locks import file_lock
+from rlcore.tasks.store.locks import file_lock
 with file_lock(Path(sys.argv[1])):
     worker = os.fork()
     if worker == 0:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import DataError, StorageError
-from tasks.store.disk import full_disk_named
-from tasks.store.logs import UserErrors, shorten_user_errors
+from rlcore.tasks.store.disk import full_disk_named
+from rlcore.tasks.store.logs import UserErrors, shorten_user_errors
 
 
 def logged(error: Exception, caplog: pytest.LogCaptureFixture, name: str = "prefect.flow_runs") -> str:

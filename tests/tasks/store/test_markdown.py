@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.store.markdown import code, code_cell, excerpt, on_terminal, plain
+from rlcore.tasks.store.markdown import code, code_cell, excerpt, on_terminal, plain
 from tests.markup import ATTACK, READ, assert_is_text, read_markdown
 
 TEXTS = st.text(alphabet="ab <>&;#`*_[]()|\\~!-+.:/\n\"'", max_size=30) | st.sampled_from(

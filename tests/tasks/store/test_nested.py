@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.store.nested import flatten
+from rlcore.tasks.store.nested import flatten
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tasks.store.passwords import draw, passwords, write_private
+from rlcore.tasks.store.passwords import draw, passwords, write_private
 
 
 def test_a_password_is_long_unlike_the_others_and_needs_no_quotes() -> None:

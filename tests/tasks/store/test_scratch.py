@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.scratch import announced, remove_left, scratch_folder
-from tasks.store.settings import Home, configure_environment
+from rlcore.tasks.store.scratch import announced, remove_left, scratch_folder
+from rlcore.tasks.store.settings import Home, configure_environment
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rlcore.models.unfinished import unfinished_folder
-from tasks.store.scratch import announced, scratch_folder
+from rlcore.tasks.store.scratch import announced, scratch_folder
 work, place = map(Path, sys.argv[1:])
 with scratch_folder(work) as folder, announced(work, place, ".tmp-out-"):
     (folder / "weights").touch()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, StorageError
-from tasks.store import settings
-from tasks.store.settings import Home, configure_environment, engine_name, find_home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store import settings
+from rlcore.tasks.store.settings import Home, configure_environment, engine_name, find_home
+from rlcore.tasks.tracking.runs import open_tracker
 
 
 def test_the_home_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_prefect_is_the_engine_when_nothing_is_said(monkeypatch: pytest.MonkeyPa
 def test_stages_and_engine_import_neither_prefect_nor_mlflow() -> None:
     # Both read their settings when they are imported, and cost seconds: no inline run may pay for Prefect.
     heavy = "('prefect', 'mlflow', 'torch')"
-    code = f"import sys, tasks.pipeline.run; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, rlcore.tasks.pipeline.run; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

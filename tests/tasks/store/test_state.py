@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.command.app import main
 from rlcore.errors import StorageError
-from tasks.store.locks import locked_file
-from tasks.store.settings import Home, configure_environment
-from tasks.store.state import databases, require_readable, upgrade
-from tasks.tracking.runs import open_tracker
+from rlcore.flows.command.app import main
+from rlcore.tasks.store.locks import locked_file
+from rlcore.tasks.store.settings import Home, configure_environment
+from rlcore.tasks.store.state import databases, require_readable, upgrade
+from rlcore.tasks.tracking.runs import open_tracker
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_database_that_cannot_be_brought_up_is_as_it_was(
         move_schema(filled.root / "mlflow.db", "feedfeedfeed")
         return subprocess.CompletedProcess(command, 1, "", "a line\nno such table: x\n")
 
-    monkeypatch.setattr("tasks.store.state.subprocess.run", half)
+    monkeypatch.setattr("rlcore.tasks.store.state.subprocess.run", half)
     assert main(["upgrade"]) == 1
     assert "as it was: no such table: x" in capsys.readouterr().err
     assert databases(filled)[0].schema == older

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
-from tasks.store import storage
-from tasks.store.storage import (
+from rlcore.tasks.store import storage
+from rlcore.tasks.store.storage import (
     read_column,
     read_json,
     read_table,

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.store.settings import Home
-from tasks.tracking.card import body_of, write_cards
-from tasks.tracking.described import refresh_cards
-from tasks.tracking.lineage import read_records
-from tasks.tracking.registry import ModelVersion, find_number, set_tags
-from tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.card import body_of, write_cards
+from rlcore.tasks.tracking.described import refresh_cards
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.registry import ModelVersion, find_number, set_tags
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import register_toy
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import mlflow.store.tracking.sqlalchemy_store as mlflow_store
 import pytest
 
-from tasks.store.settings import Home
-from tasks.tracking.database import make_database
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.database import make_database
+from rlcore.tasks.tracking.runs import open_tracker
 
 
 def test_a_start_that_was_killed_while_tables_were_made_leaves_nothing_that_the_next_one_trips_over(
@@ -55,7 +55,7 @@ def test_nothing_opens_the_database_before_it_is_made(home: Home, monkeypatch: p
         assert not (home.root / "mlflow.db").exists()
         raise Made
 
-    monkeypatch.setattr("tasks.tracking.runs.make_database", look)
+    monkeypatch.setattr("rlcore.tasks.tracking.runs.make_database", look)
     with pytest.raises(Made):
         open_tracker(home)
     assert not (home.root / "mlflow.db").exists()

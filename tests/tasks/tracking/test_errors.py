@@ -8,7 +8,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST
 
-from tasks.tracking.errors import or_none, unless_exists
+from rlcore.tasks.tracking.errors import or_none, unless_exists
 
 
 def refusing(code: int) -> Callable[..., str]:

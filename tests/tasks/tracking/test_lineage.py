@@ -13,16 +13,16 @@ import pytest
 from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.hardware.machine import find_machine
-from tasks.pipeline.run import run_pipeline
-from tasks.pipeline.stages import Stage
-from tasks.presets.run import RunConfig
-from tasks.presets.sections import Sections, sections_of
-from tasks.steps.base import StageContext, StageResult
-from tasks.store.artifacts import ArtifactRef
-from tasks.store.cache import describe_machine
-from tasks.store.environment import pins_digest
-from tasks.store.settings import Home
-from tasks.tracking.lineage import find_lineage, tree_text
+from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, sections_of
+from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import describe_machine
+from rlcore.tasks.store.environment import pins_digest
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 from tests.toys import ToyConfig, no_sections
 
 
@@ -79,7 +79,7 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
 
 
 def test_reading_a_lineage_does_not_wait_for_torch() -> None:
-    script = "import sys, tasks.tracking.lineage; assert 'torch' not in sys.modules"
+    script = "import sys, rlcore.tasks.tracking.lineage; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=False).returncode == 0
 
 

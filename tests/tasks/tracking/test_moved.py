@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.store.settings import Home
-from tasks.tracking.moved import follow_move
-from tasks.tracking.registration import register_model
-from tasks.tracking.registry import download_model, find_version, set_alias
-from tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.moved import follow_move
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import download_model, find_version, set_alias
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import sealed
 
 

@@ -17,14 +17,14 @@ from rlcore.models.heads import HEAD_FILE, ScalarModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.models.reward_ensemble import save_members
 from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.packaged import Cards, Package, checkpoint_in, is_chat_model
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import ModelVersion, download_model, find_version, set_alias
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tasks.store.settings import Home
-from tasks.tracking.packaged import Cards, Package, checkpoint_in, is_chat_model
-from tasks.tracking.registration import register_model
-from tasks.tracking.registry import ModelVersion, download_model, find_version, set_alias
-from tasks.tracking.runs import Tracker, open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 from tests.registered import sealed
 

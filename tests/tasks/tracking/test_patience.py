@@ -8,10 +8,10 @@ import sqlite3
 import pytest
 
 from rlcore.errors import ServiceError
-from tasks.store.settings import Home
-from tasks.tracking import patience
-from tasks.tracking.patience import patiently, why_away
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking import patience
+from rlcore.tasks.tracking.patience import patiently, why_away
+from rlcore.tasks.tracking.runs import open_tracker
 
 
 class Clock:

@@ -10,10 +10,10 @@ import pytest
 from mlflow import MlflowClient
 
 from rlcore.errors import ModelError, PromotionError
-from tasks.store.settings import Home
-from tasks.tracking.packaged import Cards, Package
-from tasks.tracking.registration import register_model
-from tasks.tracking.registry import (
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import (
     CHALLENGER,
     CHAMPION,
     PREVIOUS,
@@ -28,7 +28,7 @@ from tasks.tracking.registry import (
     roll_back,
     set_alias,
 )
-from tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import sealed
 
 
@@ -117,9 +117,9 @@ def test_the_figures_of_a_model_add_no_point_before_the_curve_of_its_run(tracker
 RACE = """
 import sys
 from rlcore.errors import ModelError, PromotionError
-from tasks.tracking.registry import ModelVersion, find_version, promote
-from tasks.store.settings import configure_environment, find_home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.tracking.registry import ModelVersion, find_version, promote
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.tracking.runs import open_tracker
 home = find_home()
 configure_environment(home)
 tracker = open_tracker(home)

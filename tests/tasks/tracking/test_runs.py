@@ -12,8 +12,8 @@ import pyarrow.parquet as parquet
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tasks.store.settings import Home
-from tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_the_url_of_a_run_needs_a_server(tracker: Tracker, monkeypatch: pytest.M
 def test_no_flushed_metric_is_lost_to_a_kill(tracked_home: Home) -> None:
     code = """
 import os, signal
-from tasks.store.settings import find_home
-from tasks.tracking.runs import open_tracker
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.tracking.runs import open_tracker
 run = open_tracker(find_home()).start_run("kills", "run", tags={})
 for step in range(200):
     run.log_metrics({"a": step, "b": -step}, step=step)
@@ -205,7 +205,7 @@ def test_a_write_that_failed_is_an_error_of_the_flush_and_nothing_is_written_aft
 def test_a_loop_does_not_wait_for_the_database_and_its_curves_are_whole(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.runs._WRITE_SECONDS", 0.0)  # every call writes
+    monkeypatch.setattr("rlcore.tasks.tracking.runs._WRITE_SECONDS", 0.0)  # every call writes
     write, threads = tracker.client.log_batch, set()
 
     def slowly(*args: object, **kwargs: object) -> object:

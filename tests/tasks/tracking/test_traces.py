@@ -11,9 +11,9 @@ from threading import Barrier
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from tasks.store.settings import Home
-from tasks.tracking.runs import open_tracker
-from tasks.tracking.traces import Trace, log_traces
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import open_tracker
+from rlcore.tasks.tracking.traces import Trace, log_traces
 
 
 def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_run(tracked_home: Home) -> None:

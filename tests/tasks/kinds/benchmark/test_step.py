@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.contracts.benchmark_records import check_benchmark_records
-from data_contracts.errors import ContractError
 from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.data_contracts.contracts.benchmark_records import check_benchmark_records
+from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.promotion import Paired, Rule, judge
-from tasks.kinds.benchmark.step import account, figures, run_benchmark, task_files
-from tasks.kinds.promote.figures import asked_both
+from rlcore.tasks.kinds.benchmark.step import account, figures, run_benchmark, task_files
+from rlcore.tasks.kinds.promote.figures import asked_both
 
 
 def records(*values: float, task: str = "sums", text: str = "a") -> pd.DataFrame:

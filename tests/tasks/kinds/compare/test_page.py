@@ -5,7 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import paired_difference
-from tasks.kinds.compare.page import accuracy_table, changed_answers, cost_table, difference_table, rejection_section
+from rlcore.tasks.kinds.compare.page import (
+    accuracy_table,
+    changed_answers,
+    cost_table,
+    difference_table,
+    rejection_section,
+)
 
 SUMMARY = {
     "eval/accuracy": 0.25,

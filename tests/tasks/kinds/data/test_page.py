@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_contracts.gate.reading import source_of
-from tasks.drawing.result import Result
-from tasks.kinds.data.page import data_page
-from tasks.store.storage import write_json
+from rlcore.data_contracts.gate.reading import source_of
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.data.page import data_page
+from rlcore.tasks.store.storage import write_json
 from tests.data_contracts.gate.gating import gate_source
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlcore.tasks.kinds.data.sampled_pairs import pair_of
 from rlcore.types import Message, Prompt, Rollout, Score
-from tasks.kinds.data.sampled_pairs import pair_of
 
 
 def group(*texts: str) -> list[Rollout]:

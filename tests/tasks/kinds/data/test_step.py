@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_contracts.gate.overlap import FEWEST_WORDS
+from rlcore.data_contracts.gate.overlap import FEWEST_WORDS
 from rlcore.errors import ConfigError, DataError
-from tasks.kinds.data.step import _refuse_leaks, evaluated_prompts
-from tasks.presets.data import ComparisonConfig, DatasetConfig
-from tasks.store.storage import write_table
+from rlcore.tasks.kinds.data.step import _refuse_leaks, evaluated_prompts
+from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
+from rlcore.tasks.store.storage import write_table
 
 
 def snapshot(folder: Path, *, train: list[str], held_out: list[str]) -> Path:

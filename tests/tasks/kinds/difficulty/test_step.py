@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from data_contracts.contracts.difficulties import check_difficulties
-from data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.difficulties import check_difficulties
+from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate
+from rlcore.tasks.kinds.difficulty.step import account, difficulties, figures
+from rlcore.tasks.kinds.rl.drawn_prompts import drawn_prompts
+from rlcore.tasks.presets.stages import DrawConfig
+from rlcore.tasks.store.storage import write_table
 from rlcore.types import Message, Prompt
-from tasks.kinds.difficulty.step import account, difficulties, figures
-from tasks.kinds.rl.drawn_prompts import drawn_prompts
-from tasks.presets.stages import DrawConfig
-from tasks.store.storage import write_table
 
 
 def prompts_of(*names: str) -> list[Prompt]:

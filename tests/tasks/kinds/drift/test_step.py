@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from data_contracts.drift.sketches import sketch
+from rlcore.data_contracts.drift.sketches import sketch
 from rlcore.errors import StorageError
-from tasks.kinds.drift.page import render
-from tasks.kinds.drift.step import compare_snapshots
-from tasks.presets.data import DatasetConfig
-from tasks.presets.retrain import DriftConfig
-from tasks.steps.data import prepare_dataset
-from tasks.store.storage import read_json, write_json
+from rlcore.tasks.kinds.drift.page import render
+from rlcore.tasks.kinds.drift.step import compare_snapshots
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.retrain import DriftConfig
+from rlcore.tasks.steps.data import prepare_dataset
+from rlcore.tasks.store.storage import read_json, write_json
 from tests.tasks.steps.token_views import words_view
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"

@@ -6,7 +6,7 @@ import pandas as pd
 
 from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.promotion import Verdict
-from tasks.kinds.promote.page import render
+from rlcore.tasks.kinds.promote.page import render
 
 ACCURACY = Check(
     name="accuracy", estimate=0.05, low=0.01, high=0.09, p_value=0.00213, limit=0.0, passed=True, sentence=""

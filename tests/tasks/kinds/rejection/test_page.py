@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlcore.evaluation.intervals import Interval
 from rlcore.sampling.rejection import Yield
-from tasks.kinds.rejection.page import render
+from rlcore.tasks.kinds.rejection.page import render
 
 SUMS = Yield(
     num_prompts=10,

@@ -10,10 +10,10 @@ import pytest
 
 from rlcore.errors import DataError, RewardError
 from rlcore.sampling.rejection import REASONS, Candidate, Selection
+from rlcore.tasks.kinds.rejection.step import demonstration, require_enough
+from rlcore.tasks.steps.sampled_answers import is_usable, refuse_failing_grader
+from rlcore.tasks.store.storage import read_table
 from rlcore.types import Message, Prompt, ScoredRollout
-from tasks.kinds.rejection.step import demonstration, require_enough
-from tasks.steps.sampled_answers import is_usable, refuse_failing_grader
-from tasks.store.storage import read_table
 from tests import strategies
 
 

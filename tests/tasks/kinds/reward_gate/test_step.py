@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import DataError, NonFiniteError, StorageError
+from rlcore.tasks.kinds.reward_gate.page import render
+from rlcore.tasks.kinds.reward_gate.step import _champions_own, _unseen, _verdict, compared, margins_table
+from rlcore.tasks.presets.retrain import RetrainConfig
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import PairRow
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import write_table
+from rlcore.tasks.tracking.past import SEEN_DIGITS
 from rlcore.types import Message
-from tasks.kinds.reward_gate.page import render
-from tasks.kinds.reward_gate.step import _champions_own, _unseen, _verdict, compared, margins_table
-from tasks.presets.retrain import RetrainConfig
-from tasks.steps.prompt_hashes import prompt_hashes
-from tasks.steps.rows import PairRow
-from tasks.store.settings import Home
-from tasks.store.storage import write_table
-from tasks.tracking.past import SEEN_DIGITS
 
 
 def test_a_reward_model_must_reach_its_accuracy_agree_with_the_last_and_not_lose_to_it() -> None:

@@ -7,13 +7,13 @@ import torch
 
 from rlcore.metrics import check_names
 from rlcore.strict import build
+from rlcore.tasks.kinds.reward_model.figures import HeldOut, held_out_figures, suspects_table
+from rlcore.tasks.kinds.reward_model.page import render
+from rlcore.tasks.steps.rows import PairRow
 from rlcore.training.label_audit import Suspect
 from rlcore.training.preferences import TokenPair, different_sequences
 from rlcore.training.reward_calibration import ReliabilityBin
 from rlcore.types import Message
-from tasks.kinds.reward_model.figures import HeldOut, held_out_figures, suspects_table
-from tasks.kinds.reward_model.page import render
-from tasks.steps.rows import PairRow
 
 
 def held_out(scores: list[tuple[float, float]]) -> HeldOut:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcore.errors import StorageError, TrainingError
-from tasks.kinds.reward_model.step import _require_accuracy, run_reward_model
+from rlcore.tasks.kinds.reward_model.step import _require_accuracy, run_reward_model
 
 
 def test_a_start_that_is_not_the_sealed_one_is_not_trained_on(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from flows.presets import open_preset
-from flows.stages import stages
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
-from tasks.kinds.rl.parts import needed_reward_models
-from tasks.presets.stages import RlStage
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
+from rlcore.tasks.kinds.rl.parts import needed_reward_models
+from rlcore.tasks.presets.stages import RlStage
 
 
 def settings(preset: str, stage: str, *overrides: str) -> RlConfig:

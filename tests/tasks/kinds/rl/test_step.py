@@ -14,10 +14,10 @@ from rlcore.loop.rollouts import evaluate_held_out
 from rlcore.metrics import check_names
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sampling.base import SamplingParams
+from rlcore.tasks.kinds.evaluate.step import answers, sentence, summarise
+from rlcore.tasks.kinds.rl.step import seed_after
+from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.types import FailedRollout, Prompt, Rollout, Score
-from tasks.kinds.evaluate.step import answers, sentence, summarise
-from tasks.kinds.rl.step import seed_after
-from tasks.presets.evaluation import EvaluationConfig
 from tests import strategies
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from rlcore.errors import RewardError
 from rlcore.rewards.pairs import Judgement, Pair
+from rlcore.tasks.kinds.win_rate.judged_pairs import PAIRS_PER_CHUNK, Asked, judge_pairs, reasons_of
+from rlcore.tasks.steps.base import StageContext
 from rlcore.types import Message
-from tasks.kinds.win_rate.judged_pairs import PAIRS_PER_CHUNK, Asked, judge_pairs, reasons_of
-from tasks.steps.base import StageContext
 
 
 class Longer:
